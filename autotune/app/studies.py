@@ -7,7 +7,7 @@ import psutil
 from autotune.base.errors import StudyError
 from autotune.record.answer import answer_of
 from autotune.record.facts import left_out_of, origin_of
-from autotune.record.study import Study
+from autotune.record.study import LOCK_FILE, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.results.study import read_report
@@ -104,6 +104,7 @@ def state_of(study: Study) -> State:
         counts={outcome.value: count for outcome, count in history.counts.items()},
         best_samples_per_s=None if best is None else best.samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
+        substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
     )
@@ -138,9 +139,11 @@ def _is_running(study: Study) -> bool:
     Trying the lock could take it from a search that starts at this moment; so the holder is looked
     up, and a process that is younger than the file is another one of the same number.
     """
-    lock = study.folder / "lock"
+    number = study.holder()
+    if number is None:
+        return False
     try:
-        holder = psutil.Process(int(lock.read_text(encoding="utf-8")))
-        return holder.create_time() <= lock.stat().st_mtime
-    except (OSError, ValueError, psutil.Error):
+        holder = psutil.Process(number)
+        return holder.create_time() <= (study.folder / LOCK_FILE).stat().st_mtime
+    except (OSError, OverflowError, ValueError, psutil.Error):
         return False

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.kept import run_kept, scratch_folder
+from autotune.contract import read_bounded
 
 _OUT_OF_MEMORY = ("MemoryError", "allocate memory", "std::bad_alloc", "out of memory")
 _MOST_BYTES = 16 * 2**30
@@ -72,7 +73,7 @@ def ask(
                 f"{about}: {doing} ended with code {done.returncode}: {last}",
                 if_dead,
             )
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(read_bounded(answer))
     if "error" in found:
         raise JobError(f"{about}: {found['error']}", found["hint"])
     return found

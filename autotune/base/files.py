@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError, StudyError
-from autotune.contract import mode_of
+from autotune.base.private import refuse_prepared
+from autotune.contract import NotAFileError, mode_of, open_regular
 
 _HEAD_BYTES = 8192
 
@@ -17,12 +18,13 @@ def is_foreign(path: Path, marker: bytes) -> bool:
     Raises:
         OSError: The file cannot be read.
     """
-    if not path.exists():
+    try:
+        with open(open_regular(path), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
         return False
-    if not path.is_file():
+    except NotAFileError:
         return True
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
     return bool(head) and marker not in head
 
 
@@ -54,6 +56,7 @@ def write_text(
     away can have taken.
     """
     try:
+        refuse_prepared(path.parent)
         if makes_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))

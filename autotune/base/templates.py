@@ -19,19 +19,25 @@ from types import TracebackType
 from typing import Any
 
 from jinja2 import (
-    FileSystemLoader,
+    BaseLoader,
+    Environment,
     StrictUndefined,
     Template,
     TemplateNotFound,
     TemplateSyntaxError,
     Undefined,
 )
+from jinja2.loaders import split_template_path
 from jinja2.sandbox import SandboxedEnvironment
 
 from autotune.base.data import data_folder
 from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
 from autotune.base.units import format_bytes
+from autotune.contract import read_bounded
+
+MAX_TEMPLATE_BYTES = 2**20
+"""Largest template: a hundred times the largest that is shipped."""
 
 
 class Encoded(str):
@@ -129,12 +135,29 @@ def canonical_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
+class _Loader(BaseLoader):
+    """Reads templates of the first folder that has one; what is no file is never opened."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(folders)
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool] | None]:
+        parts = split_template_path(template)
+        for folder in self._folders:
+            path = folder.joinpath(*parts)
+            if os.path.lexists(path):
+                return read_bounded(path, MAX_TEMPLATE_BYTES).decode("utf-8"), str(path), None
+        raise TemplateNotFound(template)
+
+
 class _StrictEnvironment(SandboxedEnvironment):
     """Refuses undefined names, unsafe attributes, and values that no filter has encoded."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         super().__init__(
-            loader=FileSystemLoader([str(folder) for folder in folders]),
+            loader=_Loader(folders),
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -25,7 +25,7 @@ _BYTES_PER_S_PER_UNIT = {
 }
 """A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z/]*)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
 
 
 def parse_bytes(text: str | int, *, where: str) -> int:

@@ -1,6 +1,13 @@
-"""Reading a user's YAML: data only, and strictly."""
+"""Reading a user's YAML, and writing ours: data only, and strictly.
 
+What autotune alone reads (`read_yaml`) is YAML 1.2, by its core schema: 010 is ten, 0o10 is eight,
+1e3 is a number, and on, off, yes, no and dates are text. What another program reads is parsed as
+that program does (`parse_yaml`): by PyYAML, which follows YAML 1.1.
+"""
+
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +15,7 @@ import yaml
 
 from autotune.base.errors import JobError
 from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
-from autotune.contract import read_bounded
+from autotune.contract import NotAFileError, read_bounded
 
 MAX_FILE_BYTES = 1_000_000
 _MAX_NUMBER_BITS = 4096
@@ -23,12 +30,18 @@ def _at(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without what hides mistakes or explodes: no aliases, no key twice."""
+    """YAML without what hides mistakes or explodes: no aliases, no key twice, no great depth."""
+
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise _at("aliases are not allowed: write the value out", self.get_mark())
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError
         node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -68,27 +81,146 @@ _ExponentLoader.add_implicit_resolver(
 )
 
 
+_TAG = "tag:yaml.org,2002:"
+_CORE = {
+    f"{_TAG}null": (re.compile(r"(?:null|Null|NULL|~|)$"), ["n", "N", "~", ""]),
+    f"{_TAG}bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    f"{_TAG}int": (
+        re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+        list("-+0123456789"),
+    ),
+    f"{_TAG}float": (
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        list("-+.0123456789"),
+    ),
+}
+"""Tag -> which plain text it is, and how that begins.
+
+Source: YAML 1.2.2, 10.3.2 (tag resolution of the core schema)."""
+_OF_STRUCTURE = {f"{_TAG}{kind}" for kind in ("str", "seq", "map")}
+
+
+class _CoreLoader(_StrictLoader):
+    """YAML 1.2, of which the core schema and no other tag."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        if node is not None and node.tag not in _CORE and node.tag not in _OF_STRUCTURE:
+            raise _at(f"the tag {node.tag[:60]!r} is not allowed", node.start_mark)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):  # such as 16 and 0x10
+            raise _at("two keys of this section mean the same", node.start_mark)
+        return found
+
+    def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
+        return self._text_of(node, "bool").lower() == "true"
+
+    def construct_yaml_null(self, node: yaml.ScalarNode) -> None:
+        self._text_of(node, "null")
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = self._text_of(node, "int")
+        if len(text) > _MAX_NUMBER_BITS:  # longer ones take ever longer
+            raise _at("no number is so long", node.start_mark)
+        value = _number(text)
+        if isinstance(value, float) or value.bit_length() > _MAX_NUMBER_BITS:
+            raise _at("no number is so long", node.start_mark)
+        return value
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        text = self._text_of(node, "float")
+        value = float(_number(text))
+        if math.isinf(value) and "." not in text[:2]:
+            raise _at("no number is so large", node.start_mark)
+        return value
+
+    def _text_of(self, node: yaml.ScalarNode, kind: str) -> str:
+        text = str(self.construct_scalar(node))
+        if not _CORE[_TAG + kind][0].match(text):
+            raise _at(f"{text[:60]!r} is no {kind} of YAML 1.2", node.start_mark)
+        return text
+
+
+_CoreLoader.yaml_implicit_resolvers = {}
+_CoreLoader.yaml_constructors = {
+    tag: make
+    for tag, make in _StrictLoader.yaml_constructors.items()
+    if tag is None or tag in _OF_STRUCTURE
+}
+for _kind in ("null", "bool", "int", "float"):
+    _CoreLoader.add_implicit_resolver(_TAG + _kind, *_CORE[_TAG + _kind])
+    _CoreLoader.add_constructor(_TAG + _kind, getattr(_CoreLoader, f"construct_yaml_{_kind}"))
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what `read_yaml` reads back, and a reader of YAML 1.1 too.
+
+    Text that either would take for something else stands in quotes, and nothing is an alias.
+    """
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """All of it: our loader refuses aliases."""
+        return True
+
+
+for _tag, (_pattern, _first) in _CORE.items():
+    Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """Data as YAML that `read_yaml` reads back the same."""
+    text: str = yaml.dump(dict(data), Dumper=Dumper, sort_keys=False)
+    return text
+
+
+def number_of(text: str) -> int | float | None:
+    """The number that a text is to YAML 1.2; None where it is none, or has no end."""
+    if len(text) > _MAX_NUMBER_BITS:
+        return None
+    if not any(_CORE[_TAG + kind][0].match(text) for kind in ("int", "float")):
+        return None
+    return _number(text)
+
+
+def _number(text: str) -> int | float:
+    """The number that a text is, which is one; too many digits make it a float."""
+    if text[:2] in ("0o", "0x"):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    unsigned = text.lstrip("+-").lower()
+    if unsigned in (".inf", ".nan"):
+        return float(text.replace(".", ""))
+    if unsigned.isdecimal() and len(unsigned) <= _MAX_NUMBER_BITS:
+        return int(text)
+    return float(text)
+
+
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
-    """Read a YAML mapping; the hint says what such a file should hold.
+    """Read a YAML mapping of ours, by YAML 1.2; the hint says what such a file should hold.
 
     Raises:
         JobError: The file cannot be read, is too large or not YAML, has a key twice or an alias,
             or does not hold a mapping.
     """
     try:
-        data = read_bounded(path)
-        if len(data) > MAX_FILE_BYTES:
-            raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", hint)
-        text = data.decode("utf-8")
+        text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
-    return parse_yaml(text, path, hint=hint)
+        said = getattr(error, "strerror", None) or error
+        if isinstance(error, NotAFileError):
+            raise JobError(f"{path}: {said}", "name a YAML file") from error
+        raise JobError(f"{path}: cannot be read: {said}", "name a readable YAML file") from error
+    return _mapping(text, path, _CoreLoader, hint)
 
 
 def parse_yaml(
     text: str, path: Path, *, hint: str = HINT, reads_exponents: bool = False
 ) -> dict[str, Any]:
-    """The mapping that a YAML text holds; the path and the hint are for the error.
+    """The mapping that a YAML text of another program's holds; path and hint are for the error.
 
     Args:
         text: One document.
@@ -101,8 +233,11 @@ def parse_yaml(
         JobError: It is not YAML, has a key twice or an alias, is nested too deep, or is no
             mapping.
     """
+    return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, hint)
+
+
+def _mapping(text: str, path: Path, loader: type[_StrictLoader], hint: str) -> dict[str, Any]:
     try:
-        loader = _ExponentLoader if reads_exponents else _StrictLoader
         data = loader(text).get_single_data()
     except RecursionError as error:
         raise _too_deep(path) from error
@@ -123,14 +258,58 @@ def parse_yaml(
 
 
 def refuse_switch(value: Any) -> Any:
-    """A value that is no number by accident: YAML reads yes, no, on and off as true and false.
+    """A value that is no number by accident.
 
     Raises:
         ValueError: It is true or false, which would count as 1 or 0.
     """
     if isinstance(value, bool):
-        raise ValueError("should not be true or false (in YAML also yes, no, on, off)")
+        raise ValueError("should not be true or false")
     return value
+
+
+def refuse_other_spelling(value: Any) -> Any:
+    """A value for a number: text only as YAML 1.2 spells numbers (pydantic takes more).
+
+    Raises:
+        ValueError: As `refuse_switch`; or it is text that is no such number.
+    """
+    if isinstance(value, str) and number_of(value.strip()) is None:
+        raise ValueError(f"should be a number{spelled_otherwise(value)}")
+    return refuse_switch(value)
+
+
+def only_switch(value: Any) -> bool:
+    """A value for true or false: nothing else counts as one.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"should be true or false{spelled_otherwise(value)}")
+
+
+def spelled_otherwise(value: Any) -> str:
+    """How to write what somebody wrote as YAML 1.1 has it; empty where that is no riddle."""
+    if not isinstance(value, str):
+        return ""
+    text = value.strip()
+    switch = _SWITCHES.get(text.lower())
+    if switch is not None:
+        return f": {text} is text in YAML 1.2, write {switch}"
+    if _SEPARATED.fullmatch(text):
+        return f": write it without underscores, as {text.replace('_', '')}"
+    if _SIXTIES.fullmatch(text):
+        return ": YAML 1.2 knows no numbers to the base of sixty, write it out"
+    return ""
+
+
+_SWITCHES = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(
+    ("no", "off", "n", "false"), "false"
+)
+_SEPARATED = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?", re.ASCII)
+_SIXTIES = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", re.ASCII)
 
 
 def _too_deep(path: Path) -> JobError:

@@ -14,6 +14,8 @@ from autotune.cli.base import (
     Dialect,
     JobPath,
     Json,
+    TrustJob,
+    agreed_job,
     cli,
     print_files,
     print_json,
@@ -43,6 +45,10 @@ def probe(
         str | None,
         typer.Option(help="HOST:PORT of node 0, where they meet, by the network to measure."),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the nodes' secret, readable by you alone."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write, for --accelerators.")] = Path(
         "hardware.yaml"
     ),
@@ -58,15 +64,15 @@ def probe(
     """Measure the devices and the links between them.
 
     The file goes to --accelerators of search, plan, explain and estimate. Devices and links that
-    are slower than others are warned of. Several nodes know each other by a secret in
-    AUTOTUNE_TOKEN.
+    are slower than others are warned of. Several nodes know each other by a secret, in
+    AUTOTUNE_TOKEN or a file; `openssl rand -hex 16` prints one.
     """
     from autotune.app.probe import probe_machine
     from autotune.probe.hardware_file import write_hardware
     from autotune.probe.nodes import nodes_of
     from autotune.report.terminal.probe import print_probe
 
-    place = nodes_of(nodes, node_rank, master)
+    place = nodes_of(nodes, node_rank, master, token_file)
     if place is not None:
         say(
             f"node {place.rank} of {place.count}; they meet on port {place.port} of "
@@ -94,6 +100,7 @@ EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatro
 def _job_flags(
     *,
     job: JobPath = None,
+    trust_job: TrustJob = False,
     model: Annotated[
         str | None, typer.Option(help="Preset, Hugging Face folder or config.json.")
     ] = None,
@@ -142,7 +149,9 @@ def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "
     from autotune.planning.outlook import FleetWishes
 
     flags = dict(job)
-    outlook = open_outlook(flags.pop("job", None), flags, FleetWishes(**fleet), engine=engine)
+    job_file, is_trusted = flags.pop("job", None), flags.pop("trust_job")
+    agreed = agreed_job(job_file, flags, is_trusted=is_trusted)
+    outlook = open_outlook(job_file, flags, FleetWishes(**fleet), engine=engine, agreed=agreed)
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
@@ -265,7 +274,7 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        about_one = settings or job or engine != DEFAULT_ENGINE or trace
+        about_one = settings or job != {"trust_job": False} or engine != DEFAULT_ENGINE or trace
         if about_one or fleet.keys() - {"accelerators"}:
             raise JobError(
                 "--rows: its rows say what is estimated",

@@ -8,6 +8,8 @@ import dataclasses
 import errno
 import json
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -23,6 +25,17 @@ _MAX_INT = 2**63 - 1
 """Largest whole number of the table, and of whatever else counts in 64 bits."""
 MAX_FILE_BYTES = 64 * 2**20
 """Largest file that is read whole; a soak of days leaves reports of a few of these bytes."""
+_HANDED = re.compile(r"/dev/stdin|/dev/fd/[0-9]{1,9}|/proc/(self|[0-9]{1,9})/fd/[0-9]{1,9}")
+"""Pipes that a shell hands over, such as `<(command)`: they end. One with a name of its own may
+have no writer."""
+_COUNT = re.compile("[0-9]{1,8}")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 _MAX_FIGURE = 1e30
 """Largest time, rate or number of bytes; a larger one comes of damage, and its square may
@@ -52,6 +65,14 @@ class ContractError(ValueError):
     """A spec, report or result file is missing, cut short, or of another schema."""
 
 
+class NotAFileError(OSError):
+    """A folder, a pipe, a socket or a device stands where a file should: nothing is read there."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no file")
+        super().__init__(errno.EINVAL, f"is {kind}, not a file", str(path))
+
+
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a part.
 
@@ -77,24 +98,72 @@ def mode_of(path: Path) -> int:
 
     A file that is there keeps its own, a new one is as readable as its neighbours.
     """
-    if path.exists():
-        return path.stat().st_mode
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(mode := path.stat().st_mode):
+            return mode & 0o777
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
 
 
-def read_bounded(path: Path) -> bytes:
-    """What a file holds; a link to a device may have no end.
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file by; nothing else is opened, so that nobody waits or wakes it.
+
+    A pipe that a shell hands over is taken for one.
 
     Raises:
-        OSError: It cannot be read, or is larger than `MAX_FILE_BYTES`.
+        NotAFileError: It is a folder, a pipe, a socket or a device.
+        OSError: It cannot be opened.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    is_handed = _HANDED.fullmatch(str(path)) is not None
+    _check_kind(path, os.stat(path).st_mode, is_handed=is_handed)
+    # It may be another by now: without O_NONBLOCK the opening of a pipe waits for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _check_kind(path, os.fstat(handle).st_mode, is_handed=is_handed)
+        if is_handed:
+            os.set_blocking(handle, True)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_kind(path: Path, mode: int, *, is_handed: bool) -> None:
+    if not (stat.S_ISREG(mode) or (is_handed and stat.S_ISFIFO(mode))):
+        raise NotAFileError(path, mode)
+
+
+def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """What a file holds, read as `open_regular` opens it.
+
+    Raises:
+        OSError: It cannot be read, is no file, or is larger than `most_bytes`.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            # Some files of the kernel's have no end yet: they answer nothing instead.
+            data = file.read(most_bytes + 1) or b""
+    except ValueError as error:  # a path with a zero byte
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if len(data) > most_bytes:
+        said = f"is larger than {most_bytes} bytes"
+        raise OSError(errno.EFBIG, said, str(path))
     return data
+
+
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a file, read as `read_bounded` reads it; what is not UTF-8 is replaced.
+
+    Raises:
+        OSError: As `read_bounded`.
+    """
+    return read_bounded(path, most_bytes).decode("utf-8", "replace")
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a small whole number: a few digits, from 0 to 9 alone."""
+    return _COUNT.fullmatch(text) is not None
 
 
 def read_json(path: Path) -> dict[str, Any]:

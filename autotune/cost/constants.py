@@ -119,8 +119,8 @@ def load_constants(path: Path = SHIPPED) -> Constants:
         raise JobError(f"{path}: {first['loc'][0]}: {first['msg']}", _HINT) from error
     for name, value in dataclasses.asdict(constants).items():
         most = next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)
-        # YAML reads yes and no as true and false, which would count as 1 and 0.
-        if isinstance(data[name], bool) or not _LEAST <= value <= most:
+        # True would count as 1, and text as the number that it spells.
+        if isinstance(data[name], bool | str) or not _LEAST <= value <= most:
             raise JobError(
                 f"{path}: {name}: {data[name]!r} is not allowed",
                 f"a number above 0 ({_LEAST:g} at least) and at most {most:g}",

@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
+from autotune.base.private import open_lock, refuse_prepared, user_cache
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import forecast
@@ -88,12 +89,8 @@ _FILE = TypeAdapter(_File)
 
 
 def default_file() -> Path:
-    """The user's own: `knowledge.json` in autotune's folder of the user's cache.
-
-    Source: XDG Base Directory Specification, `XDG_CACHE_HOME`.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "autotune" / "knowledge.json"
+    """The user's own: `knowledge.json` in autotune's folder of the user's cache."""
+    return user_cache() / "knowledge.json"
 
 
 def study_name(folder: Path) -> str:
@@ -140,6 +137,7 @@ def keep_lessons(path: Path, study: str, lessons: Sequence[Lesson]) -> None:
         StudyError: The file cannot be read or written.
     """
     try:
+        refuse_prepared(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             others = [lesson for lesson in read_lessons(path) if lesson.study != study]
@@ -251,9 +249,12 @@ def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.nda
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock beside the file: two searches that end at once keep the lessons of both."""
-    with path.with_name(f"{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    lock = open_lock(path.with_name(f"{path.name}.lock"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _cannot_write(path: Path, error: OSError) -> StudyError:

@@ -1,5 +1,6 @@
 """The one door of all exports: the files of a dialect and its launcher, marked as ours."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
+from autotune.base.private import refuse_prepared
+from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
@@ -195,7 +198,7 @@ def write_export(
     Raises:
         RenderError: The folder cannot be written, or holds such files of somebody else's.
     """
-    theirs = [name for name in files if (folder / name).exists()]
+    theirs = [name for name in files if os.path.lexists(folder / name)]
     if theirs and not _is_ours(folder):
         raise RenderError(
             f"{folder}: holds {', '.join(theirs)}, and not from an earlier export",
@@ -203,18 +206,17 @@ def write_export(
         )
     # The marker first: it marks an export that was cut short as ours, to be replaced.
     marked = {MARKER_FILE: canonical_json(marker), **files}
+    hint = "name another folder with --out"
     try:
-        for name, text in marked.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            if path.suffix == ".sh":
-                path.chmod(0o755)
+        refuse_prepared(folder)
     except OSError as error:
-        raise RenderError(
-            f"{error.filename or folder}: cannot be written: {error.strerror}",
-            "name another folder with --out",
-        ) from error
+        raise RenderError(f"{folder}: cannot be written: {error.strerror}", hint) from error
+    for name, text in marked.items():
+        path = folder / name
+        # In place of what is there: a link would lead to a file that is none of ours.
+        write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
+        if path.suffix == ".sh":
+            path.chmod(0o755)
     return [folder / name for name in marked]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from autotune.contract import (
     Start,
     TrialResult,
     TrialSpec,
+    open_regular,
+    read_text,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
@@ -200,7 +203,7 @@ def _stopped_at(folder: Path, rank: int) -> str:
     """Where in the code a hung rank stood, from the stacks that it was asked for."""
     path = folder / RANKS_DIR / STACKS_FILE.format(rank=rank)
     try:
-        stacks = path.read_text(encoding="utf-8", errors="replace")
+        stacks = read_text(path)
     except OSError:
         return ""
     frame = _STACK_OF_SIGNALLED_THREAD.search(stacks)
@@ -209,9 +212,8 @@ def _stopped_at(folder: Path, rank: int) -> str:
 
 def _last_error_line(log: Path) -> tuple[str, str]:
     try:
-        size = log.stat().st_size
-        with log.open("rb") as file:
-            file.seek(max(0, size - _TAIL_BYTES))
+        with open(open_regular(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "", ""
@@ -263,7 +265,7 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
     if not reports:
         return {}
     phases = {str(phase): seconds for phase, seconds in reports[0].phases_s.items()}
-    after_s = max(0.0, ending.started_at_s + ending.wall_s - reports[0].ended_at_s)
+    after_s = max(0.0, ending.wall_s - reports[0].ended_at_s)
     phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases
 

@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept, scratch_folder
-from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
+from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, read_text
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
 from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
@@ -25,11 +25,13 @@ def measure_on_ranks(
     devices: Sequence[int],
     timeout_s: float,
     interface: str = "lo",
+    variables: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
     The module ends in `autotune.trial.report_rank.report`. Devices are core numbers, or indices of
-    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface.
+    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface. They
+    get the variables beside this process's.
 
     Returns:
         What each rank wrote, in their order.
@@ -40,14 +42,19 @@ def measure_on_ranks(
     """
     with scratch_folder() as folder:
         (folder / RANKS_DIR).mkdir()
-        part = NodePart(folder=str(folder), devices=[*map(str, devices)], interface=interface)
+        part = NodePart(
+            folder=str(folder),
+            devices=[*map(str, devices)],
+            interface=interface,
+            variables=dict(variables or {}),
+        )
         _run(part, module, [accelerator, ",".join(part.devices), *arguments], timeout_s)
         files = [
             file for rank in range(len(devices)) if (file := folder / f"{rank}.json").exists()
         ]
         if missing := len(devices) - len(files):
             raise FleetError(f"{missing} of {len(devices)} ranks wrote no figures", _HINT)
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [json.loads(read_bounded(file)) for file in files]
 
 
 _HINT = "the line names the cause: a busy device, a driver, or the network interface"
@@ -81,7 +88,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
 
 
 def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
-    made = {**os.environ, TRIAL_ENV: part.folder}
+    made = {**os.environ, **part.variables, TRIAL_ENV: part.folder}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
         made["GLOO_SOCKET_IFNAME"] = part.interface
@@ -105,10 +112,11 @@ def _killed(folder: Path) -> str:
 
 def _first_failure(folder: Path) -> str:
     """What the rank that failed first said; the others fail because of it."""
-    files = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-    return files[0].read_text(encoding="utf-8") if files else ""
+    said = [read_text(file) for file in folder.glob("*.error")]
+    times = {text: when for when, _, text in (each.partition(" ") for each in said)}
+    return min(times, key=lambda text: float(times[text]), default="")
 
 
 def _said_last(errors: Path) -> str:
-    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = read_text(errors).strip().splitlines()
     return lines[-1].strip() if lines else "nothing was said"

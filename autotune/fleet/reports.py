@@ -11,6 +11,7 @@ from autotune.contract import (
     NodeReport,
     Phase,
     RankReport,
+    is_count,
     read_json,
 )
 from autotune.trial.launcher import EXIT_FILE
@@ -37,16 +38,16 @@ def exit_codes(folder: Path, node: int) -> dict[str, int]:
     """The exit codes of ranks that the launcher wrote; anything else in the file is left out."""
     with suppress(ContractError):
         codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=node))
-        return {r: code for r, code in codes.items() if r.isdecimal() and type(code) is int}
+        return {r: code for r, code in codes.items() if is_count(r) and type(code) is int}
     return {}
 
 
 def measured_span_s(
     reports: Sequence[RankReport], started_at_s: float
 ) -> tuple[float, float] | None:
-    """When the first rank's measured steps began and ended (Unix time); None: there are none.
+    """When the first rank's measured steps began and ended ; None: there are none.
 
-    Its first phase began at `started_at_s`.
+    Its first phase began at `started_at_s`, by the machine's monotonic clock, as is told here.
     """
     if not reports or not reports[0].measured_s:
         return None

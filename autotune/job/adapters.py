@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from autotune.base.yaml_file import refuse_switch
+from autotune.base.yaml_file import refuse_other_spelling
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""
@@ -57,7 +57,9 @@ class FinetuneFile(BaseModel):
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_targets)] = ALL_LINEAR
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
-    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
+    _refuse_switches = field_validator("rank", "alpha", "dropout", mode="before")(
+        refuse_other_spelling
+    )
 
     def lora(self) -> Lora:
         """With its defaults filled in: alpha is twice the rank, so that the scale is 2."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from autotune.base.errors import JobError
-from autotune.base.yaml_file import refuse_switch
+from autotune.base.yaml_file import refuse_other_spelling
 from autotune.contract import Fidelity
 from autotune.job.model_shape import ModelShape
 
@@ -23,7 +23,7 @@ class FidelityFile(BaseModel):
     layers: int | None = Field(default=None, ge=1)
     world: int | None = Field(default=None, ge=1)
 
-    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
+    _refuse_switches = field_validator("*", mode="before")(refuse_other_spelling)
 
     @model_validator(mode="before")
     @classmethod

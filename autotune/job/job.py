@@ -25,7 +25,12 @@ from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.base.units import parse_bytes, parse_seconds
-from autotune.base.yaml_file import read_yaml, refuse_switch
+from autotune.base.yaml_file import (
+    only_switch,
+    read_yaml,
+    refuse_other_spelling,
+    refuse_switch,
+)
 from autotune.contract import Fidelity
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.job.adapters import FinetuneFile, Lora
@@ -225,7 +230,16 @@ class JobFile(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
-        return value if info.field_name == "diagnose" else refuse_switch(value)
+        if info.field_name == "diagnose":
+            return only_switch(value)
+        return (refuse_other_spelling if info.field_name in _NUMBERS else refuse_switch)(value)
+
+
+_NUMBERS = {
+    *("seq_len", "global_batch", "world", "objective_floor", "trials", "patience", "gpu_hours"),
+    *("price", "head_room", "seed"),
+}
+"""Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
 
 
 def read_job_file(path: Path) -> dict[str, Any]:

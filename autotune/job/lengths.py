@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.errors import JobError
+from autotune.base.yaml_file import number_of
 from autotune.contract import read_bounded
 from autotune.trial.scripts.lengths import batch_lengths, rounded_up
 
@@ -133,6 +134,13 @@ def resolve(value: Any, folder: Path) -> Any:
     return value
 
 
+def file_of(value: Any) -> str | None:
+    """The file that the job's `lengths` names; None: it names none."""
+    if isinstance(value, Mapping):
+        value = value.get("histogram")
+    return value if isinstance(value, str) and value not in ("fixed", "packed") else None
+
+
 def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
     for length, weight in found.items():
         if type(length) is not int or not SHORTEST <= length <= _LONGEST:
@@ -161,17 +169,17 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
         if not row:
             continue
         try:
-            length, weight = int(row[0]), float(row[1])
-            if len(row) != 2:
+            length, weight = (number_of(cell.strip()) for cell in row[:2])
+            if len(row) != 2 or not isinstance(length, int) or weight is None:
                 raise ValueError
-        except (ValueError, IndexError) as error:
+            weights[length] = weights.get(length, 0.0) + float(weight)
+        except (ValueError, OverflowError) as error:
             if number == 1 and not any(letter.isdigit() for letter in "".join(row)):
                 continue
             raise JobError(
                 f"lengths: {path}: line {number}: {','.join(row)!r} is not length,count",
                 "write two numbers, such as 128,5000",
             ) from error
-        weights[length] = weights.get(length, 0.0) + weight
     if not weights:
         raise JobError(f"lengths: {path}: holds no lengths", "write lines such as 128,5000")
     return _checked(weights, where=f"{path}: ")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
+from autotune.contract import is_count
 from autotune.cost import Prediction
 from autotune.cost.constants import constants_of
 from autotune.devices.hardware import Environment
@@ -148,7 +149,7 @@ def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
 
 
 def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
-    if not value.isdecimal() or not 1 <= int(value) <= outlook.job.world:
+    if not is_count(value) or not 1 <= int(value) <= outlook.job.world:
         raise JobError(
             f"{where}: {value!r} is not a number of devices of a node",
             f"a whole number from 1 to {outlook.job.world}",

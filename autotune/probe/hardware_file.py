@@ -9,6 +9,7 @@ import yaml
 
 from autotune.base.errors import JobError
 from autotune.base.files import is_foreign, write_whole
+from autotune.base.yaml_file import Dumper
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.devices.probed import short
@@ -27,7 +28,7 @@ class Line(dict[str, Any]):
     """A mapping that stands on one line, whatever is in it."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
     """Knows `Line`."""
 
 

@@ -1,21 +1,19 @@
 """Several nodes that are measured together: where they meet, and by which interface they talk."""
 
+import dataclasses
 import ipaddress
-import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
 from autotune.base.errors import JobError
+from autotune.probe.token import read_token
 from autotune.trial.launcher import listen_on
 
-TOKEN_ENV = "AUTOTUNE_TOKEN"
-_LEAST_TOKEN = 8
-_TOKEN_HINT = (
-    "export the same secret on every node, such as one that `openssl rand -hex 16` prints once"
-)
 _HOST_HINT = "name node 0 by an address that the other nodes reach, as HOST:PORT"
 
 
@@ -30,21 +28,32 @@ class Nodes:
     port: int
     interface: str
     """Interface of this node by which it reaches that address."""
+    token: str = field(repr=False)
+    """The secret by which they know each other."""
     wait_s: float = 120.0
     """Time for the other nodes to come: people start them one after the other."""
 
+    def without_token(self) -> dict[str, Any]:
+        """Its fields but the secret, for a command line: every user of the machine reads those."""
+        found = dataclasses.asdict(self)
+        del found["token"]
+        return found
 
-def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
+
+def nodes_of(
+    count: int, rank: int | None, master: str | None, token_file: Path | None = None
+) -> Nodes | None:
     """Read what the command line says of the nodes; None where this machine is all there is.
 
     Raises:
-        JobError: A flag is missing or makes no sense, there is no token, or the address is not
-            reached from here or, on node 0, not its own.
+        JobError: A flag is missing or makes no sense, there is no token or one that can be
+            guessed, or the address is not reached from here or, on node 0, not its own.
     """
     if count < 1:
         raise JobError(f"--nodes {count}: not above zero", "how many nodes take part")
     if count == 1:
-        for flag, value in (("--node-rank", rank), ("--master", master)):
+        given = (("--node-rank", rank), ("--master", master), ("--token-file", token_file))
+        for flag, value in given:
             if value is not None:
                 raise JobError(f"{flag} {value}: with one node", "say how many with --nodes")
         return None
@@ -53,12 +62,7 @@ def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
         raise JobError(
             f"--node-rank: {said}, of {count} nodes", f"0 to {count - 1}, each on one node"
         )
-    if len(os.environ.get(TOKEN_ENV, "")) < _LEAST_TOKEN:
-        raise JobError(
-            f"{TOKEN_ENV}: not set, or shorter than {_LEAST_TOKEN} characters; nodes know each "
-            "other by it",
-            _TOKEN_HINT,
-        )
+    token = read_token(token_file)
     address, port = _resolved(master)
     if rank == 0:
         _check_own(address, port)
@@ -68,6 +72,7 @@ def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
         address=address,
         port=port,
         interface=_interface_towards(address, port),
+        token=token,
     )
 
 

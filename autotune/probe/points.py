@@ -9,6 +9,11 @@ from autotune.devices.probed import short
 
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """What the ranks do with each other, as the ranks name it."""
+KINDS = (
+    *("matmul", "stream", "fresh", "layer", "attention", "attention_both", "loss", "upload"),
+    *("download", "write", "read", "pair", *LINK_KINDS),
+)
+"""All that is measured."""
 _TIMED = ("seconds", "scatter")
 Span = Literal["node", "nodes", "all"]
 """Ranks that take part: those of one node, one of each node, or all; every such group does the
@@ -20,8 +25,7 @@ class Point:
     """One work of one size."""
 
     kind: str
-    """`matmul`, `stream`, `fresh`, `layer`, `attention`, `attention_both`, `loss`, `upload`,
-    `download`, `write`, `read`, `pair`, or one of `LINK_KINDS`."""
+    """One of `KINDS`."""
     seconds: tuple[float, ...]
     """Median of each rank that took part."""
     scatter: float

@@ -2,9 +2,10 @@
 
 All ranks measure the same at the same time, as they do in training: what one device does alone it
 may not do while the others want the same memory. WANTED is JSON: `quick`, `precisions`, `disk`, a
-folder or null, and `nodes`, as of `Nodes`, or null where this machine is all there is; of several
-nodes the first rank's answer holds those of all ranks under `reports`. An answer has a list of
-points; one is
+folder or null, and `nodes`, as of `Nodes` without its token, which is in the environment, or null
+where this machine is all there is; of several nodes the first rank's answer holds those of all
+ranks under `reports`, and under `strangers` who was turned away. An answer has a list of points;
+one is
 
     {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
 
@@ -37,6 +38,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     from autotune.probe.clock import Clock
     from autotune.probe.meeting import Meeting
     from autotune.probe.nodes import Nodes
+    from autotune.probe.token import TOKEN_ENV
 
     if accelerator == "cuda":
         torch.cuda.init()  # says in words what is wrong with the driver or the build
@@ -51,7 +53,6 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     if nodes is None:
         torch.distributed.init_process_group(backend)
     else:
-        meeting = Meeting(Nodes(**nodes), local_rank=local_rank, per_node=per_node)
         same = {
             "autotune": __version__,
             "torch": torch.__version__,
@@ -60,7 +61,13 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
             "quick": wanted["quick"],
             "nvme": wanted["disk"],
         }
-        wanted = meeting.agree(same, wanted)
+        meeting = Meeting(
+            Nodes(**nodes, token=os.environ[TOKEN_ENV]),
+            local_rank=local_rank,
+            per_node=per_node,
+            about=same,
+        )
+        wanted = meeting.agree(wanted)
         torch.distributed.init_process_group(
             backend, store=meeting.store(), rank=meeting.rank, world_size=meeting.world
         )
@@ -87,7 +94,9 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         "place": int(sys.argv[3].split(",")[local_rank]),
         "points": points,
     }
-    return report if meeting is None else {"reports": meeting.gather(report)}
+    if meeting is None:
+        return report
+    return {"reports": meeting.gather(report), "strangers": meeting.strangers()}
 
 
 def _nothing() -> None:

@@ -1,7 +1,6 @@
 """Run a probe: start the ranks, fit what they measured, and put the file together."""
 
 import dataclasses
-import datetime
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.base.clock import date_of
 from autotune.base.errors import FleetError, JobError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
@@ -20,6 +20,8 @@ from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of
 from autotune.probe.nodes import Nodes
 from autotune.probe.points import Point, points_of
+from autotune.probe.reports import check_reports
+from autotune.probe.token import TOKEN_ENV
 
 TIMEOUT_S = 300.0
 """A probe takes about a minute; longer than this, a rank hangs."""
@@ -102,7 +104,8 @@ def run_probe(
 
     Raises:
         JobError: The world is below one, or the folder is none.
-        FleetError: There are fewer devices, or a rank failed, died or hung.
+        FleetError: There are fewer devices, or a rank failed, died, hung or reported what cannot
+            be.
     """
     devices = _devices(environment, world)
     if disk is not None and not disk.is_dir():
@@ -111,7 +114,7 @@ def run_probe(
         "quick": is_quick,
         "precisions": list(environment.precisions),
         "disk": None if disk is None else str(disk.resolve()),
-        "nodes": None if nodes is None else dataclasses.asdict(nodes),
+        "nodes": None if nodes is None else nodes.without_token(),
     }
     started_s = time.monotonic()
     try:
@@ -123,6 +126,7 @@ def run_probe(
             # Nodes are waited for twice: until node 0 answers, and until all are there.
             timeout_s=timeout_s + (0.0 if nodes is None else 2.0 * nodes.wait_s),
             interface="lo" if nodes is None else nodes.interface,
+            variables={} if nodes is None else {TOKEN_ENV: nodes.token},
         )
     except FleetError as error:
         if nodes is None:
@@ -130,11 +134,13 @@ def run_probe(
         # A rank that failed counts from its own node's first.
         raise FleetError(f"on node {nodes.rank}, {error.message}", _NODES_HINT) from error
     wall_s = time.monotonic() - started_s
+    strangers: list[str] = []
     if nodes is not None:
-        reports = reports[0]["reports"]
+        strangers, reports = reports[0]["strangers"], reports[0]["reports"]
         if nodes.rank > 0:
             return None
-    n_nodes = len(reports) // world
+    n_nodes = 1 if nodes is None else nodes.count
+    check_reports(reports, world=n_nodes * world, per_node=world, most_s=wall_s)
     names = _names(reports, environment.accelerator, world)
     points = points_of(reports)
     its_class = _class_of(environment)
@@ -148,6 +154,7 @@ def run_probe(
         figures=figures,
         its_class=its_class,
         warnings=(
+            *strangers,
             *_unlike(reports, names),
             *_shares_of_few(environment, world, n_nodes),
             *beyond_nodes,
@@ -159,7 +166,7 @@ def run_probe(
                 its_class=None if is_cpu else its_class,
             ),
         ),
-        when=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
         wall_s=wall_s,
     )
 

@@ -4,33 +4,48 @@
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from autotune.base.errors import JobError, StudyError
+from autotune.base.private import PreparedError, open_lock, refuse_prepared
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.contract import (
     CONFIG_DIR,
+    COORDINATOR_ENDED,
     RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
     SPEC_FILE,
     SPEC_SCHEMA_VERSION,
     ContractError,
+    NotAFileError,
     Outcome,
     TrialResult,
     TrialSpec,
+    read_bounded,
     read_json,
+    read_text,
     to_dict,
     write_json,
 )
 from autotune.space.knob import Catalogue, knobs_of
 
+LOCK_FILE = "lock"
+"""File of a study that its coordinator holds; it names the process."""
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
+_NUMBER = re.compile("[0-9]{4,6}")
+"""Name of a trial's folder; no other can be one, however many digits it has."""
+_MAX_NUMBER = 999_999
+_LOCK_BYTES = 64
+_CONFIG_BYTES = 4 * 2**20
+"""Largest configuration file of a trial that is read back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +98,7 @@ class Study:
         """Facts of the study that no trial holds: environment, why the search stopped."""
         self.recalled_file = self.folder / "recalled.json"
         """The lessons of other studies as they were when the search began."""
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     def trial_folder(self, number: int) -> Path:
         """Folder of one trial."""
@@ -93,33 +108,49 @@ class Study:
         """Take the study for this process until it ends.
 
         Raises:
-            StudyError: Another coordinator holds it, or the folder cannot be written.
+            StudyError: Another coordinator holds it, another user prepared it, or the folder
+                cannot be written.
         """
         try:
+            for folder in (self.root, self.folder, self.trials_folder):
+                refuse_prepared(folder)
             self.trials_folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / "lock").open("a+", encoding="utf-8")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.seek(0)
-                file.truncate()
-                file.write(str(os.getpid()))
-                file.flush()
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                file.close()
-                raise StudyError(
-                    f"{self.folder}: another search holds this study (process {holder})",
-                    "wait for it, end it, or give this one its own --study NAME",
-                ) from error
+            lock = open_lock(self.folder / LOCK_FILE, 0o666)  # others may ask who searches
+        except PreparedError as error:
+            raise StudyError(
+                str(error.strerror),
+                "remove it, or name a folder that is yours with --results",
+            ) from error
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
-        self._lock = file
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise StudyError(
+                f"{self.folder}: another search holds this study (process "
+                f"{self.holder() or 'unknown'})",
+                "wait for it, end it, or give this one its own --study NAME",
+            ) from error
+        except OSError as error:
+            os.close(lock)
+            raise _cannot_write(self.folder, error) from error
+        self._lock = lock
+
+    def holder(self) -> int | None:
+        """The process that took the study last, as its lock says; None where that is damaged."""
+        try:
+            said = read_text(self.folder / LOCK_FILE, _LOCK_BYTES).strip()
+        except OSError:
+            return None
+        return int(said) if re.fullmatch("[0-9]{1,10}", said) else None
 
     def unlock(self) -> None:
         """Give the study back."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     def sweep(self) -> None:
@@ -178,10 +209,25 @@ class Study:
     def next_number(self) -> int:
         """The first number that no folder has, readable or not.
 
+        Where somebody has put a folder of the last number there is, those without a spec do not
+        count: the first number after the last spec that nothing there has for a name.
+
         Raises:
-            StudyError: The folder cannot be read.
+            StudyError: The folder cannot be read, or has all numbers.
         """
-        return max((int(folder.name) for folder in self._folders()), default=-1) + 1
+        folders = self._folders()
+        number = max((int(folder.name) for folder in folders), default=-1) + 1
+        if number > _MAX_NUMBER:
+            begun = (f for f in reversed(folders) if os.path.lexists(f / SPEC_FILE))
+            number = next((int(folder.name) for folder in begun), -1) + 1
+        while os.path.lexists(self.trial_folder(number)):
+            number += 1
+        if number > _MAX_NUMBER:
+            raise StudyError(
+                f"{self.trials_folder}: trial {number} would be beyond {_MAX_NUMBER}",
+                "give this search its own --study NAME",
+            )
+        return number
 
     def write_spec(self, spec: TrialSpec, files: dict[str, str]) -> Path:
         """Make a trial's folder with its spec and configuration files.
@@ -200,8 +246,9 @@ class Study:
             folder.mkdir()
             (folder / CONFIG_DIR).mkdir()
             for name, text in files.items():
-                (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
-            write_json(folder / SPEC_FILE, to_dict(spec))
+                clean = scrubbed_document(name, text)
+                (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
+            write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -211,7 +258,7 @@ class Study:
         files = {}
         for path in sorted((trial.folder / CONFIG_DIR).glob("*")):
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                files[path.name] = path.read_text(encoding="utf-8")
+                files[path.name] = read_bounded(path, _CONFIG_BYTES).decode("utf-8")
         return files
 
     def write_result(self, folder: Path, result: TrialResult) -> None:
@@ -222,9 +269,14 @@ class Study:
         """
         path = folder / RESULT_FILE
         try:
-            if path.exists():
-                path.replace(folder / f"{RESULT_FILE}.damaged")
-            write_json(path, to_dict(result))
+            if os.path.lexists(path):
+                damaged = folder / f"{RESULT_FILE}.damaged"
+                number = 1
+                while damaged.is_dir() or (path.is_dir() and os.path.lexists(damaged)):
+                    number += 1  # a folder takes nobody's place, and nobody takes a folder's
+                    damaged = folder / f"{RESULT_FILE}.damaged-{number}"
+                path.replace(damaged)
+            write_json(path, scrubbed(to_dict(result)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
@@ -242,13 +294,13 @@ class Study:
             StudyError: The disk is full or the folder cannot be written.
         """
         try:
-            write_json(self.state_file, state)
+            write_json(self.state_file, scrubbed(state))
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
     def _folders(self) -> list[Path]:
         try:
-            folders = [path for path in self.trials_folder.iterdir() if path.name.isdecimal()]
+            found = [path for path in self.trials_folder.iterdir() if _is_number(path.name)]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -256,7 +308,12 @@ class Study:
                 f"{self.trials_folder}: cannot be read: {error.strerror}",
                 "give this user read access to the results folder",
             ) from error
-        return sorted(folders, key=lambda path: int(path.name))
+        return sorted(found, key=lambda path: int(path.name))
+
+
+def _is_number(name: str) -> bool:
+    """Whether a trial's folder can have this name: `0007`, but not `7`, `00007` or `0007x`."""
+    return _NUMBER.fullmatch(name) is not None and f"{int(name):04d}" == name
 
 
 def lost_result(trial: Trial) -> TrialResult:
@@ -266,7 +323,7 @@ def lost_result(trial: Trial) -> TrialResult:
         role=trial.spec.identity.role,
         candidate_hash=trial.spec.identity.candidate_hash,
         outcome=Outcome.LOST,
-        evidence=trial.problem or "the coordinator ended before the trial did",
+        evidence=trial.problem or COORDINATOR_ENDED,
         evidence_source="record",
     )
 
@@ -282,7 +339,7 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
                 raise ContractError(f"its spec says {name}={value!r}: of another type")
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))
-    if not (folder / RESULT_FILE).exists():
+    if not os.path.lexists(folder / RESULT_FILE):
         return Trial(folder=folder, spec=spec, result=None)
     try:
         result = TrialResult.from_dict(_read_known(folder / RESULT_FILE, SCHEMA_VERSION))
@@ -308,9 +365,14 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
     try:
         data = read_json(path)
     except ContractError as error:
-        if path.exists() and isinstance(error.__cause__, OSError):
+        reason = error.__cause__
+        # What is no file, or far too large, is damage; the rest may be read by another user.
+        is_damage = isinstance(reason, NotAFileError) or (
+            isinstance(reason, OSError) and reason.errno == errno.EFBIG
+        )
+        if path.exists() and isinstance(reason, OSError) and not is_damage:
             raise StudyError(
-                f"{path}: cannot be read: {error.__cause__.strerror}",
+                f"{path}: cannot be read: {reason.strerror}",
                 "give this user read access to the results folder",
             ) from error
         raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.contract import KnobValue
+from autotune.contract import KnobValue, is_count
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.plans import Plans
@@ -204,7 +204,7 @@ def _chosen(path: Path, groups: Sequence[Group], wanted: str) -> Group:
         f"{n}: {group.name} ({len(group.configurations)} configurations)"
         for n, group in enumerate(groups, start=1)
     ]
-    if wanted.isdecimal() and 1 <= int(wanted) <= len(groups):
+    if is_count(wanted) and 1 <= int(wanted) <= len(groups):
         return groups[int(wanted) - 1]
     found = [g for g in groups if wanted.lower() in g.name.lower()] if wanted else list(groups)
     if len(found) == 1:

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
+from autotune.base.yaml_file import number_of, spelled_otherwise
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.job.job import DEFAULT_WORKLOAD, Job
@@ -171,7 +172,7 @@ class Knob:
         """
         typed = _read(value, self.kind)
         if typed is None:
-            said = f"{value!r} is not {_KINDS[self.kind]}"
+            said = f"{value!r} is not {_KINDS[self.kind]}{spelled_otherwise(value)}"
             raise JobError(f"{where}: {self.name}: {said}", self.menu)
         if self.pattern and re.fullmatch(self.pattern, str(typed)):
             return typed
@@ -237,10 +238,11 @@ def _read(value: object, kind: str) -> KnobValue | None:
         return None
     if isinstance(value, int) and kind == "int":
         return value
+    if isinstance(value, str):  # the shell hands over text
+        value = number_of(value.strip())
     try:
-        # YAML and the shell hand over 5e8 as text, and 5.0e8 as a float.
-        number = float(value) if isinstance(value, str | float | int) else None
-    except (ValueError, OverflowError):
+        number = float(value) if isinstance(value, float | int) else None
+    except OverflowError:
         return None
     if kind == "float":
         return number if number is not None and math.isfinite(number) else None

@@ -69,7 +69,8 @@ def without_debug_information() -> Iterator[None]:
         yield
         return
     before = os.environ["PATH"]
-    with tempfile.TemporaryDirectory(prefix="autotune-compiler-") as folder:
+    # Beside the extensions, where nobody else can write: what lies there is run.
+    with tempfile.TemporaryDirectory(prefix=".compiler-", dir=_folder()) as folder:
         script = Path(folder, "c++")
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n', encoding="utf-8")
         script.chmod(0o755)

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 
 from autotune.contract import RESULT_FILE, SPEC_FILE
 from autotune.engines.deepspeed.extensions import stale_locks
-from autotune.fleet.node.ports import ports_of_segments
+from autotune.fleet.node.ports import leases_folder, ports_of_segments
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
@@ -87,7 +86,7 @@ def digests(study: Study) -> Digests:
 
 def leased_by(pid: int) -> list[int]:
     """Ports of which a process holds the lease."""
-    folder = str(_leases())
+    folder = str(leases_folder())
     files = psutil.Process(pid).open_files()
     return [int(Path(f.path).name) for f in files if str(Path(f.path).parent) == folder]
 
@@ -95,7 +94,7 @@ def leased_by(pid: int) -> list[int]:
 def _is_leased(port: int) -> bool:
     """Whether anybody holds the lease; asking does not take it."""
     try:
-        lock = os.open(_leases() / str(port), os.O_RDWR)
+        lock = os.open(leases_folder() / str(port), os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
@@ -105,10 +104,6 @@ def _is_leased(port: int) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _leases() -> Path:
-    return Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -493,7 +493,7 @@ def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):
     """A pipe without a writer would block whoever opens it."""
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    for path, kind in ((pipe, "a device or a pipe"), (Path("/dev/zero"), "a device or a pipe")):
+    for path, kind in ((pipe, "a named pipe"), (Path("/dev/zero"), "a device")):
         with pytest.raises(RenderError, match=kind):
             read_source(path)
     with pytest.raises(RenderError, match="is a folder"):

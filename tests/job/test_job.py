@@ -106,7 +106,7 @@ def test_paths_in_a_job_are_relative_to_its_folder(
     ],
 )
 def test_yes_and_no_are_no_numbers(change: dict[str, Any]) -> None:
-    assert "should not be true or false (in YAML also yes" in complaint(**change).message
+    assert "should not be true or false" in complaint(**change).message
 
 
 def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
@@ -115,7 +115,7 @@ def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
     assert "a number from 2" in error.hint
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1:" + "59:" * 3000 + "59"])
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "9" * 5000], ids=len)
 def test_a_number_that_python_will_not_print_is_refused(tmp_path, number):
     path = tmp_path / "job.yaml"
     path.write_text(f"model: gpt2\nseed: {number}\n")

@@ -6,10 +6,11 @@ import psutil
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.probe.nodes import TOKEN_ENV, nodes_of
+from autotune.probe.nodes import Nodes, nodes_of
+from autotune.probe.token import TOKEN_ENV
 from autotune.trial.launcher import listen_on
 
-TOKEN = "0123456789abcdef"
+TOKEN = "e3b7a91c5d20f846b1a7c2"
 
 
 def own_address() -> tuple[str, str]:
@@ -65,6 +66,12 @@ def test_what_makes_no_sense_is_named(
         nodes_of(count, rank, master)
     assert said in refused.value.message
     assert refused.value.hint
+
+
+def test_the_secret_is_not_among_what_goes_to_a_command_line() -> None:
+    place = Nodes(count=2, rank=1, address="10.0.0.1", port=1, interface="lo", token=TOKEN)
+    assert TOKEN not in f"{place}{place.without_token()}"
+    assert Nodes(**place.without_token(), token=TOKEN) == place
 
 
 @pytest.mark.parametrize("token", [None, "", "tiny12"])

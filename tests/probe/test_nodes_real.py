@@ -14,15 +14,14 @@ import yaml
 
 from autotune.base.errors import ExitCode
 from autotune.devices.accelerators import read_accelerators
-from autotune.fleet.node.processes import processes_of
-from autotune.probe.nodes import TOKEN_ENV
+from autotune.probe.token import TOKEN_ENV
 from tests.cli.test_cli import autotune
 from tests.namespaces import FIRST_ADDRESS, RATE_MBIT, Cable, ended, needs_namespaces, two_nodes
 from tests.trials import wait_until
 
 pytestmark = [pytest.mark.real, needs_namespaces]
 PORT = 29400
-TOKEN = "a token of both"
+TOKEN = "e3b7a91c5d20f846b1a7c2"
 
 
 @pytest.fixture
@@ -37,13 +36,14 @@ def start(cable: Cable, rank: int, *flags: str) -> subprocess.Popen[str]:
     return cable.start(rank, [*probe, *nodes, *flags], **{TOKEN_ENV: TOKEN})
 
 
-def ranks_below(folder: Path) -> list[psutil.Process]:
-    """Ranks of probes whose files are below a folder."""
+def ranks_of(node: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Ranks that a node has started."""
     found = []
-    for process in processes_of(folder):
-        with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
-                found.append(process)
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(node.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "RANK" in process.environ():
+                    found.append(process)
     return found
 
 
@@ -106,10 +106,11 @@ def step_of_two_nodes(accelerators: Path, folder: Path) -> float:
 def test_a_node_that_dies_ends_the_others_with_a_reason(cable: Cable, tmp_path: Path) -> None:
     nodes = [start(cable, 0), start(cable, 1)]
     wait_until(
-        lambda: any(map(measures_with_others, ranks_below(tmp_path / "node1"))),
+        lambda: any(map(measures_with_others, ranks_of(nodes[1]))),
         "the nodes did not meet",
     )
-    (rank,) = ranks_below(tmp_path / "node1")
+    (rank,) = ranks_of(nodes[1])
+    others = ranks_of(nodes[0])
     rank.kill()
     first, second = ended(*nodes)
     assert [first[0], second[0]] == [ExitCode.FLEET_UNAVAILABLE] * 2
@@ -117,4 +118,4 @@ def test_a_node_that_dies_ends_the_others_with_a_reason(cable: Cable, tmp_path: 
     assert "rank 0: " in first[2]
     assert "Traceback" not in first[2] + second[2]
     assert not (tmp_path / "node0" / "hardware.yaml").exists()
-    assert processes_of(tmp_path) == []
+    assert not [process for process in (rank, *others) if process.is_running()]

@@ -52,7 +52,7 @@ def values(path, knob="micro_batch"):
         ("micro_batch: {range: [2, 8, 3]}", (2, 5, 8)),
         ("micro_batch: {range: [2, 9, 3]}", (2, 5, 8)),
         ("micro_batch: {values: {range: [2, 8, 2]}}", (2, 4, 6, 8)),
-        ("micro_batch: [1e1, 2.0e+1, 3_0]", (10, 20, 30)),
+        ("micro_batch: [1e1, 2.0e+1, 030]", (10, 20, 30)),
     ],
 )
 def test_values_can_be_written_in_several_ways(written, text, expected):
@@ -242,7 +242,7 @@ def test_the_grid_has_every_run_once(written):
     path = written(
         "zero.stage: [0, 1]\n"
         "  micro_batch: [1, 2]\n"
-        "  reduce_bucket_size: [100_000, 500_000_000, 600_000_000]\n"
+        "  reduce_bucket_size: [100000, 5e8, 6e8]\n"
         "  stage3.prefetch_bucket_size: [0, 1000]"
     )
     found = list(grid(load_space(path, KNOBS), CONTEXT))

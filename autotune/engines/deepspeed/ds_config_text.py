@@ -1,10 +1,8 @@
 """The text of a user's configuration: read within bounds, and parsed as DeepSpeed parses it."""
 
+import errno
 import json
 import math
-import os
-import re
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, NoReturn
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
+from autotune.contract import NotAFileError, read_bounded
 
 BYTE_ORDER_MARK = "\ufeff"
 """Mark that some editors put before a text; DeepSpeed skips it."""
@@ -24,10 +23,6 @@ MAX_BYTES = 4 * 2**20
 
 _MAX_HJSON_CHARACTERS = 2**18
 """Longest text that is tried as Hjson: its reader takes seconds for a megabyte."""
-
-_HANDED = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
-"""Pipes that a shell hands over, such as `<(command)`: they end. One with a name of its own may
-have no writer."""
 
 
 def read_text(path: Path) -> str:
@@ -43,14 +38,15 @@ def read_text(path: Path) -> str:
     try:
         data = _read(path)
         if len(data) > MAX_BYTES:
-            raise RenderError(
-                f"{path}: larger than {MAX_BYTES // 2**20} MiB: no DeepSpeed configuration is",
-                "name the configuration itself",
-            )
+            raise _too_large(path)
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RenderError(f"{path}: is no text in UTF-8", "name a ds_config.json") from error
+    except NotAFileError as error:
+        raise RenderError(f"{path}: {error.strerror}", "name a ds_config.json") from error
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _too_large(path) from error
         said = error.strerror or error
         raise RenderError(
             f"{path}: cannot be read: {said}", "name a file that is there"
@@ -100,21 +96,18 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
     raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
 
 
+def _too_large(path: Path) -> RenderError:
+    return RenderError(
+        f"{path}: larger than {MAX_BYTES // 2**20} MiB: no DeepSpeed configuration is",
+        "name the configuration itself",
+    )
+
+
 def _read(path: Path) -> bytes:
-    """One byte more than is allowed, at most."""
+    """What a file or standard input holds; of the latter one byte more than is allowed."""
     if path == STANDARD_INPUT:
         return sys.stdin.buffer.read(MAX_BYTES + 1)
-    # Without O_NONBLOCK the opening of a pipe waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
-    if not (stat.S_ISREG(mode) or is_handed):
-        os.close(descriptor)
-        kind = "folder" if stat.S_ISDIR(mode) else "device or a pipe"
-        raise RenderError(f"{path}: is a {kind}, not a file", "name a ds_config.json")
-    os.set_blocking(descriptor, True)
-    with open(descriptor, "rb") as file:
-        return file.read(MAX_BYTES + 1)
+    return read_bounded(path, MAX_BYTES)
 
 
 class _TwiceError(Exception):

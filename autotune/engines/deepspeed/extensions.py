@@ -21,6 +21,8 @@ from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept
+from autotune.base.private import check_code_folder, open_lock, user_cache
+from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
 _NVME = ("async_io", "pin_memory")
@@ -38,8 +40,7 @@ def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.enviro
     one folder would rebuild it in the middle of each other's trials.
     """
     named = variables.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(named) if named else cache / "autotune" / "extensions"
+    root = Path(named) if named else user_cache(variables) / "extensions"
     key = [
         _location("torch"),
         _location("deepspeed"),
@@ -95,13 +96,15 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
     build finds torch's lock files stale, and begins those extensions anew.
 
     Raises:
-        FleetError: A build failed; the message names its log.
+        FleetError: A build failed; the message names its log. Or the folder is another user's.
     """
     folder = extensions_folder(accelerator)
+    _check_own(folder)
     if not _missing(accelerator, nvme):
         _remove_stale_locks(accelerator, on_line)
         return
     folder.mkdir(parents=True, exist_ok=True)
+    _check_own(folder)
     with _held(folder, blocking=True) as lock:
         _remove(_lock_files(folder), on_line)
         missing = _missing(accelerator, nvme)
@@ -110,6 +113,18 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
         builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
         _wait_for(builders, folder, on_line)
+
+
+def _check_own(folder: Path) -> None:
+    """See that what is loaded is this user's own code, or root's."""
+    try:
+        with suppress(FileNotFoundError):
+            check_code_folder(folder)
+    except OSError as error:
+        raise FleetError(
+            f"DeepSpeed's extensions are loaded from {folder}: {error.strerror}",
+            "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove this one",
+        ) from error
 
 
 def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
@@ -181,7 +196,7 @@ def _wait_for(builders: dict[str, Kept], folder: Path, on_line: Callable[[str], 
                 on_line("the compiler is not interrupted half way: ending once it is done")
         if code != 0:
             log = folder / f"{name}.log"
-            lines = log.read_text(errors="replace").strip().splitlines()
+            lines = read_text(log).strip().splitlines()
             raise FleetError(
                 f"DeepSpeed's extension {name} could not be built: "
                 f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
@@ -224,7 +239,7 @@ def _open_files() -> set[str]:
 
 @contextmanager
 def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
-    lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = open_lock(folder / _LOCK_FILE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         yield lock

@@ -18,6 +18,7 @@ from autotune.contract import (
     Role,
     TrialSpec,
     parts_of,
+    read_bounded,
     read_json,
 )
 from autotune.devices.hardware import Environment
@@ -103,7 +104,7 @@ def _training_script(handout: Handout) -> str:
     """The script that the trials ran."""
     script = handout.workload.script
     try:
-        return Path(script).read_text(encoding="utf-8") if script else _script("train.py")
+        return read_bounded(Path(script)).decode("utf-8") if script else _script("train.py")
     except (OSError, ValueError) as error:
         raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
 
@@ -163,6 +164,9 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
         rows.append(("of these disturbed", text))
     if figures.baseline_samples_per_s is not None:
         rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
+    if figures.substitute_baseline:
+        text = "a substitute: the platform ended the trials of the one that was asked for"
+        rows.append(("the baseline is", text))
     if figures.speedup is not None:
         interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
         rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))

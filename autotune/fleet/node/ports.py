@@ -1,6 +1,6 @@
 """Leases ports of this node, so that trials at the same time never meet on one.
 
-A lease is a lock on a file per port in a folder that all searches of this machine share; it ends
+A lease is a lock on a file per port in a folder that all searches of this user share; it ends
 with the process that holds it. With it goes the shared memory that the ranks of an engine leave
 behind, as its driver says (`SEGMENTS`): the next trial on that port would open what it finds.
 """
@@ -8,8 +8,8 @@ behind, as its driver says (`SEGMENTS`): the next trial on that port would open 
 import fcntl
 import os
 import random
+import re
 import socket
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +17,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from autotune.base.errors import FleetError
+from autotune.base.private import open_lock, private_folder
 from autotune.trial.launcher import LOOPBACK, family_of
 
 _PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
+_PORT = re.compile("[0-9]{5}")
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -49,12 +51,16 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
             lease = _try_lease(port, address)
         except OSError as error:
             raise FleetError(
-                f"a port cannot be leased: {error}",
-                "free some space, or name a folder that you may write in TMPDIR",
+                f"a port cannot be leased: {error.strerror or error}",
+                "free some space, or name a folder that is yours alone in TMPDIR",
             ) from error
-        if lease is not None:
-            remove_segments(port, address)
+        if lease is None:
+            continue
+        remove_segments(port, address)
+        if not any(_left(port, address)):
             return lease
+        # Another user's, whose name ours would have: the ranks would open it, or fail to.
+        os.close(lease._lock)
     raise FleetError(
         f"no free port found from {_PORTS[0]} to {_PORTS[-1]}",
         "end what listens on so many ports",
@@ -63,10 +69,14 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
 
 def remove_segments(port: int, address: str = LOOPBACK) -> None:
     """Remove those of this user's ended ranks; the caller holds the port's lease."""
-    for pattern in segments_at(port, address):
-        for path in _SHARED_MEMORY.glob(pattern):
-            with suppress(OSError):
-                path.unlink()
+    for path in _left(port, address):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _left(port: int, address: str) -> list[Path]:
+    patterns = segments_at(port, address)
+    return [path for pattern in patterns for path in _SHARED_MEMORY.glob(pattern)]
 
 
 def segments_at(port: int, address: str = LOOPBACK) -> list[str]:
@@ -90,7 +100,18 @@ def ports_of_segments() -> set[int]:
         for start in _segments(LOOPBACK)
         for path in _SHARED_MEMORY.glob(f"{start}*_*")
     ]
-    return {int(port) for port in ports if port.isdecimal() and int(port) in _PORTS}
+    return {int(port) for port in ports if _PORT.fullmatch(port) and int(port) in _PORTS}
+
+
+def leases_folder() -> Path:
+    """Folder of the leases, one file per port; made where it is missing.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder = private_folder() / "ports"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _segments(address: str) -> list[str]:
@@ -108,9 +129,7 @@ def _named_by_drivers() -> list[str]:
 
 
 def _try_lease(port: int, address: str) -> PortLease | None:
-    folder = Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = open_lock(leases_folder() / str(port))
     with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_free(port, address):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.contract import Origin, Outcome
+from autotune.contract import Origin, Outcome, read_bounded
 from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
@@ -124,6 +124,7 @@ def _best(run: ComparedRun) -> dict[str, Any]:
         "speedup": speedup and speedup.ratio,
         "speedup_low": speedup and speedup.low,
         "speedup_high": speedup and speedup.high,
+        "substitute_baseline": answer is not None and answer.is_substitute,
     }
 
 
@@ -190,7 +191,7 @@ def _config_of(tried: Tried) -> str:
     texts = []
     for path in sorted(folder.glob("*")):
         try:
-            texts.append(f"{path.name}\n{path.read_text(encoding='utf-8')}")
+            texts.append(f"{path.name}\n{read_bounded(path).decode()}")
         except (OSError, UnicodeDecodeError):
             texts.append(path.name)
     return "\n".join(texts)
@@ -221,7 +222,13 @@ def _differences(runs: Sequence[ComparedRun]) -> list[str]:
         for run in runs
         if (text := describe_reduced(run.report.history))
     ]
-    return [*unmeasured, *reduced, *said.values()]
+    substitutes = [
+        f"{run.key}: its baseline is a substitute for what was asked for, whose trials the "
+        "platform ended: its gain is over that"
+        for run in runs
+        if run.report.answer is not None and run.report.answer.is_substitute
+    ]
+    return [*unmeasured, *substitutes, *reduced, *said.values()]
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

@@ -1,0 +1,172 @@
+"""Paths that others can prepare: folders that are this user's alone, locks that follow no link.
+
+Whoever may write in a folder can put a file, a link or a pipe where one of ours is expected. What
+is shared by all searches of a user lies in a folder that nobody else can write in; what a user
+names may lie anywhere, but not in what another user made in a folder that is open to everybody.
+"""
+
+import contextlib
+import errno
+import os
+import pwd
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_OF_SESSIONS = "/run/user/{user}"
+"""Folder that systemd makes for a user who has logged in; only some sessions are told of it."""
+
+
+class PreparedError(PermissionError):
+    """Another user made what stands at a path, or may replace it; `strerror` says what and who."""
+
+    def __init__(self, path: Path, said: str) -> None:
+        super().__init__(errno.EPERM, f"{path} {said}", str(path))
+
+
+def private_folder() -> Path:
+    """This user's folder for what the searches of this machine share; made where it is missing.
+
+    The first of these that is this user's alone: autotune's in `XDG_RUNTIME_DIR`, in
+    /run/user/UID, in the temporary directory, in the user's cache. Each search of a user looks in
+    the same order, so that they find the same one.
+
+    Raises:
+        OSError: There is none: nothing can be written, or others own or can change them all; it
+            is the error of the one in the temporary directory.
+    """
+    user = os.getuid()
+    runtime = [os.environ.get("XDG_RUNTIME_DIR"), _OF_SESSIONS.format(user=user)]
+    for folder in (Path(name) for name in runtime if name):
+        with contextlib.suppress(OSError):
+            if folder.is_absolute():
+                check_private(folder)
+                return _made(folder / "autotune")
+    try:
+        return _made(Path(tempfile.gettempdir(), f"autotune-{user}"))
+    except OSError as error:
+        with contextlib.suppress(OSError, RuntimeError):  # not every user has a home
+            cache = user_cache()
+            cache.mkdir(parents=True, exist_ok=True)
+            return _made(cache / "run")
+        raise error
+
+
+def user_cache(variables: Mapping[str, str] = os.environ) -> Path:
+    """Autotune's folder in the user's cache.
+
+    Source: XDG Base Directory Specification, `XDG_CACHE_HOME`.
+    """
+    base = variables.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "autotune"
+
+
+def _made(folder: Path) -> Path:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_private(folder)
+    _check_movable(folder)
+    return folder
+
+
+def check_private(folder: Path) -> None:
+    """See that a folder is one, is this user's, and that nobody else can look into it.
+
+    Raises:
+        PreparedError: It is not, or it is a link.
+        OSError: It cannot be looked at.
+    """
+    found = os.lstat(folder)
+    if stat.S_ISLNK(found.st_mode):
+        raise PreparedError(folder, f"is a link of {_owner(found)}, not a folder")
+    if not stat.S_ISDIR(found.st_mode):
+        raise PreparedError(folder, f"is no folder; it belongs to {_owner(found)}")
+    if found.st_uid != os.getuid():
+        raise PreparedError(folder, f"belongs to {_owner(found)}, not to you")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise PreparedError(folder, f"is open to others (mode {mode:o}): `chmod 700` closes it")
+
+
+def check_code_folder(folder: Path) -> None:
+    """See that nobody but this user and root decides what a folder holds: code is loaded from it.
+
+    Others of the user's group may: many systems give every user a group.
+
+    Raises:
+        PreparedError: Another user owns it or the folder around it, or everybody may write in it
+            or replace it.
+        OSError: It cannot be looked at.
+    """
+    folder = Path(os.path.realpath(folder))
+    for each in (folder, folder.parent):
+        found = os.stat(each)
+        if found.st_uid not in (os.getuid(), 0):
+            said = f"belongs to {_owner(found)}, whose code would run as you"
+            raise PreparedError(each, said)
+    if os.stat(folder).st_mode & stat.S_IWOTH:
+        raise PreparedError(folder, "is open to everybody's writing: `chmod o-w` closes it")
+    _check_movable(folder)
+
+
+def refuse_prepared(path: Path) -> None:
+    """Refuse what another user has put where everybody may write, such as into /tmp.
+
+    Where only some may write, who may is the business of those who share the folder. What is not
+    there is well.
+
+    Raises:
+        PreparedError: Another user made it, or the link that leads to it.
+        OSError: It cannot be looked at.
+    """
+    for each in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found, around = os.lstat(each), os.stat(each.parent)
+            if around.st_mode & stat.S_IWOTH and found.st_uid not in (os.getuid(), 0):
+                kind = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
+                said = f"{kind} {_owner(found)}, in a folder where everybody may write"
+                raise PreparedError(each, said)
+
+
+def _check_movable(folder: Path) -> None:
+    """See that nobody can put another folder in the place of this one."""
+    around = os.stat(folder.parent)
+    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
+        raise PreparedError(
+            folder, f"can be replaced by anybody: everybody may write in {folder.parent}"
+        )
+
+
+def open_lock(path: Path, mode: int = 0o600) -> int:
+    """A descriptor to lock a file by, and to read and write it; it is made where it is missing.
+
+    No link is followed, nothing is truncated and nobody is waited for. Whoever may read it may
+    hold it, which is why others may not (`mode`) where they need not.
+
+    Raises:
+        PreparedError: It is a link, has a second name, or is no file.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            said = "is a link, and a lock is a file: remove it"
+            raise PreparedError(path, said) from error
+        raise
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no file"
+        said = f"{what}, and belongs to {_owner(found)}: remove it"
+        raise PreparedError(path, said)
+    return handle
+
+
+def _owner(found: os.stat_result) -> str:
+    """Such as `mallory (user 1001)`."""
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(found.st_uid).pw_name} (user {found.st_uid})"
+    return f"user {found.st_uid}"

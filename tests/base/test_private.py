@@ -1,0 +1,210 @@
+"""Paths that others can prepare: what is used, what is passed over, what is refused."""
+
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from autotune.base import private
+from autotune.base.private import (
+    PreparedError,
+    check_code_folder,
+    open_lock,
+    private_folder,
+    refuse_prepared,
+)
+
+OTHER = 12_345
+is_root = pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of others")
+
+
+@pytest.fixture
+def around(tmp_path, monkeypatch):
+    """A temporary directory as every machine has one, and no other place."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    place.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(private, "_OF_SESSIONS", str(tmp_path / "run" / "{user}"))
+    return place
+
+
+def own(around: Path) -> Path:
+    return around / f"autotune-{os.getuid()}"
+
+
+def belongs_to_another(path: Path) -> None:
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+
+
+def prepare_folder(path: Path) -> None:
+    path.mkdir(mode=0o777)
+    belongs_to_another(path)
+
+
+def prepare_link(path: Path) -> None:
+    target = path.parent.parent / "target"
+    target.mkdir(mode=0o700)
+    path.symlink_to(target)
+
+
+PREPARED = {
+    "a folder of another": prepare_folder,
+    "a link to a folder of ours": prepare_link,
+    "a dangling link": lambda path: path.symlink_to(path.parent.parent / "nowhere"),
+    "a file": Path.touch,
+    "a pipe": os.mkfifo,
+    "a folder that all may look into": lambda path: path.mkdir(mode=0o755),
+    "a folder that all may write in": lambda path: (path.mkdir(), path.chmod(0o777)),
+}
+
+
+def test_the_folder_is_made_private_and_found_again(around):
+    os.umask(before := os.umask(0))
+    os.umask(0)
+    try:
+        found = private_folder()
+    finally:
+        os.umask(before)
+    assert found == own(around) == private_folder()
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+
+
+@is_root
+@pytest.mark.parametrize("kind", PREPARED)
+def test_what_others_have_prepared_is_passed_over(around, tmp_path, kind):
+    PREPARED[kind](own(around))
+    before = sorted(str(path) for path in around.parent.rglob("*"))
+    assert private_folder() == tmp_path / "cache" / "autotune" / "run"
+    now = sorted(str(path) for path in around.parent.rglob("*") if "cache" not in path.parts)
+    assert now == before, "nothing was made where they said"
+
+
+@is_root
+def test_where_there_is_no_other_the_error_names_the_owner(around, monkeypatch, tmp_path):
+    prepare_folder(own(around))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
+    with pytest.raises(PreparedError, match=rf"belongs to user {OTHER}, not to you"):
+        private_folder()
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_used"), [(0o700, True), (0o755, False), (0o777, False), (0o750, False)]
+)
+def test_the_runtime_folder_counts_where_it_is_private(
+    around, monkeypatch, tmp_path, mode, is_used
+):
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    runtime.chmod(mode)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert private_folder() == (runtime / "autotune" if is_used else own(around))
+
+
+@pytest.mark.parametrize("named", ["", "relative", "/nowhere/at/all"])
+def test_a_runtime_folder_that_is_none_is_passed_over(around, monkeypatch, named):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", named)
+    assert private_folder() == own(around)
+
+
+def test_a_temporary_directory_without_its_sticky_bit_is_passed_over(around, tmp_path):
+    around.chmod(0o777)
+    assert private_folder() == tmp_path / "cache" / "autotune" / "run"
+
+
+def bound_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+NO_LOCKS = {
+    "a link to a file": lambda path, victim: path.symlink_to(victim),
+    "a dangling link": lambda path, victim: path.symlink_to(victim.with_name("new")),
+    "a link to itself": lambda path, victim: path.symlink_to(path),
+    "a second name of a file": lambda path, victim: path.hardlink_to(victim),
+    "a pipe": lambda path, victim: os.mkfifo(path),
+    "a folder": lambda path, victim: path.mkdir(),
+    "a socket": lambda path, victim: bound_socket(path),
+    "a link to a device": lambda path, victim: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_LOCKS)
+def test_a_lock_is_a_file_and_nothing_else_is_touched(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    NO_LOCKS[kind](Path("lock"), victim)
+    with pytest.raises(OSError, match="lock"):
+        open_lock(tmp_path / "lock")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_that_is_there_is_opened_as_it_is(tmp_path):
+    (tmp_path / "lock").write_text("123")
+    handle = open_lock(tmp_path / "lock")
+    assert os.read(handle, 10) == b"123"
+    os.close(handle)
+
+
+@is_root
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o1775, 0o755])
+def test_what_another_made_in_an_open_folder_is_refused(tmp_path, kind, mode):
+    place = tmp_path / "open"
+    place.mkdir()
+    path = place / "results"
+    if kind == "link":
+        (tmp_path / "target").mkdir()
+        path.symlink_to(tmp_path / "target")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+    refuse_prepared(path)
+    belongs_to_another(path)
+    place.chmod(mode)
+    if mode & stat.S_IWOTH:
+        with pytest.raises(PreparedError, match=rf"{path} .*user {OTHER}"):
+            refuse_prepared(path)
+    else:  # who may write there is the business of those who share it
+        refuse_prepared(path)
+
+
+def test_what_is_not_there_is_not_prepared(tmp_path):
+    refuse_prepared(tmp_path / "no" / "such" / "folder")
+    (tmp_path / "file").touch()
+    refuse_prepared(tmp_path / "file" / "below")
+
+
+@is_root
+def test_code_is_loaded_from_folders_of_this_user_alone(tmp_path):
+    folder = tmp_path / "root" / "digest"
+    folder.mkdir(parents=True)
+    folder.chmod(0o775)
+    check_code_folder(folder)
+    folder.chmod(0o777)
+    with pytest.raises(PreparedError, match="everybody"):
+        check_code_folder(folder)
+    folder.chmod(0o755)
+    folder.parent.chmod(0o777)
+    with pytest.raises(PreparedError, match="can be replaced by anybody"):
+        check_code_folder(folder)
+    folder.parent.chmod(0o1777)
+    check_code_folder(folder)
+    for each in (folder, folder.parent):
+        belongs_to_another(each)
+        with pytest.raises(PreparedError, match=f"belongs to user {OTHER}, whose code"):
+            check_code_folder(folder)
+        os.chown(each, 0, 0)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    belongs_to_another(folder)
+    with pytest.raises(PreparedError, match="whose code"):
+        check_code_folder(link)
