@@ -40,7 +40,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 @dataclass(kw_only=True)
-class Held:
+class HeldOutside:
     """What a rank held besides its private data, at the worst."""
 
     children_bytes: int = 0
@@ -68,7 +68,7 @@ class _Child:
 class _Rank:
     pid: int
     shared: SharedMemory
-    held: Held = field(default_factory=Held)
+    held: HeldOutside = field(default_factory=HeldOutside)
     children: dict[int, _Child] = field(default_factory=dict)
 
 
@@ -110,7 +110,7 @@ class MemoryWatch:
         """Watch a rank."""
         self._ranks[rank] = _Rank(pid=pid, shared=SharedMemory(str(pid), self._segments))
 
-    def held(self) -> Mapping[int, Held]:
+    def held(self) -> Mapping[int, HeldOutside]:
         """What each rank held besides its private data, at the worst."""
         return {rank: each.held for rank, each in self._ranks.items()}
 
