@@ -7,12 +7,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import leaves
+from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
-from autotune.check.fixes import Question, Reply, Terms, mend
+from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
@@ -309,7 +309,7 @@ def check(
         ),
         left=tuple(before) if why_not else (*mended.left, *around),
         questions=() if why_not else mended.questions,
-        unknown=tuple(sorted(".".join(path) for path in first.unknown)),
+        unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
@@ -376,7 +376,10 @@ def _look(
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
     return _Looked(
-        violations=(*huggingface.violations(config, source), *violations),
+        violations=tuple(
+            replace(one, fix=reworded(config, one.changes, one.fix))
+            for one in (*huggingface.violations(config, source), *violations)
+        ),
         unknown=frozenset(unknown),
         world=world,
         world_because=because,
