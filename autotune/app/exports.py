@@ -181,6 +181,7 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
             **shared,
             step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
+            substitute_baseline=answer.is_substitute,
         )
     if result is None or not is_figure(result):
         return None

@@ -50,6 +50,9 @@ class Places:
         for path in _paths(violation):
             if (offset := self.starts.get((*self.at, *path))) is not None:
                 return self._place(offset)
+        for path in _paths(violation) if self.at else ():  # what stands beside the section
+            if (offset := self.starts.get((*self.at[:-1], *path))) is not None:
+                return self._place(offset)
         for path in _paths(violation):
             for length in range(len(path) - 1, 0, -1):
                 if (offset := self.starts.get((*self.at, *path[:length]))) is not None:

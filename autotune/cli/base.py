@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.errors import AutotuneError, JobError
+from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.cli.quick import QuickGroup
 
 cli = typer.Typer(
@@ -74,18 +75,19 @@ JobPath = Annotated[
 
 def say(line: str) -> None:
     """Say a line of progress."""
-    PROGRESS.print(line, markup=False, highlight=False)
+    PROGRESS.print(scrubbed_text(line), markup=False, highlight=False)
 
 
 def explain(error: AutotuneError | OSError) -> None:
     """Say what is wrong and how to mend it; the traceback only where it was asked for."""
     if is_debugging():
         traceback.print_exception(error)
-    PROGRESS.print(Text(f"error: {getattr(error, 'message', error)}", style="red"))
+    message = scrubbed_text(str(getattr(error, "message", error)))
+    PROGRESS.print(Text(f"error: {message}", style="red"))
     if hint := getattr(error, "hint", ""):
-        PROGRESS.print(Text(f"  fix: {hint}"))
+        PROGRESS.print(Text(f"  fix: {scrubbed_text(hint)}"))
     for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
-        PROGRESS.print(Text(f"  also: {note}"))
+        PROGRESS.print(Text(f"  also: {scrubbed_text(note)}"))
 
 
 def refuse_several(**forms: object) -> None:
@@ -108,7 +110,7 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data for programs."""
-    sys.stdout.write(json.dumps(data, indent=indent) + "\n")
+    sys.stdout.write(json.dumps(scrubbed(data), indent=indent) + "\n")
 
 
 def takes(

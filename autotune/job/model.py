@@ -19,6 +19,7 @@ from typing import Any
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.base.nested import kind_in_words
+from autotune.base.secrecy import scrubbed
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
 from autotune.job.model_families import (
@@ -190,7 +191,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"model: {path}: holds {kind_in_words(config)}, not an object",
             "a Hugging Face config is one JSON object",
         )
-    return config
+    # No weights are asked for, so no key to them: what looks like one is neither kept nor shown.
+    clean: dict[str, Any] = scrubbed(config)
+    return clean
 
 
 def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
