@@ -81,7 +81,7 @@ def test_a_link_in_place_of_a_lease_leads_nowhere(leases, tmp_path, monkeypatch)
     for target in (victim, tmp_path / "new"):
         (leases / "20000").unlink(missing_ok=True)
         (leases / "20000").symlink_to(target)
-        with pytest.raises(FleetError, match=r"20000 is a link.*remove it"):
+        with pytest.raises(FleetError, match=r"20000 is a link, where .*remove it"):
             lease_port()
     assert victim.read_text() == "precious"
     assert not (tmp_path / "new").exists()
