@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
@@ -67,7 +68,9 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
             "name a trial of the report",
         )
     environment = _environment(facts, number)
-    job = make_job(read_job_file(study.job_file), where=str(study.job_file))
+    data = read_job_file(study.job_file)
+    refuse_code_of_others(study.job_file, data.get("model"))
+    job = make_job(data, where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
     task = Task(
         job=job, environment=environment, engine=bind_engine(job, environment), study=study
@@ -181,6 +184,7 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
             **shared,
             step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
+            substitute_baseline=answer.is_substitute,
         )
     if result is None or not is_figure(result):
         return None

@@ -19,11 +19,12 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
+from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
-from autotune.record.facts import origin_of
+from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
@@ -117,7 +118,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
-    text = dump_yaml(session.job_data)
+    text = dump_yaml(scrubbed(dict(session.job_data)))
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
     facts = {
@@ -181,7 +182,13 @@ def _origins_of(study: Study) -> set[Origin]:
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
     facts = study.read_state()
-    answer = failed_answer(error, history_of(study.read(), facts), study, origin_of(facts))
+    answer = failed_answer(
+        error,
+        history_of(study.read(), facts),
+        study,
+        origin_of(facts),
+        baseline_of(facts).passed_over,
+    )
     try:
         study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:

@@ -104,6 +104,7 @@ def state_of(study: Study) -> State:
         counts={outcome.value: count for outcome, count in history.counts.items()},
         best_samples_per_s=None if best is None else best.samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
+        substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
     )

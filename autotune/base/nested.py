@@ -1,4 +1,4 @@
-"""Nested mappings: their depth, laying one over another, reaching into one by a dotted path."""
+"""Nested mappings: their depth and leaves, one laid over another, reading by a dotted path."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,6 +48,15 @@ def look_up(config: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Path and value of everything that is no section with something in it."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, (*at, str(name)))
+    else:
+        yield at, value
 
 
 def without(config: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -6,12 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_MEMBER = re.compile(
+    r'"(?P<key>[^"\\]*)"[ \t\r\n]*:[ \t\r\n]*'
+    r'(?P<value>"[^"\\]*"|[-+.\deE]+|true|false|null)[ \t\r\n]*,?[ \t\r\n]*'
+)
+"""A key and its value, where neither has an escape or something inside, up to the next key."""
 _DECODER = json.JSONDecoder()
+_ONE_OF_A_KIND = frozenset({str, int, bool, type(None)})
+"""Types whose values are the same where Python says so."""
 _MOST_COMPARED = 100
 """Keys of one section that are looked through for the new names of others."""
 _LIKENESS = 0.6
@@ -29,8 +37,7 @@ class Edit:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
+class _Value(NamedTuple):
     """A value in the text."""
 
     start: int
@@ -40,8 +47,7 @@ class _Value:
     """Members of an object; None for anything else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Member:
+class _Member(NamedTuple):
     name: str
     start: int
     """Where its key begins."""
@@ -57,24 +63,27 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
     """
     if text.startswith(BYTE_ORDER_MARK):
         return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), wanted)
-    root = _value(text, _skip(text, 0))
-    after = spliced(text, _Json(text, root, wanted).edits())
+    after = spliced(text, _Json(text, _root(text), wanted).edits())
     assert same_data(json.loads(after), wanted), "the text says what is wanted"
     return after
 
 
 def spliced(text: str, edits: Iterable[Edit]) -> str:
     """A text after edits that do not overlap."""
-    after, at = "", 0
+    parts: list[str] = []
+    at = 0
     for edit in sorted(edits, key=lambda e: (e.start, e.end)):
-        after += text[at : edit.start] + edit.text
+        parts += (text[at : edit.start], edit.text)
         at = edit.end
-    return after + text[at:]
+    return "".join((*parts, text[at:]))
 
 
 def same_data(one: Any, other: Any) -> bool:
     """Whether two values are the same, type by type, whatever the order of keys."""
-    return plain(one) == plain(other)
+    if type(one) is type(other) and type(one) in _ONE_OF_A_KIND:
+        return bool(one == other)
+    # Most are in the same order, too, and need not be sorted.
+    return repr(one) == repr(other) or plain(one) == plain(other)
 
 
 def plain(value: Any) -> str:
@@ -111,44 +120,61 @@ def renames(gone: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]
 
 def duplicates(text: str) -> list[str]:
     """Dotted names of keys that an object of the text holds more than once."""
-    bare = text.removeprefix(BYTE_ORDER_MARK)
-    return list(_duplicates(_value(bare, _skip(bare, 0)), ""))
+    return list(_duplicates(_root(text.removeprefix(BYTE_ORDER_MARK)), ""))
 
 
 def _duplicates(value: _Value, path: str) -> Iterator[str]:
     members = value.members or ()
-    times = Counter(member.name for member in members)
-    yield from (f"{path}{name}" for name, count in times.items() if count > 1)
+    names = [member.name for member in members]
+    if len(set(names)) < len(names):
+        yield from (f"{path}{name}" for name, count in Counter(names).items() if count > 1)
     for member in members:
-        yield from _duplicates(member.value, f"{path}{member.name}.")
+        if member.value.members:
+            yield from _duplicates(member.value, f"{path}{member.name}.")
 
 
 def key_starts(text: str) -> dict[tuple[str, ...], int]:
     """Path of every key of a JSON text -> where it begins; of a key twice, the last one."""
-    skipped = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
-    return dict(_key_starts(_value(text, _skip(text, skipped)), ()))
+    bare = text.removeprefix(BYTE_ORDER_MARK)
+    starts: dict[tuple[str, ...], int] = {}
+    _collect_starts(_root(bare), (), len(text) - len(bare), starts)
+    return starts
 
 
-def _key_starts(value: _Value, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+def _collect_starts(
+    value: _Value, path: tuple[str, ...], skipped: int, starts: dict[tuple[str, ...], int]
+) -> None:
     for member in value.members or ():
         here = (*path, member.name)
-        yield here, member.start
-        yield from _key_starts(member.value, here)
+        starts[here] = member.start + skipped
+        if member.value.members:
+            _collect_starts(member.value, here, skipped, starts)
+
+
+@lru_cache(maxsize=1)
+def _root(text: str) -> _Value:
+    """The object that a text is; its places, its keys that are there twice and its edits ask."""
+    return _value(text, _skip(text, 0))
 
 
 def _value(text: str, start: int) -> _Value:
     if text[start] != "{":
-        return _Value(start=start, end=_DECODER.raw_decode(text, start)[1], members=None)
+        return _Value(start, _DECODER.raw_decode(text, start)[1], None)
     members = []
     at = _skip(text, start + 1)
     while text[at] != "}":
+        if (plain_one := _MEMBER.match(text, at)) is not None:
+            value = _Value(*plain_one.span("value"), None)
+            members.append(_Member(plain_one["key"], at, value))
+            at = plain_one.end()
+            continue
         name, after_name = _DECODER.raw_decode(text, at)
         value = _value(text, _skip(text, _skip(text, after_name) + 1))
-        members.append(_Member(name=name, start=at, value=value))
+        members.append(_Member(name, at, value))
         at = _skip(text, value.end)
         if text[at] == ",":
             at = _skip(text, at + 1)
-    return _Value(start=start, end=at + 1, members=tuple(members))
+    return _Value(start, at + 1, tuple(members))
 
 
 def _skip(text: str, at: int) -> int:
@@ -166,21 +192,19 @@ class _Json:
         """Numbers that go, as they are written; they may come again elsewhere."""
 
     def edits(self) -> Iterator[Edit]:
-        self._collect(self._root, self._wanted)
-        yield from self._of(self._root, self._wanted, depth=1)
+        data = json.loads(self._text)  # no key of it stands there twice
+        self._collect(self._root, data, self._wanted)
+        yield from self._of(self._root, data, self._wanted, depth=1)
 
-    def _collect(self, node: _Value, wanted: Any) -> None:
+    def _collect(self, node: _Value, data: Any, wanted: Any) -> None:
         """Keep the spelling of numbers below sections and keys that go: 5e8 stays 5e8."""
-        if node.members is None:
+        if node.members is None and isinstance(data, float):
             raw = self._text[node.start : node.end]
-            value = json.loads(raw)
-            if isinstance(value, float):
-                self._written.setdefault(json.dumps(value), raw)
-            return
-        for member in node.members:
+            self._written.setdefault(json.dumps(data), raw)
+        for member in node.members or ():
             there = wanted.get(member.name) if isinstance(wanted, Mapping) else None
-            if there is None or (member.value.members is not None):
-                self._collect(member.value, there)
+            if there is None or member.value.members is not None:
+                self._collect(member.value, data[member.name], there)
 
     def _member_text(self, name: str, value: Any, depth: int) -> str:
         """A new member: in one line where it fits, else a line for each of its own."""
@@ -198,10 +222,12 @@ class _Json:
         text = json.dumps(value)
         return self._written.get(text, text)
 
-    def _of(self, node: _Value, wanted: Mapping[str, Any], depth: int) -> Iterator[Edit]:
+    def _of(
+        self, node: _Value, data: Mapping[str, Any], wanted: Mapping[str, Any], depth: int
+    ) -> Iterator[Edit]:
         members = node.members or ()
         last = {member.name: member for member in members}  # JSON's last one counts
-        gone = {n: self._data(m.value) for n, m in last.items() if n not in wanted}
+        gone = {name: data[name] for name in last if name not in wanted}
         added = {name: value for name, value in wanted.items() if name not in last}
         renamed = renames(gone, added)
         for name, member in last.items():
@@ -213,21 +239,18 @@ class _Json:
                 )
             if name in wanted or name in renamed:
                 there = wanted[renamed.get(name, name)]
-                yield from self._replaced(member.value, there, depth)
+                yield from self._replaced(member.value, data[name], there, depth)
         for name in renamed.values():
             del added[name]
         going = [m for m in members if m.name in gone and last[m.name] is not m]
         going += [last[name] for name in gone if name not in renamed]
         yield from self._membership(node, going, added, depth)
 
-    def _replaced(self, node: _Value, wanted: Any, depth: int) -> Iterator[Edit]:
+    def _replaced(self, node: _Value, data: Any, wanted: Any, depth: int) -> Iterator[Edit]:
         if node.members is not None and isinstance(wanted, Mapping):
-            yield from self._of(node, wanted, depth + 1)
-        elif plain(self._data(node)) != plain(wanted):
+            yield from self._of(node, data, wanted, depth + 1)
+        elif not same_data(data, wanted):
             yield Edit(start=node.start, end=node.end, text=self._dumped(wanted))
-
-    def _data(self, node: _Value) -> Any:
-        return json.loads(self._text[node.start : node.end])
 
     def _membership(
         self, node: _Value, gone: list[_Member], added: Mapping[str, Any], depth: int

@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.nested import leaves
 from autotune.check.edit import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
@@ -386,19 +387,11 @@ def _pieces(
             if isinstance(old, Mapping):
                 yield from _pieces(old, new, path)
             elif old is _MISSING or old is None:
-                yield from ((where, old, value) for where, value in _leaves(new, path))
+                yield from ((where, old, value) for where, value in leaves(new, path))
             else:
                 yield path, old, changed({}, new)
         elif old is _MISSING or repr(old) != repr(new):
             yield path, old, new
-
-
-def _leaves(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, (*at, str(name)))
-    else:
-        yield at, value
 
 
 def _moves(gone: Sequence[tuple[KeyPath, Any]], added: Mapping[KeyPath, Any]) -> Iterator[_Move]:
@@ -407,7 +400,7 @@ def _moves(gone: Sequence[tuple[KeyPath, Any]], added: Mapping[KeyPath, Any]) ->
         if _is_read(old) and (old[-1], "gradient_clipping") not in _HEIRS:
             continue  # where it stands it says something, and elsewhere something else
         to: dict[KeyPath, KeyPath] = {}
-        for below, leaf in _leaves(value):
+        for below, leaf in leaves(value):
             if leaf is None:
                 continue  # comes along, see `_after`
             place = next(
@@ -479,7 +472,7 @@ def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
         value: Any = config
         for name in move.old:
             value = value[name]
-        nulls = [below for below, leaf in _leaves(value) if leaf is None]
+        nulls = [below for below, leaf in leaves(value) if leaf is None]
         tops = {to[: len(to) - len(b)] for b, to in move.to.items() if to[len(to) - len(b) :] == b}
         for below in nulls if len(tops) == 1 else ():
             after = _with_null(after, (*next(iter(tops)), *below))

@@ -46,8 +46,16 @@ _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("finetuning_type", "cutoff_len")), "LLaMA-Factory"),
     (frozenset(("base_model", "datasets")), "axolotl"),
+    (frozenset(("micro_batch_size",)), "axolotl"),
     (frozenset(("tuner_type",)), "ms-swift"),
     (frozenset(("train_type",)), "ms-swift"),
+    *(
+        (frozenset((name,)), "TRL")
+        for name in (
+            *("dataset_mixer", "dataset_mixture", "dataset_text_field", "completion_only_loss"),
+            *("assistant_only_loss", "max_completion_length", "num_generations", "reward_funcs"),
+        )
+    ),
 )
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
 
@@ -85,6 +93,8 @@ class ReadConfig:
     config: Mapping[str, Any]
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    is_named: bool = False
+    """Whether it is another file, which the first one names."""
     is_part: bool = False
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
@@ -95,6 +105,8 @@ class ReadConfig:
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Those of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
     world: int | None = None
     split: int = 1
@@ -120,7 +132,8 @@ def may_be_deepspeeds(path: Path) -> bool:
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """The mapping of a text: YAML by the name of its file, else JSON or Hjson.
 
-    Without a name, what begins with no brace is YAML.
+    Without a name, what begins with no brace is YAML. A ds_config in plain JSON is JSON whatever
+    its name: so its readers read it, to whom 5e8 is a number there.
 
     Raises:
         RenderError: It is none of these, too deep, or too long.
@@ -129,6 +142,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    if is_yaml and (data := _json_in_yaml(text, path)) is not None:
+        return Parsed(data=data, syntax="json")
     if is_yaml:
         if len(text) > _UNPROMISING and _WORDS.search(text) is None:
             raise NotADsConfigError(path, "no word in it is DeepSpeed's")
@@ -142,6 +157,17 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     else:
         data, is_hjson = parse_config(text, path)
     return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+
+
+def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
+    if not text.lstrip("\ufeff \r\n\t").startswith("{"):
+        return None
+    try:
+        data, is_hjson = parse_config(text, path)
+    except RenderError:
+        return None
+    is_meant = is_ds_config(data, is_json=True) and not neox.is_neox(neox.with_underscores(data))
+    return data if is_meant and not is_hjson else None
 
 
 def sections_of(
@@ -313,6 +339,11 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
         because=f"the {'.'.join(at)} key of {here.path}",
         reader=reader,
         arguments=arguments,
+        texts={
+            name: data[name]
+            for name, value in arguments.items()
+            if isinstance(data.get(name), str) and type(value) in (int, float)
+        },
     )
 
 
@@ -390,7 +421,7 @@ def _named(name: str, base: Path) -> ReadConfig:
         )
     text = read_text(path)
     found = parsed(text, path)
-    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
+    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data, is_named=True)
 
 
 def _of_swift(name: str, base: Path) -> Path:

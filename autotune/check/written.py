@@ -1,6 +1,8 @@
 """How a configuration comes back into its file: as JSON or YAML, in the words of who reads it."""
 
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from autotune.check.edit import edited, plain, same_data
@@ -75,17 +77,26 @@ def is_accelerates(source: Source) -> bool:
 def _read(source: Source) -> tuple[dict[str, Any], bool] | None:
     """The file's data, and whether 5e8 in its YAML is a number; None: it has no such section."""
     for reads_exponents in (False, True):
-        data = parsed(source.text, source.path, reads_exponents=reads_exponents).data
+        data = _data(source.text, source.path, reads_exponents)
         there: Any = data
         for name in source.at:
             there = there.get(name) if isinstance(there, Mapping) else None
-        is_there = isinstance(there, Mapping) and all(
-            name in there and same_data(there[name], value)
-            for name, value in source.config.items()
+        is_there = isinstance(there, Mapping) and (
+            same_data(there, source.config)  # of a large file faster than key by key
+            or all(
+                name in there and same_data(there[name], value)
+                for name, value in source.config.items()
+            )
         )
         if is_there or is_accelerates(source):
             return data, reads_exponents
     return None
+
+
+@lru_cache(maxsize=2)
+def _data(text: str, path: Path, reads_exponents: bool) -> dict[str, Any]:
+    """What a text holds; nobody changes it."""
+    return parsed(text, path, reads_exponents=reads_exponents).data
 
 
 def _placed(

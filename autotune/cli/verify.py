@@ -21,6 +21,7 @@ from autotune.cli.base import (
     print_json,
     say,
 )
+from autotune.cli.quick import QuickCommand
 
 if TYPE_CHECKING:
     from autotune.check.run import CheckRun
@@ -35,7 +36,7 @@ class CheckFormat(StrEnum):
     SARIF = "sarif"
 
 
-@cli.command()
+@cli.command(cls=QuickCommand)
 def check(
     files: Annotated[
         list[str],
@@ -125,7 +126,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
         print_json(reports[0] if found.is_one_file and reports else reports)
 
 
-@cli.command()
+@cli.command(cls=QuickCommand)
 def rule(
     name: Annotated[
         str | None, typer.Argument(help="Such as batch.product; without one all are listed.")

@@ -31,6 +31,7 @@ from autotune.contract.files import (
     write_json,
 )
 from autotune.contract.result import (
+    COORDINATOR_ENDED,
     Collective,
     CollectiveCalls,
     Diagnosis,
@@ -70,6 +71,7 @@ from autotune.contract.words import (
 
 __all__ = [
     "CONFIG_DIR",
+    "COORDINATOR_ENDED",
     "LIST_VARIABLES",
     "NODE_FILE",
     "PARENT_ENV",

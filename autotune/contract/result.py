@@ -156,7 +156,8 @@ class RankReport(Stored):
     phase: Phase = Phase.IMPORT
     """The phase it was in when it wrote this."""
     ended_at_s: float = 0.0
-    """Wall-clock time (Unix) of this report: the first failure is the cause of the others."""
+    """Seconds from the trial's submission to this report: the first failure is the cause of the
+    others."""
     outcome: Outcome | None = None
     """None while the rank is running."""
     evidence: str = ""
@@ -205,8 +206,7 @@ class RankReport(Stored):
         """See `Stored.check`."""
         check_figures("RankReport: step_times_s", self.step_times_s)
         check_figures("RankReport: cpu_s, measured_s", (self.cpu_s, self.measured_s), zero=True)
-        # Below 0 where somebody set the clock back.
-        check_figures("RankReport: phases_s", map(abs, self.phases_s.values()), zero=True)
+        check_figures("RankReport: phases_s", self.phases_s.values(), zero=True)
         if (seen := self.surroundings) is not None:
             check_figures("Surroundings: number of cores", [len(seen.cores)])
             times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
@@ -255,6 +255,10 @@ class NodeReport(Stored):
         check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
 
 
+COORDINATOR_ENDED = "the coordinator ended before the trial did"
+"""Evidence of a trial that nobody saw the end of; whoever resumes the study writes it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(Stored):
     """What one trial measured, or why it did not; written once, atomically, when it has ended."""
@@ -269,7 +273,8 @@ class TrialResult(Stored):
     evidence_source: str = ""
     """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
     started_at_s: float = 0.0
-    """Wall-clock time (Unix) at which the trial was submitted."""
+    """Date (Unix time) at which the trial was submitted, for people; nothing is counted by it but
+    the order of trials. 0: nobody knows."""
     wall_s: float = 0.0
     """Seconds from submission until the last process had ended."""
     start: Start = Start.COLD
@@ -320,6 +325,11 @@ class TrialResult(Stored):
     origin: Origin = Origin.MEASURED
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its coordinator ended before it did: that says nothing of its candidate."""
+        return self.outcome is Outcome.LOST and self.evidence == COORDINATOR_ENDED
 
     def check(self) -> None:
         """See `Stored.check`."""

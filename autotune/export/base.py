@@ -39,6 +39,8 @@ class MeasuredFigures:
     peak_memory_bytes: int | None = None
     """Per device, the highest of any rank."""
     baseline_samples_per_s: float | None = None
+    substitute_baseline: bool = False
+    """Whether that is another baseline than was asked for, since the platform ended that."""
     speedup: float | None = None
     """Ratio of samples/s to the baseline's; None where there is no confirmed one."""
     speedup_low: float | None = None

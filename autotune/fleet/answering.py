@@ -1,11 +1,11 @@
 """A fleet that has no devices: something else answers for them, at once."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import unix_now_s
 from autotune.base.errors import FleetError
 from autotune.contract import Origin, Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Progress
@@ -59,7 +59,7 @@ class _AnsweredTrial(Handle):
         self.folder = folder
         self.result: TrialResult | None = None
         self._answer = answer
-        self._started_at_s = time.time()
+        self._started_at_s = unix_now_s()
         self._is_cancelled = False
 
     def poll(self) -> TrialResult | None:
@@ -73,7 +73,7 @@ class _AnsweredTrial(Handle):
         return self.result
 
     def progress(self) -> Progress:
-        return Progress(phase=Phase.SPAWN, elapsed_s=time.time() - self._started_at_s)
+        return Progress(phase=Phase.SPAWN, elapsed_s=unix_now_s() - self._started_at_s)
 
     def cancel(self) -> None:
         self._is_cancelled = self.result is None

@@ -260,7 +260,7 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
     if not reports:
         return {}
     phases = {str(phase): seconds for phase, seconds in reports[0].phases_s.items()}
-    after_s = max(0.0, ending.started_at_s + ending.wall_s - reports[0].ended_at_s)
+    after_s = max(0.0, ending.wall_s - reports[0].ended_at_s)
     phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases
 

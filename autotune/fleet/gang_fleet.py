@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
@@ -176,7 +177,8 @@ class GangFleet:
             port=port,
             n_sharing=self._n_sharing,
             capacity_bytes=own.rank_memory_bytes,
-            submitted_at_s=trial.started_at_s,
+            submitted_at_s=trial.submitted_at_s,
+            submitted_on=machine(),
             variables=dict(self._transport.variables()),
         )
         self.agents[name].tell("start", part=dataclasses.asdict(part))
@@ -230,7 +232,8 @@ class GangTrial(Handle):
         self.spec = spec
         self.folder = folder
         self.gang = gang
-        self.started_at_s = time.time()
+        self.started_at_s = unix_now_s()
+        self.submitted_at_s = time.monotonic()
         self.port: int | None = None
         """Where its ranks meet; None: not known yet."""
         self.open: set[str] = set()
@@ -242,7 +245,6 @@ class GangTrial(Handle):
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
-        self._started = time.monotonic()
         self._one_ended_s: float | None = None
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
@@ -289,7 +291,7 @@ class GangTrial(Handle):
 
     def _elapsed_s(self) -> float:
         """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.submitted_at_s
 
     def _end_if_it_is_time(self) -> None:
         elapsed_s = self._elapsed_s()

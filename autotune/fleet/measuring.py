@@ -112,8 +112,9 @@ def _killed(folder: Path) -> str:
 
 def _first_failure(folder: Path) -> str:
     """What the rank that failed first said; the others fail because of it."""
-    files = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-    return read_text(files[0]) if files else ""
+    said = [read_text(file) for file in folder.glob("*.error")]
+    times = {text: when for when, _, text in (each.partition(" ") for each in said)}
+    return min(times, key=lambda text: float(times[text]), default="")
 
 
 def _said_last(errors: Path) -> str:

@@ -45,9 +45,9 @@ def exit_codes(folder: Path, node: int) -> dict[str, int]:
 def measured_span_s(
     reports: Sequence[RankReport], started_at_s: float
 ) -> tuple[float, float] | None:
-    """When the first rank's measured steps began and ended (Unix time); None: there are none.
+    """When the first rank's measured steps began and ended ; None: there are none.
 
-    Its first phase began at `started_at_s`.
+    Its first phase began at `started_at_s`, by the machine's monotonic clock, as is told here.
     """
     if not reports or not reports[0].measured_s:
         return None

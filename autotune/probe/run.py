@@ -1,7 +1,6 @@
 """Run a probe: start the ranks, fit what they measured, and put the file together."""
 
 import dataclasses
-import datetime
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.base.clock import date_of
 from autotune.base.errors import FleetError, JobError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
@@ -166,7 +166,7 @@ def run_probe(
                 its_class=None if is_cpu else its_class,
             ),
         ),
-        when=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
         wall_s=wall_s,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, KnobValue, Origin, Outcome
-from autotune.record.facts import context_of, read_fact
+from autotune.record.facts import PassedOver, context_of, read_fact
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
 
@@ -77,6 +77,8 @@ class _Ending:
     """Where the figures come from."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
+    passed_over: tuple[PassedOver, ...] = ()
+    """Candidates that the baseline was to be and is not; the first is what was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,11 @@ class SearchAnswer(_Ending):
     """The Pareto front, fastest first; None for an objective without one."""
 
     @property
+    def is_substitute(self) -> bool:
+        """Whether the baseline is another than was asked for, since the platform ended that."""
+        return self.baseline is not None and any(p.by_platform for p in self.passed_over)
+
+    @property
     def table(self) -> Path:
         """The study's table."""
         return self.study.table_file
@@ -112,7 +119,10 @@ class SearchAnswer(_Ending):
         Returns:
             `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
             `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline
-            was compared), `stop_reason`, `origin` (of the figures: see `Origin`), `problem` (null,
+            was compared), `passed_over` (what the baseline was to be and is not, the first choice
+            first: `candidate`, its `trial`, `why`, and whether the platform is to blame:
+            `by_platform`), `substitute_baseline` (whether one of those is), `stop_reason`,
+            `origin` (of the figures: see `Origin`), `problem` (null,
             or `message` and `fix`), `interrupted`, `paths`; with the Pareto objective also
             `front`, fastest first, and `rule`, which says how `best` was chosen of it.
         """
@@ -129,6 +139,8 @@ class SearchAnswer(_Ending):
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
+            "passed_over": [vars(passed) for passed in self.passed_over],
+            "substitute_baseline": self.is_substitute,
             "stop_reason": str(self.stop_reason),
             "origin": self.origin.value,
             "problem": problem and vars(problem),
@@ -199,4 +211,5 @@ class _Kept(_Ending):
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
+    substitute_baseline: bool = False
     front: list[_KeptStanding] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import DEFAULT_ENGINE
-from autotune.contract import Origin
+from autotune.contract import KnobValue, Origin
 from autotune.devices.hardware import Environment
 from autotune.job.job import ObjectiveWish
 from autotune.job.model import ModelShape
@@ -28,6 +28,52 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A candidate that the baseline was to be, and why it is not."""
+
+    candidate: dict[str, KnobValue]
+    candidate_hash: str
+    trial: int | None
+    """Number of its last trial; None: a rule refused it."""
+    why: str
+    by_platform: bool
+    """Whether it did nothing wrong: the platform ended its trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineFacts:
+    """Which candidate the search was compared with, and which it was to be."""
+
+    candidate_hash: str | None
+    """None: nothing that could be the baseline ran."""
+    passed_over: tuple[PassedOver, ...]
+    """In the order in which they were wanted; the first is what was asked for."""
+
+    @property
+    def is_substitute(self) -> bool:
+        """Whether another candidate was to be the baseline, and the platform kept it from that."""
+        return self.candidate_hash is not None and any(p.by_platform for p in self.passed_over)
+
+    def words_for(self, candidate_hash: str) -> str | None:
+        """What a candidate was to the baseline; None: nothing."""
+        for passed in self.passed_over:
+            if passed.candidate_hash == candidate_hash:
+                return f"passed over: {passed.why}"
+        if candidate_hash != self.candidate_hash:
+            return None
+        return f"substitute for {self.asked_for}" if self.is_substitute else "baseline"
+
+    @property
+    def asked_for(self) -> str:
+        """The first choice that did not become it: `trial 0`, or that a rule refused it."""
+        trial = self.passed_over[0].trial
+        return "a configuration that a rule refused" if trial is None else f"trial {trial}"
+
+
+NO_BASELINE = BaselineFacts(candidate_hash=None, passed_over=())
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Since:
     since_trial: int
 
@@ -35,6 +81,11 @@ class _Since:
 def model_of(facts: Mapping[str, Any]) -> ModelFacts | None:
     """The model."""
     return read_fact(ModelFacts, facts.get("model"))
+
+
+def baseline_of(facts: Mapping[str, Any]) -> BaselineFacts:
+    """What the search was compared with; nothing where the facts do not say."""
+    return read_fact(BaselineFacts, facts.get("baseline")) or NO_BASELINE
 
 
 def environment_of(facts: Mapping[str, Any]) -> Environment | None:

@@ -23,7 +23,14 @@ from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
-from autotune.record.facts import ModelFacts, engine_name_of, environment_at, left_out_of, model_of
+from autotune.record.facts import (
+    ModelFacts,
+    baseline_of,
+    engine_name_of,
+    environment_at,
+    left_out_of,
+    model_of,
+)
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.trial.scripts.lengths import batch_lengths, is_drawn
@@ -66,6 +73,8 @@ _IDENTITY = {
     "study": "string: name of the study's folder",
     "trial": "Int64: number of the trial, from 0; names its folder",
     "role": "string: why it was run: baseline, search, confirm (final comparison)",
+    "baseline": "string: what its candidate is to the baseline: baseline, a substitute for "
+    "another whose trials the platform ended, or passed over and why; empty: nothing",
     "confirm_round": "Int64: round of the final comparison; empty for other roles",
     "retry_of": "Int64: number of the trial that it repeats after a platform fault",
     "repeat_of": "Int64: number of the disturbed trial that it repeats",
@@ -229,6 +238,9 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         if t.spec.identity.number not in left_out and t.spec.identity.fidelity is None
     )
     rows = {t.spec.identity.number: _row(t, study, facts, model, spread) for t in recorded.trials}
+    baseline = baseline_of(facts)
+    for row in rows.values():
+        row["baseline"] = baseline.words_for(row["candidate_hash"])
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
@@ -397,9 +409,10 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         "devices": " ".join(result.devices) or None,
         "environment": json.dumps(result.environment, sort_keys=True),
     }
-    if 0 < result.started_at_s < _YEAR_3000_S:  # of a lost trial nobody knows
-        cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
+    if result.started_at_s:  # of a lost trial nobody knows
         cells |= {"wall_s": result.wall_s, "start": result.start}
+    if 0 < result.started_at_s < _YEAR_3000_S:
+        cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
     return cells
 
 

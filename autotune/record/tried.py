@@ -10,13 +10,13 @@ import functools
 import json
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.clock import date_of
 from autotune.base.data import data_folder
 from autotune.base.errors import StudyError
 from autotune.contract import KnobValue
@@ -151,7 +151,7 @@ def run_of(
         for name, value in chosen.items():
             values.setdefault(name, set()).add(value)
     return RecordedRun(
-        date=time.strftime("%Y-%m-%d", time.gmtime(started_at_s)),
+        date=date_of(started_at_s, "%Y-%m-%d"),
         trained={name: _in_order(knobs[name], values[name]) for name in knobs if name in values},
         **hardware,
     )

@@ -1,13 +1,14 @@
 """What a search says of its record: the standings, the answer, and why nothing is feasible."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
 from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
+from autotune.record.facts import PassedOver
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
@@ -45,6 +46,7 @@ class RecordStandings:
         self,
         *,
         baseline: Candidate | None,
+        passed_over: Sequence[PassedOver],
         comparison: confirm.FinalComparison | None,
         stop_reason: StopReason,
     ) -> SearchAnswer:
@@ -74,6 +76,7 @@ class RecordStandings:
             speedup=speedup,
             front=front,
             rule="" if front is None else RULE,
+            passed_over=tuple(passed_over),
             stop_reason=stop_reason,
             interrupted=self._context.interrupt.draining,
         )
@@ -140,7 +143,11 @@ def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibl
 
 
 def failed_answer(
-    error: AutotuneError, history: History, study: Study, origin: Origin
+    error: AutotuneError,
+    history: History,
+    study: Study,
+    origin: Origin,
+    passed_over: tuple[PassedOver, ...] = (),
 ) -> SearchAnswer:
     """The answer of a search that ended without a best candidate; nothing was compared."""
     nothing = isinstance(error, NothingFeasibleError)
@@ -150,6 +157,7 @@ def failed_answer(
         counts=history.counts,
         stop_reason="nothing is feasible" if nothing else "the devices failed: search again",
         problem=Problem(message=error.message, fix=error.hint),
+        passed_over=passed_over,
     )
 
 

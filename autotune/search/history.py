@@ -1,8 +1,9 @@
 """The record as a search sees it: candidates with their trials, and what is still owed to each."""
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +14,11 @@ from autotune.space.candidate import Candidate, candidate_of
 
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""
+MAX_DEATHS = 20
+"""Deaths of the coordinator while a candidate ran that are nobody's fault. Whoever starts a search
+over and over again without a look at it would never be done with one that ends the coordinator."""
+_SET_BACK_S = 60.0
+"""Trials are submitted in the order of their numbers; less than this may be how times are told."""
 MANY_TRIALS = 6
 """Measured trials from which on a disturbed majority counts as the machine's normal state: to
 repeat each would double a search's price and find no quiet moment either."""
@@ -45,6 +51,20 @@ class Tried:
     def fault(self) -> TrialResult | None:
         """The first result that is a fault of the configuration, in any role: it would recur."""
         return next((r for r in results(self.trials) if r.outcome.is_config_fault), None)
+
+    @property
+    def given_up(self) -> str:
+        """Why it is left without a figure although it did nothing wrong; empty: it is not."""
+        if self.measured is not None or self.fault is not None or not self.is_settled:
+            return ""
+        ended = results(self.explored)
+        if charged := [result for result in ended if is_charged(result)]:
+            last = charged[-1]
+            return (
+                f"the platform ended {len(charged)} trials of it, the last ({last.number}) by "
+                f"{last.outcome}: {last.evidence}"
+            )
+        return f"the coordinator ended {len(ended)} times while it ran"
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -230,12 +250,22 @@ def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | No
 
 def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool:
     """Whether these trials of one candidate answer, or the platform failed it too often."""
-    outcomes = [result.outcome for result in results(trials)]
-    if any(outcome.is_config_fault for outcome in outcomes):
+    ended = results(trials)
+    if any(result.outcome.is_config_fault for result in ended):
         return True
-    if sum(outcome.is_platform_fault for outcome in outcomes) > MAX_RETRIES:
+    if sum(map(is_charged, ended)) > MAX_RETRIES:
+        return True
+    if sum(result.is_orphaned for result in ended) > MAX_DEATHS:
         return True
     return counting(trials) is not None and owed_repeat(trials, to_repeat) is None
+
+
+def is_charged(result: TrialResult) -> bool:
+    """Whether it counts against its candidate that the platform ended it.
+
+    The death of the coordinator does not: it ends whatever runs.
+    """
+    return result.outcome.is_platform_fault and not result.is_orphaned
 
 
 def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
@@ -247,6 +277,24 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     return total_s
 
 
-def intervals(trials: Iterable[Trial]) -> list[tuple[float, float]]:
-    """When the ended trials ran, as (start, end) in Unix seconds."""
-    return [(r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)]
+def intervals(
+    trials: Iterable[Trial], running: Mapping[int, tuple[float, float]] | None = None
+) -> list[tuple[float, float]]:
+    """When trials ran, as (start, end) in Unix seconds: the ended ones, and by number the running.
+
+    A trial that began before one of a lower number shows that the clock was set back between two
+    sessions. It counts from where the record had got to, and so does what follows: taken at their
+    word, both sessions would be one.
+    """
+    told = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
+    told = {number: times for number, times in told.items() if times[0] != times[1]}
+    told |= running or {}
+    found, shift_s, begun_s, reached_s = [], 0.0, -math.inf, -math.inf
+    for number in sorted(told):
+        start, end = (time_s + shift_s for time_s in told[number])
+        if start < begun_s - _SET_BACK_S:
+            shift_s += reached_s - start
+            start, end = reached_s, end + reached_s - start
+        found.append((start, end))
+        begun_s, reached_s = start, max(reached_s, end)
+    return found

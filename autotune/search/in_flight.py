@@ -1,10 +1,10 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.contract import Outcome
 from autotune.fleet.base import Handle
@@ -70,16 +70,17 @@ class TrialsInFlight:
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
                 "one and are left out"
             )
+        self._say_given_up()
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
     def used_s(self, without: Sequence[Trial] = ()) -> float:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
-        now = time.time()
-        running = [(now - shown.elapsed_s, now) for shown in self.running()]
+        now = unix_now_s()
+        running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
         numbers = {trial.spec.identity.number for trial in without}
         counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
-        return busy_s([*intervals(counted), *running])
+        return busy_s(intervals(counted, running))
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:
         """Seconds left of the budget, as `used_s` counts them; infinity without a budget."""
@@ -138,6 +139,8 @@ class TrialsInFlight:
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()
+        if ended:
+            self._say_given_up()
         if errors:
             raise errors[0]
         for result in ended:  # only now: it may end the search, and all results are written
@@ -194,6 +197,16 @@ class TrialsInFlight:
                 f"{slot} is left out from now on: the platform ended trials of different "
                 "candidates there, one after the other, and elsewhere it did not",
             )
+
+    def _say_given_up(self) -> None:
+        """Say once which candidates are left without a figure although they did nothing wrong."""
+        for tried in self.history.tried:
+            if why := tried.given_up:
+                first = tried.trials[0].spec.identity.number
+                self._context.note_once(
+                    f"given up {tried.candidate.hash}",
+                    f"the candidate of trial {first} is left without a figure: {why}",
+                )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

@@ -11,7 +11,7 @@ from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, TrialsInFlight
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.stop import n_done
-from autotune.search.study_facts import save_facts
+from autotune.search.study_facts import save_baseline, save_facts
 
 _SNAPSHOT_S = 0.5
 
@@ -51,6 +51,7 @@ class _Search:
         self.flight.recover()
         save_facts(context, left_out=self.flight.left_out)
         self._drive(self._baseline)
+        save_baseline(study, self._baseline.candidate, self._baseline.passed_over)
         self._drive(self._proposals)
         stop = self._proposals.stop or StopReason.INTERRUPTED
         if not context.interrupt.draining:
@@ -64,6 +65,7 @@ class _Search:
         self._show(Stage.DONE)
         return self._standings.final(
             baseline=self._baseline.candidate,
+            passed_over=self._baseline.passed_over,
             comparison=None if self._comparison is None else self._comparison.planned,
             stop_reason=stop,
         )

@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from autotune.base.plugins import load_plugin
+from autotune.base.units import format_bytes
 from autotune.contract import Role
+from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
 from autotune.search.context import SearchContext
-from autotune.search.history import History, owed_repeat, results
+from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
@@ -93,12 +95,15 @@ class BaselineStage(SearchStage):
         super().__init__(context, flight)
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
+        self.passed_over: list[PassedOver] = []
+        """What it was to be before that, and why it is not."""
         self.users = None if context.users is None else context.users[1]
         """What the user's own file describes; None: there is no such file."""
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
         context, theirs = self._context, self.users
+        self.passed_over.clear()  # with more answers the same way is taken again
         try:
             if theirs is None:
                 self.candidate = _climb(context.engine.ladder(), self._runs)
@@ -118,15 +123,46 @@ class BaselineStage(SearchStage):
         context, tried = self._context, self._history.explored.find(candidate)
         # Where there is no time to repeat a disturbed trial, its result counts as it is.
         if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
-            return context.objective.figure(tried) is not None
+            if context.objective.figure(tried) is not None:
+                return True
+            self._pass_over(candidate, _why_not(tried), tried)
+            return False
         if violations := context.engine_of(candidate).judge(candidate):
             if theirs := context.job.baseline:
                 context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
+            self._pass_over(candidate, violations[0].message)
             return False
         raise _UntriedError(candidate)
 
+    def _pass_over(self, candidate: Candidate, why: str, tried: Tried | None = None) -> None:
+        passed = PassedOver(
+            candidate=dict(candidate.values),
+            candidate_hash=candidate.hash,
+            trial=None if tried is None else tried.trials[-1].spec.identity.number,
+            why=why,
+            by_platform=tried is not None and bool(tried.given_up),
+        )
+        self.passed_over.append(passed)
+        if passed.by_platform:
+            self._context.note_once(
+                f"passed over {candidate.hash}",
+                f"the baseline was to be that of trial {passed.trial}, and cannot be: {why}. "
+                "Another one is a substitute, and the answer says so",
+            )
+
     def _has_time(self) -> bool:
         return self._flight.left_s() >= (self._history.typical_s or 0.0)
+
+
+def _why_not(tried: Tried) -> str:
+    """Why a candidate whose trials are over cannot be the baseline."""
+    if said := tried.given_up:
+        return said
+    if tried.fault is not None:
+        return f"{tried.fault.outcome}: {tried.fault.evidence}"
+    peaks = [run.peak_memory_bytes for run in results(tried.trials)]
+    peak = max((each for each in peaks if each is not None), default=None)
+    return f"peak memory {format_bytes(peak)} is above what is allowed"
 
 
 class _UntriedError(Exception):

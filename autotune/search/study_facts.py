@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.devices.hardware import VERSIONED, Environment
-from autotune.record.study import Trial
+from autotune.record.facts import BaselineFacts, PassedOver
+from autotune.record.study import Study, Trial
 from autotune.search.context import SearchContext
 from autotune.search.recorded import Task
+from autotune.space.candidate import Candidate
 
 
 def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
@@ -31,8 +33,24 @@ def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
         },
         "left_out": list(left_out),
         "stop_reason": None,
+        "baseline": None,
     }
     study.write_state({**state, **facts})
+
+
+def save_baseline(
+    study: Study, candidate: Candidate | None, passed_over: Sequence[PassedOver]
+) -> None:
+    """Keep which candidate the others are compared with, and which were to be it before.
+
+    Raises:
+        StudyError: The record cannot be written.
+    """
+    found = BaselineFacts(
+        candidate_hash=None if candidate is None else candidate.hash,
+        passed_over=tuple(passed_over),
+    )
+    study.write_state({**study.read_state(), "baseline": dataclasses.asdict(found)})
 
 
 def environments_of(

@@ -1,12 +1,14 @@
 """A rank that measures the machine and trains nothing: what it found goes to one file.
 
 `python -m MODULE FOLDER ACCELERATOR DEVICES ...` under torchrun; DEVICES are core numbers where
-the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`.
+the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`,
+after the time by the machine's monotonic clock.
 """
 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +33,9 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
         found = measure(accelerator, int(os.environ["LOCAL_RANK"]))
     except Exception as error:
         text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
-        (folder / f"{rank}.error").write_text(text[:500], encoding="utf-8")
+        aside = folder / f"{rank}.error.new"  # moved, so that nobody reads a part of it
+        aside.write_text(f"{time.monotonic():.6f} {text[:500]}", encoding="utf-8")
+        aside.replace(folder / f"{rank}.error")
         os._exit(1)
     (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     os._exit(0)

@@ -13,9 +13,18 @@ class Reporter:
     """Writes `ranks/NN.json` of one rank."""
 
     def __init__(self, folder: Path, rank: int, submitted_at_s: float) -> None:
+        """Begin with the phase `spawn`.
+
+        Args:
+            folder: The trial's.
+            rank: Which of its ranks this is.
+            submitted_at_s: When the trial was submitted, by this machine's monotonic clock.
+        """
         self.report = RankReport(rank=rank, pid=os.getpid(), phase=Phase.SPAWN)
         self._path = folder / RANKS_DIR / f"{rank:02d}.json"
-        self._phase_began_s = submitted_at_s
+        # A container may have a clock of its own: no phase begins in the future.
+        self._submitted_at_s = min(submitted_at_s, time.monotonic())
+        self._phase_began_s = self._submitted_at_s
 
     def enter(self, phase: Phase) -> None:
         """End the current phase and begin another; entering the current one again does nothing."""
@@ -39,11 +48,11 @@ class Reporter:
 
     def write(self) -> None:
         """Write the report as it stands."""
-        self.report.ended_at_s = time.time()
+        self.report.ended_at_s = time.monotonic() - self._submitted_at_s
         write_json(self._path, to_dict(self.report))
 
     def _close_phase(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         phases = self.report.phases_s
         phases[self.report.phase] = phases.get(self.report.phase, 0.0) + now - self._phase_began_s
         self._phase_began_s = now

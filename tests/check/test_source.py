@@ -75,6 +75,58 @@ def test_the_accelerate_file_that_goes_with_a_configuration(tmp_path):
         assert source.mixed_precision == "bf16"
 
 
+JSON_AS_YAML = """{
+  "train_batch_size": "auto",
+  "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_com": true, "stage": 2}
+}
+"""
+
+
+def test_json_is_json_whatever_its_name(tmp_path):
+    """accelerate reads a ds_config with json.load, to which 5e8 is a number."""
+    inner = write(tmp_path, JSON_AS_YAML, "zero2.yaml")
+    named = {"deepspeed_config": {"deepspeed_config_file": inner.name}, "num_processes": 2}
+    outer = {"distributed_type": "DEEPSPEED"} | named
+    for report in (
+        checked(yaml_file(tmp_path, outer)),
+        checked(inner, consumer=Consumer.ACCELERATE),
+    ):
+        assert report.source.syntax == "json"
+        assert rules(report) == ["schema.unknown_key", "file.key_twice"]
+    once = JSON_AS_YAML.replace(', "stage": 2', "")
+    report = checked(write(tmp_path, once, "zero2.yaml"))
+    assert report.fixed_text == once.replace("overlap_com", "overlap_comm")
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"deepspeed_config": {"deepspeed_config_file": "zero2.yaml"}, "num_processes": 2},
+        {"output_dir": "out", "deepspeed": "zero2.yaml"},
+    ],
+)
+def test_yaml_that_is_named_as_a_ds_config_is_read_by_nobody(tmp_path, outer):
+    inner = yaml_file(tmp_path, {"zero_optimization": {"stage": 2}} | RAW, "zero2.yaml")
+    report = checked(yaml_file(tmp_path, outer))
+    assert report.source.path == inner
+    assert "file.yaml" in rules(report)
+    assert "file.yaml" not in rules(checked(inner))
+
+
+@pytest.mark.parametrize("name", ["configs/acc.yaml", "acc.yaml", "$CONFIG", "{path}"])
+def test_a_launch_line_may_name_the_file_itself_from_another_folder(tmp_path, name):
+    (tmp_path / "configs").mkdir()
+    path = yaml_file(tmp_path / "configs", ACCELERATE, "acc.yaml")
+    line = f"accelerate launch --config_file {name.format(path=path)} --num_processes 4 train.py"
+    source = read_source(path, launch=line)
+    assert (source.consumer, source.at, source.world) == (
+        Consumer.ACCELERATE,
+        ("deepspeed_config",),
+        4,
+    )
+    assert source.config["zero_optimization"]["stage"] == 3
+
+
 def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
     path = yaml_file(tmp_path, ACCELERATE | {"distributed_type": "MULTI_GPU"})
     report = checked(path)
@@ -133,7 +185,7 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
         ({"deepspeed_config": "ds.json"}, "deepspeed_config: 'ds.json' is no section"),
         ({"num_processes": "eight"}, "num_processes: 'eight'"),
         ({"num_processes": -3}, "num_processes: -3"),
-        ({"num_machines": 0}, "num_machines: 0"),
+        ({"num_machines": "one"}, "num_machines: 'one'"),
         ({"num_machines": True}, "num_machines: "),
     ],
 )

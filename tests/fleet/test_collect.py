@@ -24,7 +24,7 @@ def ending(**changes):
 
 
 def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
-    return RankReport(rank=rank, phase=phase, ended_at_s=110.0 + rank, **fields)
+    return RankReport(rank=rank, phase=phase, ended_at_s=10.0 + rank, **fields)
 
 
 def result_of(tmp_path, reports, an_ending, stderr="", trial=None):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from autotune.app.pages import PageWriter, write_page
+from autotune.app.studies import state_of
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
-from autotune.contract import CONFIG_DIR, Role, TrialResult, TrialSpec
+from autotune.contract import CONFIG_DIR, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
@@ -20,13 +21,14 @@ from autotune.report.page.page import render_page
 from autotune.report.results.rows import make_rows
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
+from autotune.report.terminal.markdown import render_markdown
 from autotune.search import confirm
 from autotune.search.base import Stage
 from autotune.search.history import History
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
-from tests.search.scripted import GIB, Notebook, ok
+from tests.search.scripted import GIB, Notebook, fault, ok, realistic
 from tests.trials import changed
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
@@ -239,3 +241,27 @@ def test_a_device_is_no_place_for_a_page(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="pipe: is there"):
         write_page(finished(tmp_path / "results"), pipe)
     assert pipe.is_fifo()
+
+
+def test_a_substitute_baseline_is_said_wherever_its_gain_is(tmp_path: Path) -> None:
+    """The page's large print, the facts of terminal and Markdown, and the list of studies."""
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        wanted = spec.identity.knobs["zero.stage"] == 0 and spec.layout.micro_batch == 8
+        return fault(spec, Outcome.CRASH, "a cable") if wanted else realistic(spec)
+
+    study = finished(tmp_path, behave, memory_limit="60GiB")
+    report = read_report(study)
+    facts = dict(describe_verdict(report))
+    assert "a cable" in facts["asked for"]
+    assert "micro_batch=8" in facts["asked for"]
+    assert "over a substitute baseline" in facts["speedup"]
+    assert "substitute" in facts
+    page = rendered(study)
+    assert re.search(r'class="headline[^>]*>[^<]*substitute baseline', page)
+    assert "a cable" in page
+    markdown = render_markdown(report)
+    assert "substitute baseline" in markdown
+    state = state_of(study)
+    assert state.substitute_baseline
+    assert state.speedup is not None

@@ -173,7 +173,8 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     answer = json.loads(json.dumps(study.read_state()["answer"]))
     assert set(answer) == {
         "study", "counts", "baseline", "best", "ties", "speedup", "speedup_low", "speedup_high",
-        "stop_reason", "origin", "problem", "interrupted", "paths",
+        "stop_reason", "origin", "problem", "interrupted", "paths", "passed_over",
+        "substitute_baseline",
     }  # fmt: skip
     for standing in (answer["baseline"], answer["best"]):
         assert set(standing) == {

@@ -358,6 +358,7 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
     answer = RecordStandings(context_of(study, job), own).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
+        passed_over=(),
         comparison=None,
         stop_reason=None,
     )

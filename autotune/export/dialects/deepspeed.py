@@ -164,6 +164,9 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
         rows.append(("of these disturbed", text))
     if figures.baseline_samples_per_s is not None:
         rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
+    if figures.substitute_baseline:
+        text = "a substitute: the platform ended the trials of the one that was asked for"
+        rows.append(("the baseline is", text))
     if figures.speedup is not None:
         interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
         rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))

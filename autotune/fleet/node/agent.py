@@ -13,15 +13,18 @@ each; answers go out likewise, and by then the report of a trial lies in its fol
 It closes where its input ends, too: the coordinator is gone then.
 """
 
+import dataclasses
 import json
 import os
 import select
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.kept import scratch_folder
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
@@ -70,7 +73,7 @@ class Agent:
     def _do(self, command: str, **arguments: Any) -> bool:
         """Do what is asked; return whether it goes on."""
         if command == "start":
-            self._start(NodePart(**arguments["part"]))
+            self._start(_by_own_clock(NodePart(**arguments["part"])))
         elif command == "end":
             if (ranks := self._running.get(arguments["folder"])) is not None:
                 ranks.end(hangs=arguments["hangs"])
@@ -103,6 +106,15 @@ class Agent:
                 continue
             del self._running[folder]
             _say("ended", folder=folder, problem=problem)
+
+
+def _by_own_clock(part: NodePart) -> NodePart:
+    """The same with its submission by this machine's clock: on another one it is when it came."""
+    now_s = time.monotonic()
+    is_here = part.submitted_on and part.submitted_on == machine()
+    return dataclasses.replace(
+        part, submitted_at_s=min(part.submitted_at_s, now_s) if is_here else now_s
+    )
 
 
 def _say_failed(folder: str, error: Exception) -> None:

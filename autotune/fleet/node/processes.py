@@ -44,7 +44,10 @@ class NodePart:
     capacity_bytes: int = 0
     """Memory of a CPU rank; 0: a GPU knows its own."""
     submitted_at_s: float = 0.0
-    """Wall-clock time (Unix)."""
+    """When the trial was submitted, by the monotonic clock of the machine it was `submitted_on`;
+    the node's agent puts its own in its place."""
+    submitted_on: str = ""
+    """`autotune.base.clock.machine` of the coordinator."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the coordinator that the ranks get, before the node's own."""
 

@@ -31,7 +31,7 @@ class Reading:
 
     device: int
     at_s: float
-    """Wall-clock time (Unix): the ranks' phases are told in it."""
+    """By the machine's monotonic clock: the ranks' phases are told in it."""
     utilization: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
@@ -78,7 +78,7 @@ class Telemetry:
             self._thread.join(timeout=wait_s)
 
     def between(self, start_s: float, end_s: float) -> GpuUse | None:
-        """What the devices did from one wall-clock time to another; None: nothing was read."""
+        """What the devices did from one moment to another; None: nothing was read."""
         return use_between(list(self.readings), start_s, end_s)
 
     def _watch(self) -> None:
@@ -110,7 +110,7 @@ def read_device(driver: Any, device: int, handle: Any) -> Reading:
 
     return Reading(
         device=device,
-        at_s=time.time(),
+        at_s=time.monotonic(),
         utilization=ask("UtilizationRates", read=lambda percents: percents.gpu / 100),
         power_w=ask("PowerUsage", read=lambda mw: mw / 1e3),
         energy_j=ask("TotalEnergyConsumption", read=lambda mj: mj / 1e3),
@@ -121,7 +121,7 @@ def read_device(driver: Any, device: int, handle: Any) -> Reading:
 
 
 def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> GpuUse | None:
-    """What the devices did from one wall-clock time to another; None: nothing was read then."""
+    """What the devices did from one moment to another; None: nothing was read then."""
     inside = [r for r in readings if start_s <= r.at_s <= end_s]
     devices = sorted({r.device for r in readings})
     if not inside:

@@ -124,6 +124,7 @@ def _best(run: ComparedRun) -> dict[str, Any]:
         "speedup": speedup and speedup.ratio,
         "speedup_low": speedup and speedup.low,
         "speedup_high": speedup and speedup.high,
+        "substitute_baseline": answer is not None and answer.is_substitute,
     }
 
 
@@ -221,7 +222,13 @@ def _differences(runs: Sequence[ComparedRun]) -> list[str]:
         for run in runs
         if (text := describe_reduced(run.report.history))
     ]
-    return [*unmeasured, *reduced, *said.values()]
+    substitutes = [
+        f"{run.key}: its baseline is a substitute for what was asked for, whose trials the "
+        "platform ended: its gain is over that"
+        for run in runs
+        if run.report.answer is not None and run.report.answer.is_substitute
+    ]
+    return [*unmeasured, *substitutes, *reduced, *said.values()]
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

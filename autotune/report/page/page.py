@@ -1,13 +1,14 @@
 """The report of a study as one HTML file that needs nothing else."""
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
 from autotune import __version__
+from autotune.base.clock import date_of
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
@@ -90,7 +91,7 @@ def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
         "charts": [{"name": chart.name, "figure": chart.figure} for chart in drawn],
         "plotly_js": get_plotlyjs() if drawn else "",
         "version": __version__,
-        "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "written_at": date_of(time.time(), "%Y-%m-%d %H:%M:%S UTC"),
     }
 
 
@@ -126,8 +127,11 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
         words = "The best was not run again beside a baseline: no gain is claimed."
         return {"figure": rate, "words": words, "tone": ""}
     if best.trial == baseline.trial:
-        return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
-    gain = f"{speedup.ratio:.2f}x the baseline"
+        beaten = "Nothing beat the substitute baseline"
+        figure = beaten if answer.is_substitute else "Nothing beat the baseline"
+        return {"figure": figure, "words": f"{rate}.", "tone": ""}
+    over = "a substitute baseline" if answer.is_substitute else "the baseline"
+    gain = f"{speedup.ratio:.2f}x {over}"
     low, high = speedup.low, speedup.high
     interval = f"95% interval {low:.2f} to {high:.2f}"
     words = f"{rate}, {gain}, {interval}"
@@ -138,7 +142,8 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
     # The large print must not claim what the interval does not.
     if low <= 1:
         return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
-    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": "good"}
+    tone = "" if answer.is_substitute else "good"
+    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": tone}
 
 
 def _importance_said(report: StudyReport, is_drawn: bool) -> str:

@@ -14,10 +14,13 @@ from autotune.report.explain.predictions import describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
-from autotune.space.knobs import choices_of, describe_difference
+from autotune.space.candidate import Candidate
+from autotune.space.knob import Context
+from autotune.space.knobs import choices_of, describe_candidate, describe_difference
 
 CELLS = ("trial", "samples/s", "95% interval", "memory", "outcome")
 _DISTURBED_SHOWN = 5
+_PASSED_SHOWN = 5
 
 
 def describe_place(report: StudyReport) -> str:
@@ -74,6 +77,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     best, baseline = answer.best, answer.baseline
     if baseline is not None:
         facts.append(("baseline", describe_figure(baseline)))
+    facts += describe_passed_over(answer, report.context)
     if best is not None:
         facts.append(("best", describe_figure(best)))
         ours = report.best_row
@@ -143,11 +147,36 @@ def describe_speedup(answer: SearchAnswer) -> str:
         return "unknown: the best was not run again beside a baseline"
     low, high = speedup.low, speedup.high
     text = f"{speedup.ratio:.2f}x ({low:.2f} to {high:.2f})"
+    if answer.is_substitute:
+        text += " over a substitute baseline"
     if best.trial == baseline.trial:
         return f"{text}: nothing beat the baseline"
     if high < 1:
         return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[str, str]]:
+    """What the baseline was to be and is not, as (name, text); empty: it is what was asked for."""
+    if not (passed := answer.passed_over):
+        return []
+    # Whatever the platform ended may have been the baseline; the others could not.
+    told = [p for i, p in enumerate(passed) if i == 0 or p.by_platform][:_PASSED_SHOWN]
+    facts = []
+    for one in told:
+        wanted = Candidate.of(
+            one.candidate, world=context.world, global_batch=context.global_batch
+        )
+        what = describe_candidate(wanted, context)
+        where = "refused" if one.trial is None else f"trial {one.trial}"
+        name = "asked for" if one is passed[0] else "passed over"
+        facts.append((name, f"as the baseline, {where}: {what}: {one.why}"))
+    if more := len(passed) - len(told):
+        facts.append(("passed over", f"{more} more: column `baseline` of the table says why"))
+    if answer.is_substitute:
+        said = "the platform ended what was asked for, so the baseline is another one"
+        facts.append(("substitute", f"{said}: search again for the gain over that"))
+    return facts
 
 
 def describe_peaks(best: Standing, baseline: Standing) -> str:

@@ -38,6 +38,8 @@ class State:
     """Speed of the best over the baseline's; None while there is none."""
     stop_reason: str | None
     """None while the search has not ended."""
+    substitute_baseline: bool = False
+    """Whether that baseline is another than was asked for, since the platform ended that."""
     origin: str = "measured"
     """Where its figures come from: `measured`, `replayed` or `simulated`."""
 
@@ -53,10 +55,17 @@ def print_states(console: Console, states: Sequence[State]) -> None:
             state.study,
             ", ".join(f"{name} {count}" for name, count in state.counts.items()) or "-",
             format_rate(state.best_samples_per_s),
-            "-" if state.speedup is None else f"{state.speedup:.2f}x",
+            _speedup(state),
             _state(state),
         )
     console.print(table)
+
+
+def _speedup(state: State) -> str:
+    if state.speedup is None:
+        return "-"
+    over = " (substitute baseline)" if state.substitute_baseline else ""
+    return f"{state.speedup:.2f}x{over}"
 
 
 def _state(state: State) -> str:

@@ -95,7 +95,7 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
             asked = {"factory": "tells_environment", "start": Start.WARM, "environment": kept}
             folder = study.write_spec(spec(number, **asked), files(ds_config()))
             part = NodePart(
-                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.time()
+                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.monotonic()
             )
             ranks = LocalRanks(part, made)
             wait_until(ranks.advance, "it ends")

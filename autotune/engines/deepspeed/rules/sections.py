@@ -140,7 +140,7 @@ def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
         for name, key, value in known_items(content, section):
             if key.accepts(value):
                 continue
-            if is_auto(value) and section.is_strict(version):
+            if is_auto(value) and section.is_strict(version) and not key.is_raw:
                 _put(changes, parts, name, None)
                 continue
             taken = key.taken(value)

@@ -1,0 +1,180 @@
+"""A wall clock that somebody sets: no negative time, no traceback, and no other answer."""
+
+import dataclasses
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from autotune.base import clock
+from autotune.contract import (
+    NodeReport,
+    Outcome,
+    Phase,
+    RankReport,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.fleet.collect import Ending, collect
+from autotune.record.study import Study, Trial
+from autotune.record.table import make_table
+from autotune.record.tried import run_of
+from autotune.search.history import History, busy_s, intervals, results
+from autotune.space.knob import knobs_of
+from autotune.trial.reporter import Reporter
+from tests.search.scripted import Patient, make, ok, search
+from tests.trials import spec
+
+PACKAGE = Path(clock.__file__).parents[1]
+JUMPS = {
+    "two days back": -2 * 86400.0,
+    "two days on": 2 * 86400.0,
+    "before 1970": -3e9,
+    "year 9999": 253_402_300_000.0 - 1.8e9,
+    "no calendar has it": 1e15,
+}
+
+
+@pytest.fixture(params=JUMPS.values(), ids=JUMPS.keys())
+def jumps(request, monkeypatch):
+    """The wall clock jumps to and fro at every look; nothing else may be counted by."""
+    true, turn = clock.time.time, itertools.cycle((0.0, request.param))
+    monkeypatch.setattr("time.time", lambda: true() + next(turn))
+    monkeypatch.setattr("time.time_ns", lambda: int((true() + next(turn)) * 1e9))
+    return request.param
+
+
+def test_only_dates_come_from_the_wall_clock():
+    """Whoever needs a time of day says here for whom; everything else counts by a steady clock."""
+    allowed = {
+        "base/clock.py": "where a program begins",
+        "report/page/page.py": "the date on the page",
+        "probe/run.py": "the date in the file of devices",
+    }
+    reads = re.compile(r"time\.(time|time_ns|localtime|ctime|gmtime)\(|datetime\.\w*(now|today)\(")
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if reads.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(allowed)
+
+
+def test_a_ranks_phases_are_whole_whatever_the_clock_says(tmp_path, jumps):
+    (tmp_path / "ranks").mkdir()
+    reporter = Reporter(tmp_path, 0, submitted_at_s=clock.time.monotonic() - 5.0)
+    for phase in Phase:
+        reporter.enter(phase)
+    reporter.finish()
+    report = RankReport.from_dict(read_json(tmp_path / "ranks" / "00.json"))
+    assert report.phases_s["spawn"] >= 5.0
+    assert all(0 <= seconds < 60 for seconds in report.phases_s.values())
+    assert sum(report.phases_s.values()) <= report.ended_at_s < 60
+
+
+def test_a_clock_of_another_container_begins_no_phase_in_the_future(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    reporter = Reporter(tmp_path, 0, submitted_at_s=clock.time.monotonic() + 1e6)
+    reporter.enter(Phase.IMPORT)
+    assert min(reporter.report.phases_s.values()) >= 0
+
+
+@pytest.mark.parametrize("started_at_s", [1.8e9, -3e9, 2.5e11, 1e15])
+def test_the_phases_of_a_trial_add_up_to_its_time(tmp_path, started_at_s):
+    (tmp_path / "ranks").mkdir()
+    asked = spec()
+    report = RankReport(
+        rank=0,
+        phase=Phase.TEARDOWN,
+        ended_at_s=8.0,
+        phases_s={"spawn": 1.0, "measured": 6.0, "teardown": 1.0},
+        step_times_s=[0.5] * 12,
+    )
+    for rank in range(2):
+        its = dataclasses.replace(report, rank=rank)
+        write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(its))
+    ending = Ending(started_at_s=started_at_s, wall_s=10.0, nodes=[NodeReport()])
+    result = collect(asked, tmp_path, ending, ["localhost:0"])
+    assert result.outcome is Outcome.OK
+    assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
+
+
+def test_a_search_answers_the_same(tmp_path, jumps):
+    """The budget's clock, the record, the table and a record of tried values."""
+    study = Study(tmp_path, "s")
+    answer = search(study, make(trials=3, budget="10h"), interrupt=Patient())
+    assert answer.best is not None
+    make_table("s", study.read(), study.read_state())
+
+
+@pytest.mark.parametrize("started_at_s", [-3e9, -1.0, 2.5e11, 1e15, 1e30])
+def test_a_date_that_no_calendar_has_is_left_out(tmp_path, started_at_s):
+    study = Study(tmp_path, "s")
+    search(study, make(trials=1))
+    recorded = study.read()
+    trials = tuple(
+        dataclasses.replace(
+            trial, result=dataclasses.replace(trial.result, started_at_s=started_at_s)
+        )
+        for trial in recorded.trials
+    )
+    frame = make_table("s", dataclasses.replace(recorded, trials=trials), study.read_state())
+    assert frame["started_at"].isna().all()
+    assert frame["wall_s"].notna().all(), "how long it took is known all the same"
+    made = run_of(
+        [],
+        knobs=knobs_of("deepspeed"),
+        started_at_s=started_at_s,
+        accelerator="cpu",
+        device_name="",
+        ranks=2,
+        nodes=1,
+        versions={},
+    )
+    assert made.date == clock.date_of(started_at_s, "%Y-%m-%d")
+
+
+def told(*times):
+    """Trials by number, each (start, seconds)."""
+    asked = spec()
+    return [
+        Trial(
+            folder=Path(str(number)),
+            spec=asked,
+            result=_at(ok(asked, 10.0), number, start, seconds),
+        )
+        for number, (start, seconds) in enumerate(times)
+    ]
+
+
+def _at(result, number, start, seconds):
+    return dataclasses.replace(result, number=number, started_at_s=start, wall_s=seconds)
+
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("times", "used_s"),
+    [
+        ([(0.5, 10), (10.5, 10)], 20),
+        ([(DAY, 10), (DAY + 5, 10)], 15),  # two at a time
+        ([(9 * DAY, 10), (2 * DAY, 10), (2 * DAY + 10, 10)], 30),  # set back in between
+        ([(9 * DAY, 10), (9 * DAY - 100, 110)], 120),  # back to where the first ran
+        ([(1.0, 10), (9 * DAY, 10)], 20),  # set on
+        ([(-9 * DAY, 10), (-9 * DAY + 10, 10)], 20),  # before 1970
+        ([(DAY, 10), (0.0, 0.0), (DAY + 10, 10)], 20),  # a lost one in between knows no time
+    ],
+)
+def test_what_was_used_of_the_budget_is_no_matter_of_dates(times, used_s):
+    assert busy_s(intervals(told(*times))) == pytest.approx(used_s)
+
+
+def test_trials_in_flight_count_on_from_the_record():
+    running = {2: (DAY, DAY + 7.0)}  # this session's clock was set back a day
+    assert busy_s(intervals(told((2 * DAY, 10), (2 * DAY + 10, 10)), running)) == 27
+    assert math.isfinite(History(told((1.0, 10))).typical_s)
+    assert results(told((1.0, 10)))[0].number == 0
