@@ -7,12 +7,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import leaves
-from autotune.base.secrecy import masked, masked_text
+from autotune.base.nested import dotted, leaves
+from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import by_file, huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
-from autotune.check.fixes import Question, Reply, Terms, mend
+from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
@@ -119,10 +119,10 @@ class CheckReport:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
-        name = str(self.source.path)
+        name, known = str(self.source.path), tuple(withheld(self.source.config))
         lines = difflib.unified_diff(
-            masked_text(self.source.text).splitlines(keepends=True),
-            masked_text(self.fixed_text).splitlines(keepends=True),
+            scrubbed_text(self.source.text, known).splitlines(keepends=True),
+            scrubbed_text(self.fixed_text, known).splitlines(keepends=True),
             fromfile=name,
             tofile=name,
         )
@@ -182,7 +182,7 @@ class CheckReport:
 
 def _for_programs(changes: Patch) -> Any:
     """Changes as JSON holds them: secrets hidden, and what YAML alone has, a date say, as text."""
-    return _as_json(masked(changes))
+    return _as_json(scrubbed(changes))
 
 
 def _as_json(value: Any) -> Any:
@@ -298,22 +298,51 @@ def check(
         if text is None:
             why_not = "its text cannot be changed there with every comment kept"
     new = _new(mended.seen, before)
+    told = _Discreet(source.config)
     return CheckReport(
         source=source,
         environment=environment,
         world=first.world,
         world_because=first.world_because,
         found=(
-            *(Found(violation=one, place=wishes.place(one), after_fix=False) for one in before),
-            *(Found(violation=one, place=wishes.place(one), after_fix=True) for one in new),
+            *(
+                Found(violation=told.of(one), place=wishes.place(one), after_fix=False)
+                for one in before
+            ),
+            *(
+                Found(violation=told.of(one), place=wishes.place(one), after_fix=True)
+                for one in new
+            ),
         ),
         left=tuple(before) if why_not else (*mended.left, *around),
-        questions=() if why_not else mended.questions,
-        unknown=tuple(sorted(".".join(path) for path in first.unknown)),
+        questions=() if why_not else tuple(map(told.question, mended.questions)),
+        unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
     )
+
+
+class _Discreet:
+    """What is said of a file without the secrets that stand in it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._known = tuple(withheld(config))
+
+    def of(self, violation: Violation) -> Violation:
+        """A violation, for people."""
+        message, fix = self._words(violation.message), self._words(violation.fix)
+        if (message, fix) == (violation.message, violation.fix):
+            return violation
+        return replace(violation, message=message, fix=fix)
+
+    def question(self, question: Question) -> Question:
+        """A question, for people."""
+        options = tuple(replace(one, words=self._words(one.words)) for one in question.options)
+        return replace(question, violation=self.of(question.violation), options=options)
+
+    def _words(self, text: str) -> str:
+        return scrubbed_text(text, self._known)
 
 
 class _Wishes:
@@ -387,7 +416,9 @@ def _look(
             for one in violations
         ]
     return _Looked(
-        violations=tuple(violations),
+        violations=tuple(
+            replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
+        ),
         unknown=frozenset(unknown),
         world=world,
         world_because=because,
