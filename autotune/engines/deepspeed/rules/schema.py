@@ -539,7 +539,7 @@ def _is_remark(name: object) -> bool:
             ("output_dir", {"tensorboard": {"output_dir": "x"}}, {"tensorboard": None}),
             ("max_tokens", {"hybrid_engine": {"max_tokens": 1}}, {"hybrid_engine": None}),
             ("enable", {"timers": {"throughput": {"enable": True}}}, None),
-            ("loss_scale", {"bf16": {"loss_scale": 0}}, None),
+            ("loss_scale", {"bf16": {"loss_scale": 0}}, {"bf16": None}),
         )
     ),
 )
