@@ -19,7 +19,14 @@ from types import ModuleType
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build
-from tests.chaos import around_trials, from_outside, in_coordinators, in_trials, retries
+from tests.chaos import (
+    around_trials,
+    from_outside,
+    in_coordinators,
+    in_files,
+    in_trials,
+    retries,
+)
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError
 from tests.chaos.records import write_record
@@ -29,6 +36,7 @@ ROOMS: dict[str, ModuleType] = {
     "around": around_trials,
     "coordinators": in_coordinators,
     "retries": retries,
+    "files": in_files,
     "outside": from_outside,
 }
 
