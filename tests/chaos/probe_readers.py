@@ -3,11 +3,11 @@
 import functools
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.consent import agree_to_job
 from autotune.base.errors import JobError
+from autotune.contract import read_bounded
 from autotune.probe import wire
 from autotune.probe.figures import figures_of
 from autotune.probe.points import points_of
@@ -29,8 +29,7 @@ def make_probe_readers(folder: Path) -> list[Reader]:
         for report in reports(1, n_nodes=2, layer_s=1e-4)
     ]
     return [
-        # It comes by the wire, and never without an end.
-        replace(json_reader("probe report", folder, of_ranks, _read_reports), is_users=False),
+        json_reader("probe report", folder, of_ranks, _read_reports),
         _frames(folder),
         _token(folder),
         _job_of_others(folder),
@@ -60,7 +59,6 @@ def _frames(folder: Path) -> Reader:
         seed=seed,
         read=functools.partial(_read_frames, seed),
         mutate=functools.partial(_of_bytes, seed),
-        is_users=False,
     )
 
 
@@ -137,6 +135,6 @@ def _read_job_of_others(path: Path) -> None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path)
     except OSError as error:
         raise JobError(str(error), "it is there") from error
