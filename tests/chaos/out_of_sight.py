@@ -2,6 +2,8 @@
 
 import functools
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from tests.chaos.arena import Ground
 from tests.chaos.faults import LITTER, Fault, must
 from tests.chaos.in_trials import expect
 from tests.searches import Search
-from tests.trials import wait_until
+from tests.trials import TESTS, wait_until
 
 _LIMIT_BYTES = 200 * 2**20
 _HIDDEN = ("shares", "sharesbriefly", "memfd", "forks", "spawns", "orphans", "keepsinchildren")
@@ -73,8 +75,8 @@ def _litters(factory: str, start: Start, ground: Ground) -> None:
 
 
 def _killed_while(module: str, ground: Ground) -> None:
-    search = Search(ground.folder())
-    coordinator = search.start("--trials", "1")
+    is_alone = module == "autotune.job.model_probe"
+    coordinator = _asking() if is_alone else Search(ground.folder()).start("--trials", "1")
     root = psutil.Process(coordinator.pid)
     started: dict[int, psutil.Process] = {}
     scratches: set[Path] = set()
@@ -83,7 +85,12 @@ def _killed_while(module: str, ground: Ground) -> None:
         for child in root.children(recursive=True):
             started[child.pid] = child
             scratches.update(_scratch_of(child))
-        return any(module in _command(child) for child in started.values())
+        commands = [_command(child) for child in started.values()]
+        # A keeper has the command among its arguments, before it starts it.
+        is_there = any(
+            command[1:3] == ["-m", module] or _is_probe(command) for command in commands
+        )
+        return is_there and bool(scratches)
 
     try:
         wait_until(runs, f"{module} runs", _WAIT_S)
@@ -100,6 +107,23 @@ def _killed_while(module: str, ground: Ground) -> None:
     except AssertionError as error:
         must(False, f"{error}: {left()} {[path for path in scratches if path.exists()]}")
     must(scratches, "no child had a folder for temporary files")
+
+
+def _is_probe(command: list[str]) -> bool:
+    return command[1:4] == ["-P", "-m", "autotune.job.model_probe"]
+
+
+def _asking() -> subprocess.Popen[str]:
+    """A process that asks for a model to be built."""
+    source = {"factory": "tests.chaos.models:nothing_in_first", "path": [str(TESTS.parent)]}
+    told = {"about": "", "doing": "", "if_slow": "", "if_dead": "", "timeout_s": _WAIT_S}
+    asked = f"ask('autotune.job.model_probe', {source!r}, **{told!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from autotune.base.child_process import ask; {asked}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def _command(process: psutil.Process) -> list[str]:
