@@ -342,6 +342,7 @@ GREETING = wire.Greeting.new(wire.new_session()).encode()
         (b"HTTP/1.1 400 Bad Request\r\n" * 20, "no probe of this version"),
         (GREETING + b"+" + bytes(32), "does not know the token"),
     ],
+    ids=["another protocol", "another token"],  # the greeting's own bytes are random
 )
 def test_what_answers_in_place_of_node_0_has_to_know_the_token(
     reply: bytes, said: str, port: int
