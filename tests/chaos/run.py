@@ -25,6 +25,7 @@ from tests.chaos import (
     in_coordinators,
     in_files,
     in_trials,
+    out_of_sight,
     retries,
 )
 from tests.chaos.arena import Ground
@@ -38,6 +39,7 @@ ROOMS: dict[str, ModuleType] = {
     "retries": retries,
     "files": in_files,
     "outside": from_outside,
+    "sight": out_of_sight,
 }
 
 
