@@ -71,6 +71,7 @@ class SoakFleet(ScriptedFleet):
 
     def submit(self, spec: TrialSpec, folder: Path):
         assert spec.measure.checkpoint is not None
+        self.wall_s = 30.0  # its ranks step for most of that
         saved = Path(spec.measure.checkpoint.folder)
         if spec.measure.checkpoint.resumes_at is None:
             saved.mkdir()
