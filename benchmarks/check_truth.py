@@ -32,7 +32,7 @@ from autotune.check.consumers import Consumer
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.rules.values import CANONICAL
-from benchmarks.mutants import HERE, Mutant, mutants
+from benchmarks.mutants import HERE, SCRIPT_FILE, TRAINER_SCRIPT, Mutant, mutants
 
 LIVE_ENGINE = Path(__file__).with_name("live_engine.py")
 EXTENSIONS = ("CPULionBuilder", "CPUAdagradBuilder")
@@ -42,6 +42,11 @@ FALSE_ALARM, MISS, CRASH, OTHER_WORD = "false alarm", "miss", "crash", "other wo
 AGREED, LEFT_OUT = "agreed", "left out"
 WRONG = (FALSE_ALARM, MISS, CRASH)
 """What counts as wrong; `other word`: would raise was said of what runs otherwise."""
+_OF_THE_MACHINE = (
+    "ModuleNotFoundError: No module named",
+    "RuntimeError: FP8 is not available on this machine",
+)
+"""What is not installed here: no file states it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,8 @@ def judge(mutant: Mutant) -> Said:
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
         for name, text in mutant.files.items():
             Path(name).write_text(text, encoding="utf-8")
+        if mutant.launch is not None:
+            Path(SCRIPT_FILE).write_text(TRAINER_SCRIPT, encoding="utf-8")
         try:
             reports = check_of(mutant)
         except AutotuneError as error:
@@ -99,9 +106,10 @@ def check_of(mutant: Mutant) -> list[CheckReport]:
 
     As the engine is made to believe that every processor computes in fp16, so is the check.
     """
-    is_told = mutant.consumer == Consumer.DEEPSPEED  # the others are told by files and lines
+    is_told = mutant.consumer == Consumer.DEEPSPEED  # of the others, files and lines tell
+    is_counted = mutant.consumer == Consumer.ACCELERATE or mutant.launch is not None
     flags = CheckFlags(
-        world=mutant.world if is_told else None,
+        world=None if is_counted else mutant.world,
         launch=mutant.launch,
         consumer=mutant.consumer if is_told else None,
         accelerator="cpu",
@@ -161,7 +169,7 @@ def _word(said: Said, error: str | None, differs: Sequence[str]) -> str:
     if said.crash:
         return CRASH
     if error is not None:
-        if error.startswith(("memory:", "hung", "not built:")):
+        if error.startswith(("memory:", "hung", "not built:", *_OF_THE_MACHINE)):
             return LEFT_OUT
         return MISS if said.would_run else AGREED
     if not said.would_run:
@@ -240,21 +248,20 @@ def _held(reads: Mapping[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": reads["grad_accum"],
         "gradient_clipping": reads["clipping"],
     }
-    names = ["weight_decay", "eps", "momentum", *([] if reads["scheduler"] else ["lr"])]
+    # A scheduler writes both of the others: OneCycle and OneCycleLR also a momentum.
+    names = ["weight_decay", "eps", *([] if reads["scheduler"] else ["lr", "momentum"])]
     return held | {f"optimizer.params.{name}": group[name] for name in names if name in group}
 
 
 def _precision(
     config: Mapping[str, Any], reads: Mapping[str, Any], consumer: str
 ) -> Iterator[str]:
-    on = [
-        name
-        for name in ("fp16", "bf16", "bfloat16")
-        if _section(config.get(name)).get("enabled") is True
-    ]
-    said = [_section(config.get(name)).get("enabled") for name in ("fp16", "bf16", "bfloat16")]
-    if any(value not in (True, False, None) for value in said):
+    said = {
+        name: _section(config.get(name)).get("enabled") for name in ("fp16", "bf16", "bfloat16")
+    }
+    if any(value not in (True, False, None) for value in said.values()):
         return
+    on = [name for name, value in said.items() if value]  # 1 is true
     found = CANONICAL[reads["dtype"]]
     if not on and consumer != "deepspeed":
         return  # Trainer's arguments and accelerate's own file decide

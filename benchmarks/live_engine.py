@@ -271,7 +271,7 @@ def by_deepspeed(job: Job) -> dict[str, Any]:
         for index in range(micro_batches):
             if is_cut:
                 engine.set_gradient_accumulation_boundary(index == micro_batches - 1)
-            size = min(engine.train_micro_batch_size_per_gpu(), 2)
+            size = min(int(engine.train_micro_batch_size_per_gpu()), 2)
             ids = torch.randint(0, 64, (size, 8), generator=generator)
             engine.backward(engine(input_ids=ids, labels=ids).loss)
             engine.step()
@@ -291,7 +291,7 @@ def own_optimizer(parameters: list[Any], path: str) -> Any:
     except ValueError:
         return None
     section = config.get("optimizer")
-    if section is not None and not (isinstance(section, dict) and "type" not in section):
+    if section is not None and not (isinstance(section, dict) and section.get("type") is None):
         return None
     zero = config.get("zero_optimization")
     offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parents[1]
 CONFIG_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
 TRAINER_FILE = "train.yaml"
+SCRIPT_FILE = "train.py"
 
 Config = dict[str, Any]
 Path_ = tuple[str, ...]
@@ -312,6 +313,12 @@ TRAINER_BASES: Mapping[str, Config] = {
         "zero_optimization": {"stage": 1},
     },
 }
+TRAINER_SCRIPT = """\
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+"""
+"""How the script that `live_engine.py` is begins; `check` looks there for its defaults."""
 TRAINER_ARGUMENTS: Mapping[str, Any] = {
     "output_dir": "out",
     "per_device_train_batch_size": 2,
@@ -380,7 +387,8 @@ class Mutant:
         """The line that starts it, where it has arguments."""
         if not self.arguments:
             return None
-        return f"torchrun --nproc_per_node {self.world} train.py {' '.join(self.arguments)}"
+        words = " ".join(self.arguments)
+        return f"torchrun --nproc_per_node {self.world} {SCRIPT_FILE} {words}"
 
 
 Mutator = Callable[[Random, Config], Config | str | None]

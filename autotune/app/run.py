@@ -19,6 +19,7 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
+from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
@@ -117,7 +118,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
-    text = dump_yaml(session.job_data)
+    text = dump_yaml(scrubbed(dict(session.job_data)))
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
     facts = {

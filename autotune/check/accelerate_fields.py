@@ -49,14 +49,23 @@ _TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "
 _SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
-def violations(data: Mapping[str, Any]) -> Iterator[Violation]:
+def violations(data: Mapping[str, Any], *, is_counted: bool = False) -> Iterator[Violation]:
     """What accelerate does with a file for DeepSpeed.
 
     Args:
         data: The file, as PyYAML reads it.
+        is_counted: Whether something else says how many processes there are.
     """
     if data.get("compute_environment") == _SAGEMAKER:
         return
+    if "num_processes" in data and data["num_processes"] is None and not is_counted:
+        yield Violation(
+            rule="accelerate.refused",
+            message="num_processes: accelerate starts the ranks with its value, and there is none",
+            fix="set num_processes to the number of devices in the accelerate file, or give "
+            "--num_processes",
+            at=("num_processes",),
+        )
     for name, message, fix in _refused(data):
         yield Violation(
             rule="accelerate.refused",
@@ -129,7 +138,7 @@ def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         value = section.get(name)
         # Of the clipping alone it asks for the word before it converts.
         is_word = name == "gradient_clipping" and str(value).lower() == "auto"
-        if value is None or is_word or _converts(kind, str(value)):
+        if value is None or is_word or _takes(name, kind, str(value)):
             continue
         yield (
             f"deepspeed_config.{name}",
@@ -146,7 +155,16 @@ def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Violation]:
-    """Fields that are there and do nothing."""
+    """Fields that are there and do nothing, or something else."""
+    machines = data.get("num_machines")
+    if type(machines) is int and machines < 1:
+        yield Violation(
+            rule="accelerate.machines",
+            message=f"num_machines: {machines} is taken for 1",
+            fix="set num_machines to 1 in the accelerate file",
+            at=("num_machines",),
+            consequence="converted",
+        )
     for name in section:
         if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
             yield Violation(
@@ -197,12 +215,13 @@ def _lost_without_file(section: Mapping[str, Any]) -> Iterator[Violation]:
         )
 
 
-def _converts(kind: type[int] | type[float], text: str) -> bool:
+def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:
     try:
-        kind(text)
+        number = kind(text)
     except ValueError:
         return False
-    return True
+    # Nobody asks before DeepSpeed, whose batch is then of no sample.
+    return name != "gradient_accumulation_steps" or number >= 1
 
 
 def _near(given: str, known: Any) -> str:

@@ -55,7 +55,10 @@ class AccelerateFile:
         self.file = None if named == "none" else named
         at = f"{path}: num_processes"
         self.n_processes = count(data.get("num_processes"), name=at, words=(_UNSAID,))
-        self.n_machines = count(data.get("num_machines"), name=f"{path}: num_machines")
+        machines = data.get("num_machines")
+        # It asks whether there are more than one, and counts no further.
+        is_one = type(machines) is int and machines < 1
+        self.n_machines = 1 if is_one else count(machines, name=f"{path}: num_machines")
         self.mixed_precision = text_or_none(data.get("mixed_precision"))
 
     @property

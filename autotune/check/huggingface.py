@@ -1,10 +1,9 @@
 """What Hugging Face Trainer and accelerate do with a configuration before DeepSpeed sees it."""
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from typing import Any
 
-from autotune.base.nested import look_up, merge
+from autotune.base.nested import dotted, look_up
 from autotune.check import accelerate_fields
 from autotune.check.consumers import (
     ARGUMENTS,
@@ -19,6 +18,7 @@ from autotune.check.consumers import (
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
+from autotune.engines.deepspeed.rules.sections import shown
 from autotune.space.rule import Choice, Patch, Violation
 
 
@@ -36,9 +36,11 @@ def filled(
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
     after |= inserted(config, source.consumer, _asked_precision(source))
+    # accelerate switches off what nobody asked for: an old `bfloat16` is not read beside it.
+    after |= {name: {"enabled": False} for name in ("fp16", "bf16") if name not in after}
     known = _known(source)
     for path in autos(config):
-        key = ".".join(path)
+        key = dotted(path)
         if key not in FILLED[source.consumer] or known.get(key) is None:
             unknown.add(path)
         else:
@@ -53,7 +55,9 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
     if source.consumer is Consumer.TRAINER:
         found += [*_mismatches(config, source), *_defaults(config, source)]
-        found += [*_without_type(config), *_overruled(config, source)]
+        found += _overruled(config, source)
+    found += [*_without_type(config, source.consumer), *_old_bf16(config, source)]
+    found += [*_null_accumulation(config, source.consumer)]
     found += [*_accumulation(config, source), *_flags(config, source)]
     found += _switched_on(config, source)
     return [*found, *_precision(config, source), *_yaml_file(source)]
@@ -79,18 +83,22 @@ def _known(source: Source) -> dict[str, Any]:
 
 
 def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    names = [".".join(path) for path in autos(config)]
-    wrong = [name for name in names if name not in FILLED[source.consumer]]
-    if not wrong:
-        return
-    changes = reduce(merge, (_at_key(name, None) for name in wrong))
-    yield Violation(
-        rule="huggingface.auto_not_filled",
-        message=f'"auto" at {", ".join(wrong)}: {source.consumer} fills in other keys, and '
-        "refuses the word there",
-        fix=f"remove {' and '.join(wrong)}, or write the value",
-        changes=changes,
-    )
+    for path in autos(config):
+        name = dotted(path)
+        if name in FILLED[source.consumer]:
+            continue
+        yield Violation(
+            rule="huggingface.auto_not_filled",
+            message=f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the '
+            "word there",
+            fix=f"remove {name}, or write the value",
+            at=(name,),
+            changes=_gone(path),
+        )
+
+
+def _gone(path: tuple[str, ...]) -> dict[str, Any]:
+    return {path[0]: _gone(path[1:]) if path[1:] else None}
 
 
 def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
@@ -146,20 +154,17 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         "optimizer.params.betas": "adam_beta1 and adam_beta2",
         "train_batch_size": "world * per_device_train_batch_size * gradient_accumulation_steps",
     }
-    told = []
-    changes: dict[str, Any] = {}
     for key, wanted in known.items():
         value = look_up(config, key)
         if value is None or value in (AUTO, wanted):
             continue
-        told.append(f"{key}={value!r} against {names[key]}={wanted!r}")
-        changes = merge(changes, _at_key(key, AUTO))
-    if told:
         yield Violation(
             rule="huggingface.mismatch",
-            message=f"{'; '.join(told)}: Trainer refuses values that differ from its arguments",
-            fix='write "auto" there, or the same value',
-            changes=changes,
+            message=f"{key}={shown(key, value)} against {names[key]}={shown(key, wanted)}: "
+            "Trainer refuses values that differ from its arguments",
+            fix=f"set {key} to {AUTO}, or to the same value",
+            at=(key,),
+            changes=_at_key(key, AUTO),
         )
 
 
@@ -179,11 +184,12 @@ _DEFAULTS: Mapping[str, Any] = {
 def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """Values that differ from arguments that are not given.
 
-    A note: scripts have defaults of their own, as TRL's have.
+    Scripts have defaults of their own, as TRL's have: a note, unless the script tells.
     """
     if not source.arguments or source.reader:
         return
     known = _known(source)
+    own = source.own_defaults
     names = {argument.key: argument.name for argument in ARGUMENTS}
     for key, default in _DEFAULTS.items():
         value = look_up(config, key)
@@ -191,24 +197,32 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         is_given = key in known or any(one in source.arguments for one in name.split(" and "))
         if is_given or value is None or value in (AUTO, default):
             continue
+        if own is not None and not own.isdisjoint(name.split(" and ")):
+            continue
         yield Violation(
             rule="huggingface.default_mismatch",
             message=f"{key}={value!r}, and {name} is not given: Trainer's own default is "
             f"{default!r}, and it refuses values that differ from its arguments",
             fix=f"give {name}={value!r}",
             at=(key,),
-            is_note=True,
+            is_note=own is None,
         )
 
 
-def _without_type(config: Mapping[str, Any]) -> Iterator[Violation]:
-    for name in ("optimizer", "scheduler"):
+def _without_type(config: Mapping[str, Any], consumer: Consumer) -> Iterator[Violation]:
+    is_trainer = consumer is Consumer.TRAINER
+    # A script of accelerate's may well train without a schedule.
+    for name in ("optimizer", "scheduler") if is_trainer else ("optimizer",):
         section = config.get(name)
         if isinstance(section, Mapping) and section.get("type") is None:
+            then = (
+                f"Trainer leaves its own {name} out for the section"
+                if is_trainer
+                else f"accelerate wants no {name} of the script's beside the section"
+            )
             yield Violation(
                 rule="huggingface.section_without_type",
-                message=f"{name} without a type: Trainer leaves its own {name} out for the "
-                "section, and DeepSpeed builds none",
+                message=f"{name} without a type: {then}, and DeepSpeed builds none",
                 fix=f"set {name}.type, or remove {name}",
                 at=(name,),
                 choices=(Choice(changes={name: None}),),
@@ -234,6 +248,39 @@ def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
             consequence="ignored",
             is_note=True,
         )
+
+
+def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    if "bfloat16" not in config or "bf16" in config:
+        return
+    old, name = config["bfloat16"], "bf16"
+    added = inserted(config, source.consumer, _asked_precision(source)).get(name, {})
+    is_on = bool(added.get("enabled"))
+    is_other = isinstance(old, Mapping) and old.get("enabled", False) is not is_on
+    yield Violation(
+        rule="huggingface.old_bf16",
+        message=f"bfloat16 is the old name of {name}: accelerate adds {name}.enabled="
+        f"{str(is_on).lower()} beside it, and DeepSpeed reads that alone",
+        fix=f"rename bfloat16 to {name}",
+        at=("bfloat16",),
+        changes={"bfloat16": None, name: old},
+        consequence="differs" if is_other else "ignored",
+    )
+
+
+def _null_accumulation(config: Mapping[str, Any], consumer: Consumer) -> Iterator[Violation]:
+    key = "gradient_accumulation_steps"
+    # Without a micro-batch it does not multiply.
+    if config.get(key, AUTO) is not None or config.get("train_micro_batch_size_per_gpu") is None:
+        return
+    yield Violation(
+        rule="huggingface.null_accumulation",
+        message=f"{key} is null: DeepSpeed computes it then, but {consumer} multiplies with it "
+        "before, and raises",
+        fix=f"set {key} to {AUTO}",
+        at=(key,),
+        changes={key: AUTO},
+    )
 
 
 def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -323,7 +370,9 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 
 def _yaml_file(source: Source) -> Iterator[Violation]:
     if source.accelerate_file is not None:
-        yield from accelerate_fields.violations(source.accelerate_file)
+        yield from accelerate_fields.violations(
+            source.accelerate_file, is_counted=source.world is not None
+        )
     if source.beside_file:
         named = ", ".join(source.beside_file)
         yield Violation(

@@ -10,7 +10,10 @@ from autotune.base.errors import JobError
 from autotune.check.consumers import Consumer
 from autotune.check.layout import ExportedLayout
 
-_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl", "swift")
+TRL = "trl"
+"""Its command, which reads YAML with a parser of its own."""
+
+_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl", "swift", TRL)
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
@@ -71,6 +74,8 @@ class LaunchLine:
     """Who reads the configuration; None where the line does not tell."""
     reader: str = ""
     """The program behind `--deepspeed_config`, where the flags tell."""
+    script: str = ""
+    """The script that it starts, or the command that stands for one."""
     plugin: Mapping[str, Any] = field(default_factory=dict)
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
@@ -90,7 +95,7 @@ def read_launch(line: str) -> LaunchLine:
     """
     if not line.strip():
         raise JobError("--launch is empty", "give the line that starts the training, or leave it")
-    kind, launcher, script = _parse(line)
+    kind, launcher, script, name = _parse(line)
     world, per_node = _ranks(kind, launcher)
     by_accelerate = kind == "accelerate"
     config, consumer = None, None
@@ -104,6 +109,7 @@ def read_launch(line: str) -> LaunchLine:
     layout, split = _megatron_layout(script) if is_megatron else (None, 1)
     return LaunchLine(
         reader=MEGATRON if is_megatron else "",
+        script=name,
         layout=layout,
         split=split,
         plugin={name: launcher[name] for name in _PLUGIN if by_accelerate and name in launcher},
@@ -130,8 +136,8 @@ def _megatron_layout(script: Mapping[str, Any]) -> tuple[ExportedLayout | None, 
     return (ExportedLayout(sp=sp) if sp > 1 else None), tp
 
 
-def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The kind of launcher, its flags, and those of the script."""
+def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
+    """The kind of launcher, its flags, those of the script, and its name."""
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
@@ -140,7 +146,8 @@ def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     script_at = next(
         (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
     )
-    return kind, dict(_flags(words[:script_at])), dict(_flags(words[script_at + 1 :]))
+    name = next(iter(words[script_at:]), "")
+    return kind, dict(_flags(words[:script_at])), dict(_flags(words[script_at + 1 :])), name
 
 
 def _launcher(word: str) -> str:

@@ -7,12 +7,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import leaves
-from autotune.base.secrecy import masked, masked_text
-from autotune.check import huggingface
+from autotune.base.nested import dotted, leaves
+from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
+from autotune.check import by_file, huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
-from autotune.check.fixes import Question, Reply, Terms, mend
+from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
@@ -119,10 +119,10 @@ class CheckReport:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
-        name = str(self.source.path)
+        name, known = str(self.source.path), tuple(withheld(self.source.config))
         lines = difflib.unified_diff(
-            masked_text(self.source.text).splitlines(keepends=True),
-            masked_text(self.fixed_text).splitlines(keepends=True),
+            scrubbed_text(self.source.text, known).splitlines(keepends=True),
+            scrubbed_text(self.fixed_text, known).splitlines(keepends=True),
             fromfile=name,
             tofile=name,
         )
@@ -135,7 +135,7 @@ class CheckReport:
         """What is wrong with the file as it is: after `--fix`, if that was said."""
         if self.is_written(fixed=fixed):
             return self.left
-        return [found.violation for found in self.found]
+        return [found.violation for found in self.found if not found.after_fix]
 
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """What `check` ends with for this file alone; `strict`: also of a warning."""
@@ -182,7 +182,7 @@ class CheckReport:
 
 def _for_programs(changes: Patch) -> Any:
     """Changes as JSON holds them: secrets hidden, and what YAML alone has, a date say, as text."""
-    return _as_json(masked(changes))
+    return _as_json(scrubbed(changes))
 
 
 def _as_json(value: Any) -> Any:
@@ -298,22 +298,51 @@ def check(
         if text is None:
             why_not = "its text cannot be changed there with every comment kept"
     new = _new(mended.seen, before)
+    told = _Discreet(source.config)
     return CheckReport(
         source=source,
         environment=environment,
         world=first.world,
         world_because=first.world_because,
         found=(
-            *(Found(violation=one, place=wishes.place(one), after_fix=False) for one in before),
-            *(Found(violation=one, place=wishes.place(one), after_fix=True) for one in new),
+            *(
+                Found(violation=told.of(one), place=wishes.place(one), after_fix=False)
+                for one in before
+            ),
+            *(
+                Found(violation=told.of(one), place=wishes.place(one), after_fix=True)
+                for one in new
+            ),
         ),
         left=tuple(before) if why_not else (*mended.left, *around),
-        questions=() if why_not else mended.questions,
-        unknown=tuple(sorted(".".join(path) for path in first.unknown)),
+        questions=() if why_not else tuple(map(told.question, mended.questions)),
+        unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
     )
+
+
+class _Discreet:
+    """What is said of a file without the secrets that stand in it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._known = tuple(withheld(config))
+
+    def of(self, violation: Violation) -> Violation:
+        """A violation, for people."""
+        message, fix = self._words(violation.message), self._words(violation.fix)
+        if (message, fix) == (violation.message, violation.fix):
+            return violation
+        return replace(violation, message=message, fix=fix)
+
+    def question(self, question: Question) -> Question:
+        """A question, for people."""
+        options = tuple(replace(one, words=self._words(one.words)) for one in question.options)
+        return replace(question, violation=self.of(question.violation), options=options)
+
+    def _words(self, text: str) -> str:
+        return scrubbed_text(text, self._known)
 
 
 class _Wishes:
@@ -372,11 +401,24 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     violations = judge(setup)
+    if _may_read_itself(source) and (whole := by_file.as_read(after)) is not after:
+        read = judge(_setup(whole, source, environment, world, unknown))
+        violations = by_file.joined(read, violations)
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
+    violations = [*huggingface.violations(config, source), *violations]
+    if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
+        violations = [
+            replace(one, consequence="ignored")
+            if one.level == "error" and not one.rule.startswith("accelerate.")
+            else one
+            for one in violations
+        ]
     return _Looked(
-        violations=(*huggingface.violations(config, source), *violations),
+        violations=tuple(
+            replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
+        ),
         unknown=frozenset(unknown),
         world=world,
         world_because=because,
@@ -422,10 +464,16 @@ def _world(
     return ranks, "from the three batch sizes"
 
 
+def _may_read_itself(source: Source) -> bool:
+    """Whether DeepSpeed reads the file: a script may do so as well, and hand over what it read."""
+    is_read = source.consumer is Consumer.DEEPSPEED and not source.reader
+    return is_read and source.syntax != "yaml" and not source.at
+
+
 def _of_the_file(source: Source) -> Iterator[Violation]:
     """What is wrong with the file itself, and with what is said of it."""
     yield from source.refused
-    reads_itself = source.consumer is Consumer.DEEPSPEED and not source.reader
+    reads_itself = _may_read_itself(source)
     if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
         yield Violation(
             rule="file.byte_order_mark",
@@ -436,7 +484,7 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
     if source.syntax == "json" and (names := duplicates(source.text)):
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
         # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
-        is_refused = reads_itself and not source.at
+        is_refused = reads_itself
         then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
         yield Violation(
             rule=_KEY_TWICE,

@@ -46,8 +46,16 @@ _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset(("finetuning_type", "cutoff_len")), "LLaMA-Factory"),
     (frozenset(("base_model", "datasets")), "axolotl"),
+    (frozenset(("micro_batch_size",)), "axolotl"),
     (frozenset(("tuner_type",)), "ms-swift"),
     (frozenset(("train_type",)), "ms-swift"),
+    *(
+        (frozenset((name,)), "TRL")
+        for name in (
+            *("dataset_mixer", "dataset_mixture", "dataset_text_field", "completion_only_loss"),
+            *("assistant_only_loss", "max_completion_length", "num_generations", "reward_funcs"),
+        )
+    ),
 )
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
 
@@ -97,6 +105,8 @@ class ReadConfig:
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Those of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
     world: int | None = None
     split: int = 1
@@ -130,6 +140,11 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         NotADsConfigError: It is a long text without a word of DeepSpeed's.
         JobError: It is YAML that cannot be read.
     """
+    if path == STANDARD_INPUT and not text.strip():
+        raise RenderError(
+            "standard input is empty",
+            "pipe a file in, such as `autotune check - < ds_config.json`",
+        )
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
     if is_yaml and (data := _json_in_yaml(text, path)) is not None:
@@ -329,6 +344,11 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
         because=f"the {'.'.join(at)} key of {here.path}",
         reader=reader,
         arguments=arguments,
+        texts={
+            name: data[name]
+            for name, value in arguments.items()
+            if isinstance(data.get(name), str) and type(value) in (int, float)
+        },
     )
 
 

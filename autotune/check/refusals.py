@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import look_up
-from autotune.check.consumers import Consumer
+from autotune.check.consumers import Consumer, is_known_value
 from autotune.check.launch import MEGATRON
 from autotune.check.reading import ReadConfig
 from autotune.space.rule import Violation
@@ -56,6 +56,8 @@ def refusals(
             "is named",
             fix="make it plain JSON",
         )
+    if consumer is Consumer.TRAINER and not reader:
+        yield from _texts(section, arguments)
     if reader != MEGATRON:
         return
     for flag, name, then in _MEGATRON_FLAGS:
@@ -67,3 +69,29 @@ def refusals(
                 fix=f"give both the same value: set {name} to {said}",
                 consequence="differs",
             )
+
+
+def _texts(section: ReadConfig, arguments: Mapping[str, Any]) -> Iterator[Violation]:
+    """Numbers that stand as text in a file that HfArgumentParser reads."""
+    for name, text in section.texts.items():
+        number = arguments[name]
+        meant = int(number) if type(number) is float and number.is_integer() else number
+        if not (is_known_value(name, number) or is_known_value(name, meant)):
+            continue
+        has_exponent = "e" in text.lower()
+        why = " (YAML reads an exponent in a number with a point and a sign alone)"
+        yield Violation(
+            rule="huggingface.number_as_text",
+            message=f"{name} is the text {text!r}{why if has_exponent else ''}: Trainer computes "
+            "with it as it is, and raises",
+            fix=f"write {name}: {_as_number(meant, has_exponent)}",
+            at=(name,),
+        )
+
+
+def _as_number(number: float, has_exponent: bool) -> str:
+    """A number as YAML 1.1 knows it."""
+    if type(number) is int or not has_exponent:
+        return repr(number)
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{float(mantissa)!r}e{exponent}"

@@ -99,15 +99,35 @@ FILE_RULES: Mapping[str, FileRule] = {
     ),
     "huggingface.section_without_type": FileRule(
         says="The section of the optimizer or scheduler has no type. Trainer leaves its own out "
-        "for the section, and DeepSpeed builds none.",
+        "for the section, accelerate refuses the optimizer of a script beside it, and DeepSpeed "
+        "builds none.",
         level="error",
         source=f"{_TRAINER}: deepspeed_optim_sched",
     ),
     "huggingface.default_mismatch": FileRule(
         says="A value differs from the default of Trainer's argument, which is not given. Trainer "
-        "refuses that, unless the script has another default.",
+        "refuses that, unless the script has another default. It is an error where the launch "
+        "line names a script that is there and takes Trainer's arguments.",
         level="note",
         source=f"{_TRAINER}: trainer_config_finalize",
+    ),
+    "huggingface.null_accumulation": FileRule(
+        says="gradient_accumulation_steps is null beside a micro-batch. DeepSpeed would compute "
+        "it; accelerate, and Trainer through it, multiplies with it before.",
+        level="error",
+        source="accelerate/accelerator.py: _prepare_deepspeed",
+    ),
+    "huggingface.old_bf16": FileRule(
+        says="The file has the old section bfloat16. Accelerate adds a bf16, switched off unless "
+        "bf16 is asked for, and DeepSpeed reads that one alone.",
+        level="warning",
+        source=f"{_ACCELERATE}: set_mixed_precision",
+    ),
+    "huggingface.number_as_text": FileRule(
+        says="An argument of Trainer is a text where it wants a number: YAML reads 3e-4 as text, "
+        "and 3.0e-4 as a number. HfArgumentParser hands the text on.",
+        level="error",
+        source="transformers/hf_argparser.py: parse_dict",
     ),
     "huggingface.precision_added": FileRule(
         says="A precision is asked for that the file has no section for. accelerate adds one.",
@@ -124,6 +144,11 @@ FILE_RULES: Mapping[str, FileRule] = {
         says="accelerate refuses a field of its YAML, or the value of one.",
         level="error",
         source="accelerate/commands/config/config_args.py, utils/launch.py",
+    ),
+    "accelerate.machines": FileRule(
+        says="num_machines is less than 1, which accelerate takes for 1.",
+        level="note",
+        source="accelerate/utils/launch.py: prepare_deepspeed_cmd_env",
     ),
     "accelerate.unknown_field": FileRule(
         says="accelerate does not know a field of deepspeed_config, and ignores it.",

@@ -9,10 +9,11 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.check.accelerate_file import AccelerateFile
 from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.launch import LaunchLine, read_launch
+from autotune.check.launch import TRL, LaunchLine, read_launch
 from autotune.check.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.check.reading import ReadConfig, Syntax, parsed, sections_of
 from autotune.check.refusals import refusals
+from autotune.check.script import own_defaults
 from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.space.rule import Violation
 
@@ -38,6 +39,9 @@ class Source:
     """What tells the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
+    own_defaults: frozenset[str] | None = None
+    """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
+    not tell, or is not there."""
     syntax: Syntax = "json"
     reader: str = ""
     """The program that hands the configuration to the consumer, where it has a name: GPT-NeoX,
@@ -174,7 +178,7 @@ def _source(
     consumer, because = _consumer(given, section, line, has_line, file)
     ranks = line.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
-    reader = section.reader or line.reader
+    reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
     arguments = {**section.arguments, **line.arguments}
     return Source(
@@ -191,6 +195,7 @@ def _source(
         because=because,
         reader=reader,
         arguments=arguments,
+        own_defaults=_defaults_of(line.script, asked),
         world=counted,
         world_because=world_because,
         per_node=line.per_node
@@ -204,6 +209,13 @@ def _source(
         layout=section.layout or line.layout or layout_beside(section.path),
         refused=(*section.refused, *refusals(section, consumer, reader, arguments)),
     )
+
+
+def _defaults_of(script: str, asked: Path) -> frozenset[str] | None:
+    """From where one stands, else from beside the file."""
+    near = (Path(script), asked.parent / script)
+    found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+    return None if found is None else own_defaults(found)
 
 
 def _counted(ranks: int | None, split: int) -> tuple[int | None, str]:

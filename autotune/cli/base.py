@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from autotune.base.errors import AutotuneError, JobError
+from autotune.base.errors import AutotuneError, ExitCode, JobError
+from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.cli.quick import QuickGroup
 
 cli = typer.Typer(
@@ -70,22 +71,48 @@ Dialect = Annotated[
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]
+TrustJob = Annotated[
+    bool,
+    typer.Option(
+        "--trust-job", help="Do not ask what a job from outside this folder may run and read."
+    ),
+]
+
+
+def agreed_job(
+    job: Path | None, flags: Mapping[str, Any], *, is_trusted: bool
+) -> dict[str, Any] | None:
+    """What the job's file says, once the user has agreed to what it runs and reads."""
+    from autotune.app.consent import agree_to_job
+
+    def ask(question: str) -> bool:
+        try:
+            return typer.confirm(question, default=False, err=True)
+        except typer.Abort as error:
+            # Ctrl-C, or the terminal is gone.
+            PROGRESS.print()
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+    somebody_is_there = sys.stdin.isatty() and sys.stderr.isatty()
+    asks = ask if somebody_is_there else None
+    return agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asks)
 
 
 def say(line: str) -> None:
     """Say a line of progress."""
-    PROGRESS.print(line, markup=False, highlight=False)
+    PROGRESS.print(scrubbed_text(line), markup=False, highlight=False)
 
 
 def explain(error: AutotuneError | OSError) -> None:
     """Say what is wrong and how to mend it; the traceback only where it was asked for."""
     if is_debugging():
         traceback.print_exception(error)
-    PROGRESS.print(Text(f"error: {getattr(error, 'message', error)}", style="red"))
+    message = scrubbed_text(str(getattr(error, "message", error)))
+    PROGRESS.print(Text(f"error: {message}", style="red"))
     if hint := getattr(error, "hint", ""):
-        PROGRESS.print(Text(f"  fix: {hint}"))
+        PROGRESS.print(Text(f"  fix: {scrubbed_text(hint)}"))
     for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
-        PROGRESS.print(Text(f"  also: {note}"))
+        PROGRESS.print(Text(f"  also: {scrubbed_text(note)}"))
 
 
 def refuse_several(**forms: object) -> None:
@@ -108,7 +135,7 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data for programs."""
-    sys.stdout.write(json.dumps(data, indent=indent) + "\n")
+    sys.stdout.write(json.dumps(scrubbed(data), indent=indent) + "\n")
 
 
 def takes(

@@ -10,6 +10,7 @@ from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
 from autotune.base.private import refuse_prepared
+from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
@@ -213,7 +214,7 @@ def write_export(
     for name, text in marked.items():
         path = folder / name
         # In place of what is there: a link would lead to a file that is none of ours.
-        write_text(path, text, error=RenderError, hint=hint)
+        write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
         if path.suffix == ".sh":
             path.chmod(0o755)
     return [folder / name for name in marked]

@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.contract import (
     CONFIG_DIR,
     COORDINATOR_ENDED,
@@ -178,7 +179,7 @@ class Study:
             return None
         self.lock()
         number = 1
-        while (aside := self.root / f"{self.name}.old-{number}").exists():
+        while os.path.lexists(aside := self.root / f"{self.name}.old-{number}"):
             number += 1
         try:
             self.folder.rename(aside)
@@ -249,8 +250,9 @@ class Study:
             folder.mkdir()
             (folder / CONFIG_DIR).mkdir()
             for name, text in files.items():
-                (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
-            write_json(folder / SPEC_FILE, to_dict(spec))
+                clean = scrubbed_document(name, text)
+                (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
+            write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -278,7 +280,7 @@ class Study:
                     number += 1  # a folder takes nobody's place, and nobody takes a folder's
                     damaged = folder / f"{RESULT_FILE}.damaged-{number}"
                 path.replace(damaged)
-            write_json(path, to_dict(result))
+            write_json(path, scrubbed(to_dict(result)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
@@ -313,7 +315,7 @@ class Study:
             StudyError: The disk is full or the folder cannot be written.
         """
         try:
-            write_json(self.state_file, state)
+            write_json(self.state_file, scrubbed(state))
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 

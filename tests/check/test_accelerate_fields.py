@@ -15,6 +15,7 @@ from autotune.check.accelerate_fields import (
     violations,
 )
 
+ACCUMULATION = "gradient_accumulation_steps"
 PLAIN = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "DEEPSPEED",
@@ -104,6 +105,7 @@ TAKEN = {
     "clipping that is auto": {"gradient_clipping": "auto"},
     "a device in capitals": {"offload_optimizer_device": "CPU"},
     "an init flag as text": {"zero3_init_flag": "yes"},
+    "accumulation as text": {"gradient_accumulation_steps": "4"},
 }
 
 
@@ -120,6 +122,35 @@ def test_what_accelerate_takes(tmp_path, changes):
     data = file_with(**changes)
     launched(tmp_path, data)
     assert told(data) == []
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_an_accumulation_of_none_is_refused_by_deepspeed(tmp_path, steps):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    data = file_with(gradient_accumulation_steps=steps)
+    config = launched(tmp_path, data)[1]
+    sizes = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": config[ACCUMULATION]}
+    with pytest.raises((AssertionError, TypeError), match=r"greater than 0|'>' not supported"):
+        DeepSpeedConfig(config | sizes)
+    assert told(data) == ["accelerate.refused"]
+
+
+def test_no_number_of_processes_starts_none(tmp_path):
+    from torch.distributed.run import determine_local_world_size
+
+    data = file_with(num_processes=None)
+    launched(tmp_path, data)
+    with pytest.raises(ValueError, match="nproc_per_node"):
+        determine_local_world_size(str(data["num_processes"]))
+    assert told(data) == ["accelerate.refused"]
+    assert list(violations(data, is_counted=True)) == []
+
+
+def test_less_than_one_machine_is_one(tmp_path):
+    data = file_with(num_machines=0)
+    assert launched(tmp_path, data) == launched(tmp_path, PLAIN)
+    assert [(one.rule, one.level) for one in violations(data)] == [("accelerate.machines", "note")]
 
 
 def test_an_unknown_field_of_the_section_does_nothing(tmp_path):

@@ -185,7 +185,7 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
         ({"deepspeed_config": "ds.json"}, "deepspeed_config: 'ds.json' is no section"),
         ({"num_processes": "eight"}, "num_processes: 'eight'"),
         ({"num_processes": -3}, "num_processes: -3"),
-        ({"num_machines": 0}, "num_machines: 0"),
+        ({"num_machines": "one"}, "num_machines: 'one'"),
         ({"num_machines": True}, "num_machines: "),
     ],
 )

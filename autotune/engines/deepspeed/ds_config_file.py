@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, without
-from autotune.base.secrecy import HIDDEN, holds_secret, masked
+from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.ds_config_text import parse_config, read_text
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -55,7 +55,8 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         notes["scheduler"] = (data.pop("scheduler"), None)
     for section in MONITORS:
         if section in data:
-            notes[section] = (masked({section: data.pop(section)})[section], None)
+            del data[section]
+            notes[section] = (HIDDEN, None)
     data = _usable(data, notes)
     if look_up(data, "tensor_parallel.autotp_size") == 0:
         data = without(data, "tensor_parallel.autotp_size")  # DeepSpeed's word for off
@@ -109,13 +110,19 @@ def _usable(
     for key, value in section.items():
         if value == "auto":
             notes[f"{prefix}{key}"] = (value, None)
-        elif holds_secret(key, value):
-            notes[f"{prefix}{key}"] = (HIDDEN, None)
+        elif holds_secret(key, value) or _tells_secret(key, value):
+            notes[f"{prefix}{scrubbed_text(key)}"] = (HIDDEN, None)
         elif isinstance(value, dict):
             kept[key] = _usable(value, notes, f"{prefix}{key}.")
         else:
             kept[key] = value
     return kept
+
+
+def _tells_secret(key: str, value: Any) -> bool:
+    """Whether a key, or a value that is no section, holds a secret by its form."""
+    is_text = isinstance(value, str | list)
+    return scrubbed_text(key) != key or (is_text and scrubbed(value) != value)
 
 
 def _with_bf16(data: dict[str, Any], notes: dict[str, Note]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.secrecy import masked
+from autotune.base.secrecy import HIDDEN
 from autotune.engines.deepspeed.ds_config_file import MONITORS, Note
 
 _SECTIONS = (*MONITORS, "autotuning", "nebula")
@@ -44,7 +44,7 @@ def without_outputs(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     kept = {}
     for key, value in config.items():
         if key in _SECTIONS and value is not None:
-            notes[key] = (masked({key: value})[key], None)
+            notes[key] = (HIDDEN, None)
         else:
             kept[key] = value
     return _without_paths(kept, notes, ""), notes

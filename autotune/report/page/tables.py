@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.secrecy import masked
+from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_bytes
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
@@ -46,12 +46,13 @@ def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
 
 
 def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
-    """A trial's configuration as it ran, its secrets masked; None where it is gone or damaged."""
+    """A trial's configuration as it ran, its secrets withheld; None: gone or damaged."""
     engine, one = find_engine(report.context.engine), report.trial(trial)
     if one is None:
         return None
     try:
-        return masked(read_json(one.folder / CONFIG_DIR / engine.config_file))
+        config: dict[str, Any] = scrubbed(read_json(one.folder / CONFIG_DIR / engine.config_file))
+        return config
     except ContractError:
         return None
 

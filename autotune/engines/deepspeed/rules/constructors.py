@@ -15,7 +15,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.base import Setup, as_section
 from autotune.engines.deepspeed.rules.releases import is_at_least
 
 DATA_FILE = Path(__file__).with_name("constructors.json")
@@ -166,6 +166,20 @@ def scheduler_of(setup: Setup) -> Constructor | None:
     if not isinstance(name, str):
         return None
     return _ours(f"schedulers/{name}", setup) or _ours(f"schedulers/torch.{name}", setup)
+
+
+def schedule_decides(setup: Setup, made: Constructor) -> bool:
+    """Whether a scheduler puts its own learning rate over one that nobody has looked at yet.
+
+    These optimizers look at it in the first step.
+    """
+    if made.name not in ("FusedAdam", "Muon"):
+        return False
+    section = setup.section("scheduler")
+    kind = section.get("type")
+    if kind == "WarmupLR":
+        return as_section(section.get("params")).get("warmup_max_lr") is not None
+    return kind in ("WarmupDecayLR", "OneCycle", "LRRangeTest")
 
 
 def takes(optimizer: str) -> Sequence[str]:
@@ -330,7 +344,7 @@ def _wants(refused: Mapping[str, str], at: str = "") -> str:
     noun = "a number" if broken else "a whole number"
     bounds = [_low(taken[0]), _high(taken[-1])] if broken else [_low_whole(taken[0])]
     words = " and ".join(filter(None, bounds))
-    null = "" if at + sample_name(None) in refused else ", or null"
+    null = "" if at + sample_name(None) in refused else " or null"
     return f"{noun} {words}".strip() + null
 
 

@@ -43,6 +43,7 @@ from autotune.engines.deepspeed.rules.values import (
     number,
     optional,
     or_auto,
+    raw,
     removed,
     since,
     unwritable,
@@ -472,7 +473,7 @@ SECTIONS: Mapping[str, Section] = {
         strict=True,
         keys={
             "dtype": unwritable("torch.dtype"),
-            "autotp_size": integer(),
+            "autotp_size": raw(integer()),
             "tp_overlap_comm": BOOL,
             "vocab_parallel_lm_head": since("0.19.7", optional(BOOL)),
             "vocab_parallel_ce_backend": since("0.19.7", choice("torch", "liger")),

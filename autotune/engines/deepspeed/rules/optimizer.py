@@ -3,7 +3,6 @@
 from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import (
     Setup,
-    as_section,
     ignored,
     offload,
     optimizer,
@@ -14,9 +13,9 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
-    Constructor,
     names_of,
     optimizer_of,
+    schedule_decides,
 )
 from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
 from autotune.space.rule import Choice, Finding, rule
@@ -182,22 +181,8 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     made = optimizer_of(setup) if given else None
     if made is None or not made.refuses:
         return None
-    but = ("amsgrad", "lr") if _schedule_decides(setup, made) else ("amsgrad",)
+    but = ("amsgrad", "lr") if schedule_decides(setup, made) else ("amsgrad",)
     return wrong_arguments("optimizer", made, given, setup, but=but)
-
-
-def _schedule_decides(setup: Setup, made: Constructor) -> bool:
-    """Whether a scheduler puts its own learning rate over one that nobody has looked at yet.
-
-    These optimizers look at it in the first step.
-    """
-    if made.name not in ("FusedAdam", "Muon"):
-        return False
-    section = setup.section("scheduler")
-    kind = section.get("type")
-    if kind == "WarmupLR":
-        return as_section(section.get("params")).get("warmup_max_lr") is not None
-    return kind in ("WarmupDecayLR", "OneCycle", "LRRangeTest")
 
 
 @rule(

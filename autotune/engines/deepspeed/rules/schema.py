@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from autotune.base.nested import merge
+from autotune.base.nested import look_up, merge
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     as_section,
@@ -25,7 +25,12 @@ from autotune.engines.deepspeed.rules.base import (
     removal,
     zero,
 )
-from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
+from autotune.engines.deepspeed.rules.constructors import (
+    TAKEN_OUT,
+    optimizer_of,
+    schedule_decides,
+    scheduler_of,
+)
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import (
     PARAMS,
@@ -105,30 +110,44 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
     ]
 
 
-def _is_on(section: str) -> Callable[[Setup], bool]:
-    return lambda setup: bool(setup.section(section).get("enabled"))
+def _is_on(section: str) -> Callable[[Setup, Any], bool]:
+    return lambda setup, _: bool(setup.section(section).get("enabled"))
 
 
-_ACTS_IF: Mapping[str, Callable[[Setup], bool]] = {
+def _has_type(section: str) -> Callable[[Setup, Any], bool]:
+    """runtime/config.py: get_optimizer_params, get_scheduler_params ask for the type first."""
+    return lambda setup, _: setup.section(section).get("type") is not None
+
+
+_ACTS_IF: Mapping[str, Callable[[Setup, Any], bool]] = {
+    "optimizer.params": _has_type("optimizer"),
+    "scheduler.params": _has_type("scheduler"),
+    # __init__.py: initialize makes a mesh of both
+    "data_parallel_size": lambda setup, _: "sequence_parallel_size" in setup.ds_config,
+    # runtime/config.py asks each part of it for text, runtime/torch_autocast.py imports them
+    "torch_autocast.lower_precision_safe_modules": lambda setup, value: (
+        not isinstance(value, str) or bool(setup.section("torch_autocast").get("enabled"))
+    ),
     # runtime/engine.py: _configure_distributed_model casts buffers in 16 bits alone
-    "data_types.buffer_dtype": lambda setup: setup.dtype != "fp32",
+    "data_types.buffer_dtype": lambda setup, _: setup.dtype != "fp32",
     # and stage_1_and_2.py has no use for it
-    "gradient_predivide_factor": lambda setup: setup.stage != 1,
-    "tensor_parallel.preset_model": lambda setup: (
+    "gradient_predivide_factor": lambda setup, _: setup.stage != 1,
+    "tensor_parallel.preset_model": lambda setup, _: (
         setup.section("tensor_parallel").get("autotp_size", 0) > 1
     ),
-    "aio.": lambda setup: "nvme" in (setup.optimizer_offload, setup.param_offload),
+    "aio.": lambda setup, _: "nvme" in (setup.optimizer_offload, setup.param_offload),
     "autotuning.start_profile_step": _is_on("autotuning"),
     "autotuning.end_profile_step": _is_on("autotuning"),
     **{
-        f"flops_profiler.{name}": lambda setup: any(
-            _is_on(section)(setup) for section in ("flops_profiler", "autotuning")
+        f"flops_profiler.{name}": lambda setup, _: any(
+            setup.section(section).get("enabled") for section in ("flops_profiler", "autotuning")
         )
         for name in SECTIONS["flops_profiler"].keys
         if name != "enabled"
     },
 }
-"""Keys, or beginnings of them, that are read without a check -> where they are used at all."""
+"""Keys, or beginnings of them, that are read without a check -> where they, or the value that is
+written there, are used at all."""
 
 
 def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
@@ -136,13 +155,18 @@ def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
     if not found:
         return found
     read = setup.with_config(as_read(setup.ds_config, setup.version))
-    return [each if _acts(read, each) else replace(each, consequence="ignored") for each in found]
+    return [
+        each if _acts(read, setup.ds_config, each) else replace(each, consequence="ignored")
+        for each in found
+    ]
 
 
-def _acts(setup: Setup, found: Finding) -> bool:
+def _acts(setup: Setup, written: Mapping[str, Any], found: Finding) -> bool:
     with suppress(UnknownFactError):
         return found.consequence != "raised" or all(
-            acts(setup) for start, acts in _ACTS_IF.items() if found.at[0].startswith(start)
+            acts(setup, look_up(written, found.at[0]))
+            for start, acts in _ACTS_IF.items()
+            if found.at[0].startswith(start)
         )
     return True
 
@@ -290,12 +314,12 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
     But for keys where DeepSpeed takes the word for a value, or that it does not know anyway.
     """
     for path, content, section in sections(setup.ds_config):
-        if section.is_strict(setup.version) != strict:
-            continue
+        is_strict = section.is_strict(setup.version)
         for name, key, value in known_items(content, section):
-            if is_auto(value) and (
-                not key.accepts(value) if strict else key.taken(value) is REFUSED
-            ):
+            drops = is_strict and not key.is_raw
+            if not is_auto(value) or drops != strict:
+                continue
+            if not key.accepts(value) if drops else key.taken(value) is REFUSED:
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
@@ -335,9 +359,14 @@ def _is_word(setup: Setup, path: str, name: str) -> bool:
     """Whether what is built takes the word as good as any: a truth to a switch, as nesterov."""
     if path not in PARAMS:
         return False
-    made = optimizer_of(setup) if path == PARAMS[0] else scheduler_of(setup)
+    is_optimizers = path == PARAMS[0]
+    made = optimizer_of(setup) if is_optimizers else scheduler_of(setup)
+    if is_optimizers and setup.optimizer in ("adam", "adamw") and name in TAKEN_OUT:
+        return True
     if made is None or name not in made.takes or not made.refuses:
         return False
+    if is_optimizers and name == "lr" and schedule_decides(setup, made):
+        return True
     return not made.refusal(name, "auto", accelerator=setup.accelerator)
 
 

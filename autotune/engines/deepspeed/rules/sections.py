@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from autotune.base.nested import key_in_words
 from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
@@ -77,7 +78,7 @@ def _content(config: Mapping[str, Any], path: str) -> Any:
 
 def dotted(path: str, name: object) -> str:
     """The name of a key for people."""
-    return f"{path}.{name}" if path else str(name)
+    return f"{path}.{key_in_words(name)}" if path else key_in_words(name)
 
 
 def shown(name: object, value: Any) -> str:
@@ -140,7 +141,7 @@ def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
         for name, key, value in known_items(content, section):
             if key.accepts(value):
                 continue
-            if is_auto(value) and section.is_strict(version):
+            if is_auto(value) and section.is_strict(version) and not key.is_raw:
                 _put(changes, parts, name, None)
                 continue
             taken = key.taken(value)

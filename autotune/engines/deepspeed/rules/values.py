@@ -109,6 +109,8 @@ class Key:
     """The words that it takes, where they are few."""
     converts: Callable[[Any], Any] = _refuse
     """What DeepSpeed makes of a value that `accepts` does not know; `REFUSED` where it raises."""
+    is_raw: bool = False
+    """Whether DeepSpeed computes with it before a class of its own drops an "auto"."""
 
     def taken(self, value: Any) -> Any:
         """What DeepSpeed takes a value for; `REFUSED` where it raises on it."""
@@ -192,6 +194,11 @@ def number(low: float = -_MAX_FLOAT, high: float = _MAX_FLOAT) -> Key:
     )
 
 
+def raw(key: Key) -> Key:
+    """The same where DeepSpeed computes with what is written before it converts it."""
+    return replace(key, converts=partial(_unless, str, key.converts), is_raw=True)
+
+
 def no_bool(key: Key) -> Key:
     """The same where DeepSpeed's own validator refuses true and false."""
     return replace(key, converts=partial(_unless, bool, key.converts))
@@ -218,7 +225,7 @@ def optional(key: Key) -> Key:
     """The same, or null."""
     return replace(
         key,
-        wants=f"{key.wants}, or null",
+        wants=_or(key.wants, "null"),
         accepts=lambda v: v is None or key.accepts(v),
         converts=lambda v: None if v is None else key.converts(v),
     )
@@ -228,11 +235,15 @@ def or_auto(key: Key) -> Key:
     """The same, or the word "auto", which means something there."""
     return replace(
         key,
-        wants=f'{key.wants}, or "auto"',
+        wants=_or(key.wants, '"auto"'),
         accepts=lambda v: v == "auto" or key.accepts(v),
         # As one of two types, text is text: "3" is refused.
         converts=partial(_unless, str, key.converts),
     )
+
+
+def _or(wants: str, word: str) -> str:
+    return f"{wants.replace(' or ', ', ')} or {word}"
 
 
 def since(absent_through: str, key: Key) -> Key:
@@ -273,7 +284,7 @@ WIDE_BOOL = replace(BOOL, converts=lambda v: bool(v) if type(v) is int else REFU
 """Read as it is, and joined with another by `|`."""
 LISTED_BOOL = replace(BOOL, converts=lambda v: bool(v) if v in (0, 1) else REFUSED)
 """Read as it is, and looked up in a list of both."""
-PLAIN_INT = replace(INT, converts=_plain_int)
+PLAIN_INT = replace(INT, accepts=lambda v: type(v) is int, converts=_plain_int)
 PLAIN_NUMBER = Key(
     wants="a number",
     accepts=lambda v: type(v) in (int, float) and -_MAX_FLOAT <= v <= _MAX_FLOAT,

@@ -196,11 +196,62 @@ def test_what_is_never_used_raises_nothing():
         ),
         ({"flops_profiler": {"module_depth": "auto"}}, {"flops_profiler": {"enabled": True}}),
         ({"data_types": {"buffer_dtype": "fp64"}}, {"bf16": {"enabled": True}}),
+        ({"data_parallel_size": "cpu"}, {"sequence_parallel_size": 1}),
+        (
+            {"torch_autocast": {"lower_precision_safe_modules": "fp16"}},
+            {"torch_autocast": {"enabled": True}},
+        ),
         ({"gradient_predivide_factor": "x", "zero_optimization": {"stage": 1}}, None),
     ):
         assert [one.level for one in found(config)] == ["warning"]
         if acting is not None:
             assert "error" in [one.level for one in found(merge(config, acting))]
+
+
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+def test_parameters_of_no_type_are_not_read(section):
+    other = "SGD" if section == "optimizer" else "WarmupLR"
+    for kind, levels in ((None, {"warning"}), (other, {"error"})):
+        config = {section: {"type": kind, "params": 5}}
+        read = [one for one in found(config) if one.at == (f"{section}.params",)]
+        assert {one.level for one in read} == levels
+
+
+@pytest.mark.parametrize("value", [2**70, 1e30])
+def test_a_whole_number_may_be_large(value):
+    """Python computes with it, and so does DeepSpeed."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    assert DeepSpeedConfig({"train_batch_size": value}).train_micro_batch_size_per_gpu == value
+    told = [one for one in found({"train_batch_size": value}) if one.level == "error"]
+    assert "schema.top_level_value" not in [one.rule for one in told]
+
+
+def test_a_degree_that_is_read_before_it_is_converted():
+    """`initialize` compares it with 0, and only then does a class of its own convert it."""
+    for text in ("2", "auto"):
+        (error,) = [
+            one
+            for one in found({"tensor_parallel": {"autotp_size": text}})
+            if one.level == "error"
+        ]
+        assert error.at == ("tensor_parallel.autotp_size",)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ({"torch_adam": None, "lr": "auto"}, {"warmup_max_lr": 0.1}),
+        ({"torch_adam": "auto", "lr": 0.1}, None),
+    ],
+)
+def test_auto_that_nobody_looks_at_runs(optimizer, scheduler):
+    config = {"optimizer": {"type": "AdamW", "params": optimizer}}
+    if scheduler is not None:
+        config["scheduler"] = {"type": "WarmupLR", "params": scheduler}
+    assert [(one.rule, one.level) for one in found(config)] == [
+        ("schema.auto_unresolved", "warning")
+    ]
 
 
 def test_auto_where_any_word_is_taken_runs():

@@ -1,0 +1,79 @@
+"""What DeepSpeed's own reader of files makes of numbers.
+
+It reads with hjson, which takes 5e8 and 2.0 for whole numbers (hjson/decoder.py); a script that
+reads the file with json hands over what is written. Both are judged: what either refuses alone is
+told, and counts as refused where DeepSpeed reads.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotune.space.rule import Violation
+
+_MOST = 1e10
+"""From here on it leaves a number as it is."""
+
+
+def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration as DeepSpeed's reader makes it; the same object where nothing changes."""
+    return _read(config)  # type: ignore[no-any-return]
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _MOST else value
+    if isinstance(value, Mapping):
+        made = {name: _read(inner) for name, inner in value.items()}
+        return made if any(made[name] is not value[name] for name in made) else value
+    if isinstance(value, list):
+        items = [_read(inner) for inner in value]
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    return value
+
+
+def joined(read: Sequence[Violation], written: Sequence[Violation]) -> list[Violation]:
+    """What is said of a file, in the order of the rules.
+
+    Args:
+        read: Of the configuration as DeepSpeed's reader makes it.
+        written: As it is written.
+    """
+    return [*_of_reader(read, written), *_of_scripts(written, read)]
+
+
+def _of_reader(read: Sequence[Violation], written: Sequence[Violation]) -> Iterator[Violation]:
+    said = {_fact(one): one for one in written}
+    for one in read:
+        if _fact(one) in said:
+            yield said[_fact(one)]  # in the words of the file
+        elif one.level != "error":
+            yield one
+        else:
+            yield replace(
+                one,
+                message=f"{one.message} (DeepSpeed's reader takes 0.0 for 0)",
+                fix="write numbers that are not whole, or hand over what json reads",
+                changes={},
+                choices=(),
+            )
+
+
+def _of_scripts(written: Sequence[Violation], read: Sequence[Violation]) -> Iterator[Violation]:
+    said = {_fact(one) for one in read}
+    for one in written:
+        if _fact(one) in said:
+            continue
+        if one.level == "error":
+            yield replace(
+                one,
+                message=f"{one.message}; DeepSpeed's reader takes 2.0 for 2, a script that reads "
+                "the file with json does not",
+                consequence="converted",
+            )
+        elif one.consequence == "converted":
+            yield one
+
+
+def _fact(violation: Violation) -> tuple[str, tuple[str, ...]]:
+    return violation.rule, violation.at
