@@ -115,7 +115,7 @@ def _of_steps(result: TrialResult, spec: TrialSpec) -> Iterator[Complaint]:
     median_s = statistics.median(times_s)
     if not _same(step_s, median_s):
         yield "step_time_s", step_s, f"the median of its steps is {median_s:g}"
-    samples = layout.micro_batch * layout.grad_accum * layout.dp
+    samples = layout.global_batch
     follow: Mapping[str, tuple[float | None, float | None]] = {
         "samples_per_s": (result.samples_per_s, step_s),
         "samples_per_s_low": (result.samples_per_s_low, result.step_time_high_s),
