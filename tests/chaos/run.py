@@ -21,6 +21,7 @@ from typing import Any
 from autotune.engines.deepspeed.extensions import build
 from tests.chaos import (
     around_trials,
+    from_outside,
     in_coordinators,
     in_figures,
     in_files,
@@ -38,6 +39,7 @@ ROOMS: dict[str, ModuleType] = {
     "retries": retries,
     "figures": in_figures,
     "files": in_files,
+    "outside": from_outside,
 }
 
 
@@ -109,7 +111,8 @@ def main(arguments: Sequence[str]) -> int:
             ground.close()
     found = summary(list(rows.values()), time.monotonic() - began)
     if options.record is not None:
-        write_record(options.record, "tests.chaos.run", arguments, found)
+        adds_by = None if options.fault == "*" else "fault"
+        write_record(options.record, "tests.chaos.run", arguments, found, adds_by=adds_by)
     print(json.dumps(found) if options.json else table(found))
     return 0 if found["injected"] and found["survived"] == found["injected"] else 1
 
