@@ -86,7 +86,8 @@ class SoakFleet(ScriptedFleet):
 
 
 def steady(trial: TrialSpec) -> TrialResult:
-    return dataclasses.replace(ok(trial, 4.0), step_times_s=[1.0] * (SOAKED - 2))
+    made = ok(trial, float(trial.layout.global_batch))  # a step a second
+    return dataclasses.replace(made, step_times_s=[1.0] * (SOAKED - 2))
 
 
 def record(folder: Path) -> Study:
