@@ -26,6 +26,7 @@ from tests.chaos import (
     in_figures,
     in_files,
     in_trials,
+    out_of_sight,
     retries,
 )
 from tests.chaos.arena import Ground
@@ -40,6 +41,7 @@ ROOMS: dict[str, ModuleType] = {
     "figures": in_figures,
     "files": in_files,
     "outside": from_outside,
+    "sight": out_of_sight,
 }
 
 
