@@ -59,7 +59,8 @@ ACTING = {
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
 def test_what_acts_is_shown_as_its_escape(text):
     told = one_line(f"a{text}b")
-    assert told.startswith("a\\") and told.endswith("b")
+    assert told.startswith("a\\")
+    assert told.endswith("b")
     assert told.isprintable()
     assert lines(f"a{text}b") == told
     assert each_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {told: [told, 1]}
