@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
@@ -67,7 +68,9 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
             "name a trial of the report",
         )
     environment = _environment(facts, number)
-    job = make_job(read_job_file(study.job_file), where=str(study.job_file))
+    data = read_job_file(study.job_file)
+    refuse_code_of_others(study.job_file, data.get("model"))
+    job = make_job(data, where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
     task = Task(
         job=job, environment=environment, engine=bind_engine(job, environment), study=study

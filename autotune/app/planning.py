@@ -24,6 +24,7 @@ def open_outlook(
     wishes: FleetWishes,
     *,
     engine: str = DEFAULT_ENGINE,
+    agreed: Mapping[str, Any] | None = None,
 ) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
@@ -32,6 +33,7 @@ def open_outlook(
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
         engine: Name of an installed one.
+        agreed: As of `open_session`.
 
     Raises:
         JobError: The job, the space, the table or a description is not valid, or there is no such
@@ -44,7 +46,7 @@ def open_outlook(
     table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
-    job, keys = read_job(job_file, {**flags, "engine": engine}, environment)
+    job, keys = read_job(job_file, {**flags, "engine": engine}, environment, agreed=agreed)
     if wishes.accelerators is not None:
         job = dataclasses.replace(job, accelerators=wishes.accelerators)
     lattice = lattice_of(job, bind_engine(job, environment))

@@ -59,7 +59,12 @@ class Session(Task):
 
 
 def open_session(
-    job_file: Path | None, flags: Mapping[str, Any], *, results: Path, fleet: str = "local"
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    results: Path,
+    fleet: str = "local",
+    agreed: Mapping[str, Any] | None = None,
 ) -> Session:
     """Read the job, and find out what is legal for it on a fleet.
 
@@ -68,6 +73,7 @@ def open_session(
         flags: Keys of the job that come before the file's.
         results: Folder of all studies.
         fleet: Name of an installed one, and after a colon what it takes: `simulate:8xH100`.
+        agreed: What the file said when the user was asked about it, as of `agree_to_job`.
 
     Raises:
         JobError: The job, the space, the fleet or a file that it names is not valid.
@@ -80,7 +86,9 @@ def open_session(
     kind, _, of = fleet.partition(":")
     plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
     place = plugin.find(of, job_file, flags)
-    job, data = place.finish_job(*read_job(job_file, place.flags, place.environment))
+    job, data = place.finish_job(
+        *read_job(job_file, place.flags, place.environment, agreed=agreed)
+    )
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
@@ -125,11 +133,12 @@ def render(
     out: Path,
     *,
     to: str | None,
+    agreed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
     By default that is the engine's own. Other knobs are at the base configuration's value or the
-    engine's default.
+    engine's default. `agreed` is as of `open_session`.
 
     Returns:
         The files, and what has to be said of the settings.
@@ -139,7 +148,7 @@ def render(
         RenderError: A template does not render, or the folder cannot be written.
     """
     environment = detect_environment()
-    job, _ = read_job(job_file, flags, environment)
+    job, _ = read_job(job_file, flags, environment, agreed=agreed)
     engine = bind_engine(job, environment)
     context = engine.context
     values = parse_settings(settings, context.knobs)
@@ -164,9 +173,13 @@ def render(
 
 
 def read_job(
-    job_file: Path | None, flags: Mapping[str, Any], environment: Environment
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    environment: Environment,
+    *,
+    agreed: Mapping[str, Any] | None = None,
 ) -> tuple[Job, dict[str, Any]]:
-    """Read a job, with the defaults of some devices.
+    """Read a job, with the defaults of some devices; `agreed` is as of `open_session`.
 
     Returns:
         The job, and how YAML says it, readable from any folder.
@@ -175,7 +188,9 @@ def read_job(
         JobError: It is not valid.
     """
     given = dict(flags)
-    theirs = read_job_file(job_file) if job_file is not None else {}
+    theirs: Mapping[str, Any] = {}
+    if job_file is not None:
+        theirs = read_job_file(job_file) if agreed is None else agreed
     if "lora_rank" in given:
         given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
     theirs = {**theirs, **given}

@@ -1,10 +1,15 @@
 """Nested mappings: their depth and leaves, one laid over another, reading by a dotted path."""
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 50
 """Levels of a user's file: far above any ds_config, far below what Python's stack takes."""
+
+_PLAIN_NAME = re.compile(r'[^\s."]+')
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[^.]+')
 
 
 def is_too_deep(data: Any) -> bool:
@@ -68,6 +73,25 @@ def without(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     elif isinstance(copy.get(head), Mapping):
         copy[head] = without(copy[head], rest)
     return copy
+
+
+def key_in_words(name: object) -> str:
+    """A key as messages show it: quoted where it would be read for something else."""
+    if name is None or isinstance(name, bool):  # YAML's
+        return json.dumps(name)
+    text = str(name)
+    return text if _PLAIN_NAME.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def dotted(path: Iterable[object]) -> str:
+    """A path of keys as messages show it; `path_of` reads it."""
+    return ".".join(map(key_in_words, path))
+
+
+def path_of(name: str) -> tuple[str, ...]:
+    """The path that a dotted name stands for."""
+    found = _NAME.findall(name)
+    return tuple(json.loads(one, strict=False) if one[0] == '"' else one for one in found)
 
 
 def kind_in_words(value: Any) -> str:

@@ -92,7 +92,7 @@ def check_private(folder: Path) -> None:
 def check_code_folder(folder: Path) -> None:
     """See that nobody but this user and root decides what a folder holds: code is loaded from it.
 
-    Others of the user's group may: many systems give every user a group.
+    Others of the user's group may: many systems give every user a group. It need not be there.
 
     Raises:
         PreparedError: Another user owns it or the folder around it, or everybody may write in it
@@ -100,14 +100,20 @@ def check_code_folder(folder: Path) -> None:
         OSError: It cannot be looked at.
     """
     folder = Path(os.path.realpath(folder))
-    for each in (folder, folder.parent):
-        found = os.stat(each)
-        if found.st_uid not in (os.getuid(), 0):
-            said = f"belongs to {_owner(found)}, whose code would run as you"
-            raise PreparedError(each, said)
+    if not folder.exists():  # it will be made in the first that is there
+        _check_owner(next(above for above in folder.parents if above.exists()))
+        return
+    _check_owner(folder)
+    _check_owner(folder.parent)
     if os.stat(folder).st_mode & stat.S_IWOTH:
         raise PreparedError(folder, "is open to everybody's writing: `chmod o-w` closes it")
     _check_movable(folder)
+
+
+def _check_owner(folder: Path) -> None:
+    found = os.stat(folder)
+    if found.st_uid not in (os.getuid(), 0):
+        raise PreparedError(folder, f"belongs to {_owner(found)}, whose code would run as you")
 
 
 def refuse_prepared(path: Path) -> None:
@@ -152,17 +158,21 @@ def open_lock(path: Path, mode: int = 0o600) -> int:
     try:
         handle = os.open(path, flags, mode)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            said = "is a link, and a lock is a file: remove it"
-            raise PreparedError(path, said) from error
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
+            raise _no_lock(path, os.lstat(path)) from error
         raise
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(handle)
-        what = "has a second name" if stat.S_ISREG(found.st_mode) else "is no file"
-        said = f"{what}, and belongs to {_owner(found)}: remove it"
-        raise PreparedError(path, said)
+        raise _no_lock(path, found)
     return handle
+
+
+def _no_lock(path: Path, found: os.stat_result) -> PreparedError:
+    said = "is no file" if not stat.S_ISREG(found.st_mode) else "has a second name"
+    if stat.S_ISLNK(found.st_mode):
+        said = "is a link"
+    return PreparedError(path, f"{said}, where a lock belongs, of {_owner(found)}: remove it")
 
 
 def _owner(found: os.stat_result) -> str:

@@ -60,10 +60,12 @@ class _StrictLoader(yaml.SafeLoader):
         return value
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value: int = super().construct_yaml_int(node)
-        if value.bit_length() > _MAX_NUMBER_BITS:
-            raise _at("no number is so long", node.start_mark)
-        return value
+        # Python itself converts no text of many digits, and says so in words for programmers.
+        if len(node.value) <= _MAX_NUMBER_BITS:
+            value: int = super().construct_yaml_int(node)
+            if value.bit_length() <= _MAX_NUMBER_BITS:
+                return value
+        raise _at("no number is so long", node.start_mark)
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)

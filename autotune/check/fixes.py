@@ -16,7 +16,7 @@ from autotune.base.nested import leaves
 from autotune.check.edit import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
-from autotune.space.rule import Patch, Violation
+from autotune.space.rule import Moves, Patch, Violation, in_words
 
 KeyPath = tuple[str, ...]
 Look = Callable[[Mapping[str, Any]], Sequence[Violation]]
@@ -271,6 +271,39 @@ class _Move:
     old: KeyPath
     to: Mapping[KeyPath, KeyPath]
     """Each value's place below `old` -> its new place in the configuration."""
+
+
+def moved_in(config: Mapping[str, Any], changes: Patch) -> Moves:
+    """The keys and sections that changes bring to another place just as they are."""
+    found: dict[KeyPath, KeyPath] = {}
+    for move in _Sorted(config, changes).moves:
+        places = {to[: len(to) - len(below)] for below, to in move.to.items()}
+        place = places.pop()
+        is_whole = not places and all(place + below == to for below, to in move.to.items())
+        if is_whole and same_data(_at(config, move.old), _at(changes, place)):
+            found[move.old] = place
+    return found
+
+
+def reworded(config: Mapping[str, Any], changes: Patch, fix: str) -> str:
+    """A fix in words that tell what moves, instead of what goes and what comes.
+
+    Args:
+        config: What it mends.
+        changes: What it does.
+        fix: As the rule tells it, which does not compare the two.
+    """
+    told = in_words(changes)
+    if not changes or not fix.startswith(told):
+        return fix
+    return in_words(changes, moved_in(config, changes)) + fix.removeprefix(told)
+
+
+def _at(data: Mapping[str, Any], path: KeyPath) -> Any:
+    value: Any = data
+    for name in path:
+        value = value[name]
+    return value
 
 
 class _Sorted:

@@ -1,10 +1,9 @@
 """What Hugging Face Trainer and accelerate do with a configuration before DeepSpeed sees it."""
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from typing import Any
 
-from autotune.base.nested import look_up, merge
+from autotune.base.nested import dotted, look_up
 from autotune.check import accelerate_fields
 from autotune.check.consumers import (
     ARGUMENTS,
@@ -19,6 +18,7 @@ from autotune.check.consumers import (
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
+from autotune.engines.deepspeed.rules.sections import shown
 from autotune.space.rule import Choice, Patch, Violation
 
 
@@ -40,7 +40,7 @@ def filled(
     after |= {name: {"enabled": False} for name in ("fp16", "bf16") if name not in after}
     known = _known(source)
     for path in autos(config):
-        key = ".".join(path)
+        key = dotted(path)
         if key not in FILLED[source.consumer] or known.get(key) is None:
             unknown.add(path)
         else:
@@ -83,18 +83,22 @@ def _known(source: Source) -> dict[str, Any]:
 
 
 def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    names = [".".join(path) for path in autos(config)]
-    wrong = [name for name in names if name not in FILLED[source.consumer]]
-    if not wrong:
-        return
-    changes = reduce(merge, (_at_key(name, None) for name in wrong))
-    yield Violation(
-        rule="huggingface.auto_not_filled",
-        message=f'"auto" at {", ".join(wrong)}: {source.consumer} fills in other keys, and '
-        "refuses the word there",
-        fix=f"remove {' and '.join(wrong)}, or write the value",
-        changes=changes,
-    )
+    for path in autos(config):
+        name = dotted(path)
+        if name in FILLED[source.consumer]:
+            continue
+        yield Violation(
+            rule="huggingface.auto_not_filled",
+            message=f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the '
+            "word there",
+            fix=f"remove {name}, or write the value",
+            at=(name,),
+            changes=_gone(path),
+        )
+
+
+def _gone(path: tuple[str, ...]) -> dict[str, Any]:
+    return {path[0]: _gone(path[1:]) if path[1:] else None}
 
 
 def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
@@ -150,20 +154,17 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         "optimizer.params.betas": "adam_beta1 and adam_beta2",
         "train_batch_size": "world * per_device_train_batch_size * gradient_accumulation_steps",
     }
-    told = []
-    changes: dict[str, Any] = {}
     for key, wanted in known.items():
         value = look_up(config, key)
         if value is None or value in (AUTO, wanted):
             continue
-        told.append(f"{key}={value!r} against {names[key]}={wanted!r}")
-        changes = merge(changes, _at_key(key, AUTO))
-    if told:
         yield Violation(
             rule="huggingface.mismatch",
-            message=f"{'; '.join(told)}: Trainer refuses values that differ from its arguments",
-            fix='write "auto" there, or the same value',
-            changes=changes,
+            message=f"{key}={shown(key, value)} against {names[key]}={shown(key, wanted)}: "
+            "Trainer refuses values that differ from its arguments",
+            fix=f"set {key} to {AUTO}, or to the same value",
+            at=(key,),
+            changes=_at_key(key, AUTO),
         )
 
 

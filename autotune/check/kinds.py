@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.nested import key_in_words
 
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""
@@ -79,6 +80,6 @@ def kind_of(data: Mapping[Any, Any], path: Path) -> str:
     known = next((kind for keys, kind in _BY_KEYS if names.issuperset(keys)), None)
     if known is not None:
         return known
-    shown = ", ".join(repr(str(name))[1:-1] for name in list(data)[:_MOST_NAMED])
+    shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
     return f"no key that only DeepSpeed has, among {shown}{more}"

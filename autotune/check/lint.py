@@ -7,12 +7,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import leaves
+from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import by_file, huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
-from autotune.check.fixes import Question, Reply, Terms, mend
+from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
@@ -316,7 +316,7 @@ def check(
         ),
         left=tuple(before) if why_not else (*mended.left, *around),
         questions=() if why_not else tuple(map(told.question, mended.questions)),
-        unknown=tuple(sorted(".".join(path) for path in first.unknown)),
+        unknown=tuple(sorted(map(dotted, first.unknown))),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
@@ -416,7 +416,9 @@ def _look(
             for one in violations
         ]
     return _Looked(
-        violations=tuple(violations),
+        violations=tuple(
+            replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
+        ),
         unknown=frozenset(unknown),
         world=world,
         world_because=because,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import yaml
 
-from autotune.base.nested import leaves
+from autotune.base.nested import leaves, path_of
 from autotune.check.edit import key_starts
 from autotune.check.reading import Syntax
 from autotune.space.rule import Violation
@@ -106,7 +106,7 @@ def _hjson_starts(text: str) -> dict[Path, int]:
 
 def _paths(violation: Violation) -> Iterator[Path]:
     """Paths of keys that a violation names, the most certain first."""
-    yield from (tuple(key.split(".")) for key in violation.at)
+    yield from (path_of(key) for key in violation.at)
     for changes in (violation.changes, *(choice.changes for choice in violation.choices)):
         yield from (path for path, _ in leaves(changes) if path)
     for word in _WORD.findall(violation.message):

@@ -140,6 +140,11 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         NotADsConfigError: It is a long text without a word of DeepSpeed's.
         JobError: It is YAML that cannot be read.
     """
+    if path == STANDARD_INPUT and not text.strip():
+        raise RenderError(
+            "standard input is empty",
+            "pipe a file in, such as `autotune check - < ds_config.json`",
+        )
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
     if is_yaml and (data := _json_in_yaml(text, path)) is not None:

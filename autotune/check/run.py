@@ -18,6 +18,10 @@ class Unread:
     def __str__(self) -> str:
         return f"{self.error.message}\nfix: {self.error.hint}"
 
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return {"file": str(self.path), "error": self.error.message, "fix": self.error.hint}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.check.edit import edited, plain, same_data
 from autotune.check.edit_yaml import edited_yaml
+from autotune.check.fixes import moved_in
 from autotune.check.reading import parsed
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed
@@ -65,7 +66,7 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
 def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:
     """Changes as an instruction for the file; empty where that has no words for them."""
     if not is_accelerates(source):
-        return in_words(changes)
+        return in_words(changes, moved_in(config, changes))
     return in_words(_accelerates(source, config, changed(config, changes)) or {})
 
 

@@ -6,7 +6,7 @@ Data goes to stdout, everything else to stderr.
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from autotune.base.errors import AutotuneError, JobError
+from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
 from autotune.cli.quick import QuickGroup
@@ -71,6 +71,31 @@ Dialect = Annotated[
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]
+TrustJob = Annotated[
+    bool,
+    typer.Option(
+        "--trust-job", help="Do not ask what a job from outside this folder may run and read."
+    ),
+]
+
+
+def agreed_job(
+    job: Path | None, flags: Mapping[str, Any], *, is_trusted: bool
+) -> dict[str, Any] | None:
+    """What the job's file says, once the user has agreed to what it runs and reads."""
+    from autotune.app.consent import agree_to_job
+
+    def ask(question: str) -> bool:
+        try:
+            return typer.confirm(question, default=False, err=True)
+        except typer.Abort as error:
+            # Ctrl-C, or the terminal is gone.
+            PROGRESS.print()
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+    somebody_is_there = sys.stdin.isatty() and sys.stderr.isatty()
+    asks = ask if somebody_is_there else None
+    return agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asks)
 
 
 def say(line: str) -> None:

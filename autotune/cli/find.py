@@ -17,6 +17,8 @@ from autotune.cli.base import (
     JobPath,
     Json,
     Results,
+    TrustJob,
+    agreed_job,
     cli,
     print_files,
     print_json,
@@ -166,6 +168,7 @@ def search(
     no_knowledge: Annotated[
         bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
     ] = False,
+    trust_job: TrustJob = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
@@ -187,7 +190,8 @@ def search(
 
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
-    session = open_session(job, flags, results=results, fleet=fleet)
+    agreed = agreed_job(job, flags, is_trusted=trust_job)
+    session = open_session(job, flags, results=results, fleet=fleet, agreed=agreed)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
         as_dict = plan.as_dict
@@ -221,6 +225,7 @@ def render(
         typer.Option("--set", metavar="KNOB=VALUE", help="Such as zero.stage=2; repeat it."),
     ] = None,
     to: Dialect = None,
+    trust_job: TrustJob = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -230,7 +235,8 @@ def render(
     """
     from autotune.app.session import render as write
 
-    files, notes = write(job, {}, settings or [], out, to=to)
+    agreed = agreed_job(job, {}, is_trusted=trust_job)
+    files, notes = write(job, {}, settings or [], out, to=to, agreed=agreed)
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)

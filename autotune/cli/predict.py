@@ -14,6 +14,8 @@ from autotune.cli.base import (
     Dialect,
     JobPath,
     Json,
+    TrustJob,
+    agreed_job,
     cli,
     print_files,
     print_json,
@@ -98,6 +100,7 @@ EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatro
 def _job_flags(
     *,
     job: JobPath = None,
+    trust_job: TrustJob = False,
     model: Annotated[
         str | None, typer.Option(help="Preset, Hugging Face folder or config.json.")
     ] = None,
@@ -146,7 +149,9 @@ def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "
     from autotune.planning.outlook import FleetWishes
 
     flags = dict(job)
-    outlook = open_outlook(flags.pop("job", None), flags, FleetWishes(**fleet), engine=engine)
+    job_file, is_trusted = flags.pop("job", None), flags.pop("trust_job")
+    agreed = agreed_job(job_file, flags, is_trusted=is_trusted)
+    outlook = open_outlook(job_file, flags, FleetWishes(**fleet), engine=engine, agreed=agreed)
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
@@ -269,7 +274,7 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        about_one = settings or job or engine != DEFAULT_ENGINE or trace
+        about_one = settings or job != {"trust_job": False} or engine != DEFAULT_ENGINE or trace
         if about_one or fleet.keys() - {"accelerators"}:
             raise JobError(
                 "--rows: its rows say what is estimated",

@@ -56,7 +56,7 @@ def _taken(kind: Any, value: Any) -> Any:
         return kind(value)
     if isinstance(value, str) and kind is int and _COUNT.fullmatch(value):
         return int(value)
-    if kind == list[str] and (value is None or isinstance(value, tuple)):
+    if kind == list[str] and (value is None or isinstance(value, list | tuple)):
         is_text = all(isinstance(one, str) for one in value or ())
         return list(value or ()) if is_text else _NOT_CONVERTED
     if isinstance(kind, type) and issubclass(kind, Enum):

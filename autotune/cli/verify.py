@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -122,8 +122,9 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
 
         emit("".join(f"{line}\n" for line in github_lines(found)))
     else:
-        reports = [report.to_dict(fixed=fixed) for report in found.reports]
-        print_json(reports[0] if found.is_one_file and reports else reports)
+        files: list[dict[str, Any]] = [one.to_dict(fixed=fixed) for one in found.reports]
+        files += [one.to_dict() for one in found.unread]
+        print_json(files[0] if found.is_one_file and len(files) == 1 else files)
 
 
 @cli.command(cls=QuickCommand)

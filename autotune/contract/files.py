@@ -141,14 +141,15 @@ def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
         OSError: It cannot be read, is no file, or is larger than `most_bytes`.
     """
     try:
-        with open(open_regular(path), "rb") as file:
-            # Some files of the kernel's have no end yet: they answer nothing instead.
-            data = file.read(most_bytes + 1) or b""
+        handle = open_regular(path)
     except ValueError as error:  # a path with a zero byte
         raise OSError(errno.EINVAL, str(error), str(path)) from error
-    if len(data) > most_bytes:
-        said = f"is larger than {most_bytes} bytes"
-        raise OSError(errno.EFBIG, said, str(path))
+    with open(handle, "rb") as file:
+        is_larger = os.fstat(handle).st_size > most_bytes
+        # Some files of the kernel's have no end yet: they answer nothing instead.
+        data = b"" if is_larger else file.read(most_bytes + 1) or b""
+    if is_larger or len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", str(path))
     return data
 
 

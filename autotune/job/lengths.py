@@ -134,6 +134,13 @@ def resolve(value: Any, folder: Path) -> Any:
     return value
 
 
+def file_of(value: Any) -> str | None:
+    """The file that the job's `lengths` names; None: it names none."""
+    if isinstance(value, Mapping):
+        value = value.get("histogram")
+    return value if isinstance(value, str) and value not in ("fixed", "packed") else None
+
+
 def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
     for length, weight in found.items():
         if type(length) is not int or not SHORTEST <= length <= _LONGEST:

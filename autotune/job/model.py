@@ -42,7 +42,8 @@ __all__ = [
     "with_layers",
 ]
 
-_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""How a callable that builds a model is named: `package.module:factory`."""
 _PROBE_TIMEOUT_S = 300.0
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names that configs have for the number of layers; transformers maps the others to the first."""
@@ -86,13 +87,13 @@ def load_model(text: str) -> Model:
         file = resources.files("autotune.job") / "presets" / f"{text}.json"
         config = json.loads(file.read_text(encoding="utf-8"))
         return model_from_config(text, config, where=str(file))
-    path = Path(os.path.expanduser(text))
-    if os.path.exists(path) or "/" in text or text.endswith(".json"):
+    if is_path(text):
+        path = Path(os.path.expanduser(text))
         is_folder = os.path.isdir(path)
         file_path = path / "config.json" if is_folder else path
         name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
         return model_from_config(name, _read_config(file_path), where=str(file_path))
-    if _FACTORY.fullmatch(text):
+    if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
         return _built(text.rpartition(":")[2], source, where=text)
     near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
@@ -100,6 +101,11 @@ def load_model(text: str) -> Model:
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
         (f"did you mean {', '.join(near)}? " if near else "") + f"presets: {', '.join(presets())}",
     )
+
+
+def is_path(text: str) -> bool:
+    """Whether a model that is no preset is named by a file or a folder."""
+    return os.path.exists(os.path.expanduser(text)) or "/" in text or text.endswith(".json")
 
 
 def with_adapters(model: Model, lora: Lora) -> Model:

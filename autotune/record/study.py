@@ -177,7 +177,7 @@ class Study:
             return None
         self.lock()
         number = 1
-        while (aside := self.root / f"{self.name}.old-{number}").exists():
+        while os.path.lexists(aside := self.root / f"{self.name}.old-{number}"):
             number += 1
         try:
             self.folder.rename(aside)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from autotune.base.errors import NothingFeasibleError
+from autotune.base.nested import dotted
 from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.base.text import named
 
@@ -24,6 +25,11 @@ something other than was asked, or it takes a value of another type for the one 
 
 Patch = Mapping[str, Any]
 """Changes to a configuration, nested like it; None takes a key away."""
+
+Moves = Mapping[tuple[str, ...], tuple[str, ...]]
+"""Paths of keys that go -> where they come again, with their values."""
+
+_NO_MOVES: Moves = {}
 
 Level = Literal["error", "warning", "note"]
 """How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
@@ -208,18 +214,29 @@ def listed(parts: Sequence[str], joint: str) -> str:
     return named(parts, joint)
 
 
-def in_words(changes: Patch, path: str = "") -> str:
-    """Changes as an instruction: `set a.b to 1 and remove c`."""
-    return listed(list(_in_words(changes, path)), " and ")
+def in_words(changes: Patch, moves: Moves = _NO_MOVES) -> str:
+    """Changes as an instruction: `set a.b to 1 and remove c`, or `rename c to d`.
+
+    Args:
+        changes: What is laid over a configuration.
+        moves: Which of them only bring a key to another place, with its value.
+    """
+    return listed(list(_in_words(changes, moves, ())), " and ")
 
 
-def _in_words(changes: Patch, path: str) -> Iterator[str]:
+def _in_words(changes: Patch, moves: Moves, at: tuple[str, ...]) -> Iterator[str]:
     for name, value in changes.items():
-        dotted = f"{path}{name}"
-        if isinstance(value, Mapping):
-            yield from _in_words(value, f"{dotted}.")
+        path = (*at, name)
+        if path in moves.values():
+            continue
+        if (to := moves.get(path)) is not None:
+            verb = "rename" if to[:-1] == at else "move"
+            yield f"{verb} {dotted(path)} to {dotted(to)}"
+        elif isinstance(value, Mapping):
+            yield from _in_words(value, moves, path)
+        elif value is None:
+            yield f"remove {dotted(path)}"
         else:
             shown = HIDDEN if holds_secret(name, value) else value
             text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
-            told = f"set {dotted} to {text}"
-            yield f"remove {dotted}" if value is None else told
+            yield f"set {dotted(path)} to {text}"

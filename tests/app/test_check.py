@@ -268,3 +268,29 @@ def test_data_in_a_folder_is_not_a_configuration_that_cannot_be_read(tmp_path):
     ]
     write(tmp_path, '{"zero_optimization": {', "broken.json")
     assert [one.path.name for one in check_files([str(tmp_path)], flags).unread] == ["broken.json"]
+
+
+def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
+    good = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
+    bad = write(tmp_path, "{", "broken.json")
+    done = autotune("check", str(good), str(bad), "--format", "json", folder=tmp_path)
+    first, last = json.loads(done.stdout)
+    assert first["file"] == str(good)
+    assert last["file"] == str(bad)
+    assert "not valid JSON" in last["error"]
+    assert last["fix"]
+    assert done.returncode == CheckExit.UNREADABLE
+
+
+def test_a_command_with_flags_starts_without_pydantic(tmp_path):
+    path = write(tmp_path, {"train_batch_size": 2, "zero_optimization": {"stage": 1}})
+    flags = ["--world", "2", "--format", "json", "--ignore", "zero.*", "--accelerator", "cuda"]
+    code = (
+        "import sys\nfrom autotune.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n"
+        "    sys.exit(f'pydantic {\"pydantic\" in sys.modules}, {end.code}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", str(path), *flags], capture_output=True, text=True
+    )
+    assert done.stderr.splitlines()[-1] == "pydantic False, 0", done.stderr

@@ -22,7 +22,7 @@ from types import FrameType
 
 from autotune.base.errors import AutotuneError
 from autotune.contract import ContractError
-from tests.chaos.mutations import spoil_file
+from tests.chaos.mutations import NO_FILES
 from tests.chaos.readers import Reader, make_readers
 from tests.chaos.records import write_record
 
@@ -112,11 +112,8 @@ def fuzz(reader: Reader, numbers: Sequence[int], seed: int) -> tuple[list[Failur
     for number in numbers:
         draw = random.Random(f"{seed} {reader.name} {number}")
         if draw.random() < _SPOILT:
-            _clear(reader.path)
-            kind = spoil_file(reader.path, draw, is_users=reader.is_users)
-            refused, said = _answer(reader)
             text = None
-            said = said and f"{kind}: {said}"
+            refused, said = spoilt(reader, draw.choice(list(NO_FILES)))
         else:
             text = reader.mutate(draw)
             refused, said = _read(reader, text)
@@ -126,6 +123,17 @@ def fuzz(reader: Reader, numbers: Sequence[int], seed: int) -> tuple[list[Failur
             name = f"{seed} --reader {reader.name} --only {number}"
             failures.append(Failure(reader=reader.name, seed=name, said=said, text=smallest))
     return failures, n_refused
+
+
+def spoilt(reader: Reader, kind: str) -> tuple[bool, str]:
+    """Give a reader what is no file of text: whether it was refused, and what went wrong."""
+    _clear(reader.path)
+    NO_FILES[kind](reader.path)
+    try:
+        refused, said = _answer(reader)
+    finally:
+        _clear(reader.path)
+    return refused, said and f"{reader.name}: {kind}: {said}"
 
 
 def _read(reader: Reader, text: bytes) -> tuple[bool, str]:
@@ -184,13 +192,23 @@ def _in_time() -> Iterator[None]:
     def end(_signal: int, _frame: FrameType | None) -> None:
         raise TookTooLongError(f"no answer after {MAX_SECONDS:.0f} s")
 
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, MAX_SECONDS),
+        (
+            signal.SIGALRM,
+            signal.ITIMER_REAL,
+            20 * MAX_SECONDS,
+        ),  # who waits takes no processor time
+    )
+    before = [signal.signal(number, end) for number, _, _ in timers]
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for (number, timer, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 def _limit_memory() -> None:

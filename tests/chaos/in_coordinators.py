@@ -55,8 +55,8 @@ _MOMENTS = (
     ("before", "replace=table.csv", _ANSWERING),
     ("before", "autotune.app.run:export_study", _ANSWERING),
     ("after", "mkdir=best", _ANSWERING),
-    ("after", "write=ds_config.json", _ANSWERING),
-    ("after", "write=README.md", _ANSWERING),
+    ("after", "replace=ds_config.json", _ANSWERING),
+    ("after", "replace=README.md", _ANSWERING),
     ("after", "autotune.app.run:export_study", _ANSWERING),
 )
 """When a coordinator is killed by itself: (when, what, what it was about to do)."""

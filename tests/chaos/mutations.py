@@ -3,7 +3,11 @@
 import contextlib
 import copy
 import json
+import os
 import random
+import shutil
+import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,28 +87,39 @@ def dump_yaml(data: Data) -> str:
     return yaml.safe_dump(data, sort_keys=False)
 
 
-def spoil_file(path: Path, draw: random.Random, *, is_users: bool) -> str:
-    """Put something at a path that is no file of text; returns what.
+def _socket(path: Path) -> None:
+    # The name of a socket is short, and a folder's may be long.
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/socket")
+        shutil.move(f"{folder}/socket", path)
 
-    Args:
-        path: Free; its folder is there.
-        draw: Where chance comes from.
-        is_users: Whether a user names the file: such a one may also have no end.
-    """
-    kinds = ["folder", "dangling link", "circular link", "nothing", "empty"]
-    kind = draw.choice([*kinds, "endless"] if is_users else kinds)
-    match kind:
-        case "folder":
-            path.mkdir()
-        case "dangling link":
-            path.symlink_to(path.with_name("nowhere"))
-        case "circular link":
-            path.symlink_to(path)
-        case "empty":
-            path.touch()
-        case "endless":
-            path.symlink_to("/dev/zero")
-    return kind
+
+def _link_to_pipe(path: Path) -> None:
+    pipe = path.with_name(f"{path.name}.pipe")
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    path.symlink_to(pipe)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)  # it holds nothing, and takes no room
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
+    "a dangling link": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "a circular link": lambda path: path.symlink_to(path),
+    "nothing": lambda path: None,
+    "an empty file": Path.touch,
+    "a file of a tebibyte": _huge,
+    "a device without an end": lambda path: path.symlink_to("/dev/zero"),
+    "a terminal": lambda path: path.symlink_to("/dev/tty"),
+    "a pipe": os.mkfifo,
+    "a link to a pipe": _link_to_pipe,
+    "a socket": _socket,
+}
+"""What it is -> how it comes to a path that is free."""
 
 
 def _of_structure(seed: bytes, draw: random.Random, dump: Callable[[Data], str]) -> bytes:

@@ -22,8 +22,6 @@ class Reader:
     read: Callable[[Path], object]
     mutate: Callable[[random.Random], bytes]
     """Draws one."""
-    is_users: bool = True
-    """Whether a user names the file; else a trial wrote it."""
 
 
 def json_reader(

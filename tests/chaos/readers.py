@@ -317,7 +317,6 @@ def _of_study(name: str, study: Study, file: str) -> Reader:
         seed=seed,
         read=functools.partial(_read_study, study, itertools.count()),
         mutate=lambda draw: mutate(seed, draw, dump_json),
-        is_users=False,
     )
 
 
@@ -366,7 +365,6 @@ def _report(folder: Path) -> Reader:
         seed=seed,
         read=read,
         mutate=lambda draw: mutate(seed, draw, dump_json),
-        is_users=False,
     )
 
 
@@ -379,7 +377,6 @@ def _codes(folder: Path) -> Reader:
         seed=seed,
         read=lambda _: exit_codes(folder / "codes", 0),
         mutate=lambda draw: mutate(seed, draw, dump_json),
-        is_users=False,
     )
 
 
@@ -402,7 +399,6 @@ def _node_report(folder: Path) -> Reader:
         seed=seed,
         read=lambda _: json.dumps(to_dict(_collected(trial))),
         mutate=lambda draw: mutate(seed, draw, dump_json),
-        is_users=False,
     )
 
 

@@ -13,7 +13,7 @@ from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.job import model
 from tests.chaos import fuzz
-from tests.chaos.mutations import TEXTS, _with_one_change, dump_json, mutate
+from tests.chaos.mutations import NO_FILES, TEXTS, _with_one_change, dump_json, mutate
 from tests.chaos.readers import Reader, make_readers
 
 RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.json"
@@ -61,6 +61,12 @@ def test_what_is_broken_is_valid_before(readers):
     for reader in readers:
         reader.path.write_bytes(reader.seed)
         reader.read(reader.path)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_answered_and_nobody_waits_for_it(readers, kind):
+    failed = [said for reader in readers if (said := fuzz.spoilt(reader, kind)[1])]
+    assert not failed
 
 
 def reader_of(tmp_path, read):

@@ -327,8 +327,8 @@ def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
             "remove zero_optimization.offload_param",
         ),
         ({"bf16": {"enabled": True, "loss_scale": 0}}, "remove bf16.loss_scale"),
-        ({"zero_stage": 2}, "remove zero_stage and set zero_optimization.stage to 2"),
-        ({"max_grad_norm": 1.0}, "remove max_grad_norm and set gradient_clipping to 1.0"),
+        ({"zero_stage": 2}, "move zero_stage to zero_optimization.stage"),
+        ({"max_grad_norm": 1.0}, "rename max_grad_norm to gradient_clipping"),
     ],
 )
 def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, config, said):

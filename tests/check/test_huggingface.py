@@ -77,7 +77,7 @@ def test_what_is_filled_in_is_multiplied(tmp_path):
             "--learning_rate 2e-5",
             "learning_rate=2e-05",
         ),
-        ({"bf16": {"enabled": False}}, "--bf16", "bf16=True"),
+        ({"bf16": {"enabled": False}}, "--bf16", "bf16=true"),
         ({"train_micro_batch_size_per_gpu": 1}, "--per_device_train_batch_size 2", "=2"),
     ],
 )

@@ -131,3 +131,41 @@ def test_a_job_file_that_is_nested_too_deep_is_refused_before_anything_walks_it(
     path.write_text(f"optimizer: {{type: AdamW, params: {params}}}\n")
     with pytest.raises(JobError, match=r"job\.yaml: .* deeper than 50 levels"):
         read_job_file(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("010", 10), ("0o20", 16), ("1e3", 1000), ("0x40", 64), ("'64'", 64), ("64.0", 64)],
+)
+def test_a_number_of_a_job_is_one_of_yaml_1_2(tmp_path: Path, text: str, read: int) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: tiny-gpt2\nseq_len: {text}\nglobal_batch: 8\nworld: 2\n")
+    assert make_job(read_job_file(path), where=str(path)).seq_len == read
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("seq_len", "1:04", "no numbers to the base of sixty"),
+        ("seq_len", "1_024", "without underscores, as 1024"),
+        ("seq_len", "2024-01-01", "should be a number"),
+        ("seq_len", "\u0666\u0664", "should be a number"),
+        ("seq_len", "yes", "should be a number: yes is text in YAML 1.2"),
+        ("seq_len", "true", "should not be true or false"),
+        ("head_room", "off", "should be a number"),
+        ("price", "1_0.5", "without underscores, as 10.5"),
+        ("diagnose", "yes", "should be true or false: yes is text in YAML 1.2, write true"),
+        ("diagnose", "'off'", "write false"),
+        ("diagnose", "1", "should be true or false"),
+        ("finetune", "{method: lora, rank: 1_6}", "without underscores, as 16"),
+        ("fidelity", "{layers: 0b1}", "should be a number"),
+    ],
+)
+def test_what_only_yaml_1_1_knows_is_told_how_to_write_it(
+    tmp_path: Path, key: str, text: str, said: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    sound = "".join(f"{name}: {value}\n" for name, value in SOUND.items() if name != key)
+    path.write_text(f"{sound}{key}: {text}\n", encoding="utf-8")
+    with pytest.raises(JobError, match=said):
+        make_job(read_job_file(path), where=str(path))

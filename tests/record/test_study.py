@@ -10,6 +10,7 @@ from autotune import contract
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialSpec, to_dict
 from autotune.record.study import Study, lost_result
+from tests.chaos.mutations import NO_FILES
 from tests.search.scripted import candidate, make, ok
 from tests.search.test_sampler import spec_of
 
@@ -248,3 +249,124 @@ def test_what_a_killed_coordinator_was_writing_is_swept_and_nothing_else(study):
     assert not any(path.exists() for path in asides)
     assert all(path.exists() for path in kept)
     assert len(study.trials()) == 1
+
+
+NO_RESULTS = [kind for kind in NO_FILES if kind != "nothing"]
+
+
+@pytest.mark.parametrize("kind", NO_RESULTS)
+def test_a_result_that_is_no_file_is_damaged_kept_and_replaced(study: Study, kind: str):
+    sound, spec = study.write_spec(a_spec(0), FILES), a_spec(1)
+    study.write_result(sound, ok(a_spec(0), 1.0))
+    before = (sound / "result.json").read_bytes()
+    folder = study.write_spec(spec, FILES)
+    (folder / "result.json.damaged").write_text("an earlier one")
+    NO_FILES[kind](folder / "result.json")
+    trial = study.trials()[1]
+    assert trial.result is None
+    assert trial.problem
+    study.write_result(folder, lost_result(trial))
+    assert study.trials()[1].result == lost_result(trial)
+    assert (sound / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_a_spec_that_is_no_file_leaves_the_other_trials(study: Study, kind: str):
+    study.write_spec(a_spec(0), FILES)
+    folder = study.write_spec(a_spec(1), FILES)
+    (folder / "spec.json").unlink()
+    NO_FILES[kind](folder / "spec.json")
+    recorded = study.read()
+    assert [trial.spec.identity.number for trial in recorded.trials] == [0]
+    assert [each.folder for each in recorded.unreadable] == [folder]
+    assert study.next_number() == 2
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_facts_and_a_holder_that_are_no_files_are_none(study: Study, kind: str):
+    NO_FILES[kind](study.state_file)
+    NO_FILES[kind](study.folder / "lock")
+    assert study.read_state() == {}
+    assert study.holder() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "holder"),
+    [("17", 17), ("17\n", 17), ("", None), ("-1", None), ("\u0663", None), ("9" * 60, None)],
+)
+def test_the_holder_is_a_process(study: Study, said: str, holder: int | None):
+    (study.folder / "lock").write_text(said)
+    assert study.holder() == holder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("9" * 200, "9" * 7, "0007x", "7", "00007", "-001", "+007", " 0007", "0007\n", "0x07"),
+        *("\u0660\u0660\u0660\u0667", "\u00b2\u00b2\u00b2\u00b2", "1e10", "00_7", "\x1b[31m0007"),
+    ],
+)
+def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
+    study.write_spec(a_spec(0), FILES)
+    (study.trials_folder / name).mkdir()
+    recorded = study.read()
+    assert (len(recorded.trials), recorded.unreadable, study.next_number()) == (1, (), 1)
+
+
+def test_a_folder_of_the_last_number_ends_no_study(study: Study):
+    study.write_spec(a_spec(0), FILES)
+    (study.trials_folder / "999999").mkdir()
+    (study.trials_folder / "0001").symlink_to("nowhere")
+    assert study.next_number() == 2
+
+
+def test_a_study_with_all_numbers_says_so(study: Study):
+    folder = study.trial_folder(999_999)
+    folder.mkdir()
+    (folder / "spec.json").touch()
+    with pytest.raises(StudyError, match="beyond 999999"):
+        study.next_number()
+
+
+@pytest.mark.parametrize("kind", ["to a file", "to nothing", "a second name", "a pipe"])
+def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_truncated(
+    study: Study, tmp_path: Path, kind: str
+):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    lock = study.folder / "lock"
+    match kind:
+        case "to a file":
+            lock.symlink_to(victim)
+        case "to nothing":
+            lock.symlink_to(tmp_path / "new")
+        case "a second name":
+            lock.hardlink_to(victim)
+        case "a pipe":
+            os.mkfifo(lock)
+    with pytest.raises(StudyError, match=r"lock .*remove it"):
+        study.lock()
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_is_not_truncated_before_it_is_held(study: Study):
+    study.lock()
+    (study.folder / "lock").write_text("somebody")
+    with pytest.raises(StudyError, match="process unknown"):
+        Study(study.root, "a").lock()
+    assert (study.folder / "lock").read_text() == "somebody"
+    study.unlock()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+@pytest.mark.parametrize("prepared", ["a", "a/trials"])
+def test_a_study_that_another_user_prepared_is_refused_with_its_owner(tmp_path: Path, prepared):
+    root = tmp_path / "results"
+    (root / "a" / "trials").mkdir(parents=True)
+    (root / prepared).parent.chmod(0o1777)
+    os.chown(root / prepared, 12_345, 12_345)
+    with pytest.raises(StudyError, match=r"belongs to user 12345.*") as caught:
+        Study(root, "a").lock()
+    assert "--results" in caught.value.hint
+    assert not (root / "a" / "lock").exists()

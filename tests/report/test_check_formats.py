@@ -75,3 +75,10 @@ def test_a_file_whose_name_is_no_text_has_an_address_in_sarif():
     (result,) = sarif_log(gone)["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert place == {"uri": "x%FF.json"}
+
+
+def test_what_steers_a_terminal_is_escaped_in_a_command_of_github(tmp_path):
+    text = '{"train_batch_size": 2, "a\\u001b[31mb": 1}'
+    lines = list(github_lines(CheckRun(reports=[checked(write(tmp_path, text))])))
+    assert any(r"a\x1b[31mb" in line for line in lines)
+    assert not any("\x1b" in line for line in lines)

@@ -93,6 +93,11 @@ def _too_deep(path: Path) -> RenderError:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
+    if "integer string conversion" in str(error):  # Python's own bound, in Python's words
+        raise RenderError(
+            f"{path}: a number in it has more than {sys.get_int_max_str_digits()} digits",
+            "mend the file there: no key takes such a number",
+        ) from error
     raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
 
 

@@ -118,13 +118,16 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
 def _check_own(folder: Path) -> None:
     """See that what is loaded is this user's own code, or root's."""
     try:
-        with suppress(FileNotFoundError):
-            check_code_folder(folder)
+        check_code_folder(folder)
     except OSError as error:
-        raise FleetError(
-            f"DeepSpeed's extensions are loaded from {folder}: {error.strerror}",
-            "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove this one",
-        ) from error
+        raise _not_ours(folder, error) from error
+
+
+def _not_ours(folder: Path, error: OSError) -> FleetError:
+    return FleetError(
+        f"DeepSpeed's extensions are loaded from {folder}: {error.strerror or error}",
+        "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there",
+    )
 
 
 def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
@@ -301,7 +304,10 @@ def _open_files() -> set[str]:
 
 @contextmanager
 def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
-    lock = open_lock(folder / _LOCK_FILE)
+    try:
+        lock = open_lock(folder / _LOCK_FILE)
+    except OSError as error:
+        raise _not_ours(folder, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         yield lock

@@ -6,6 +6,7 @@ Their form: https://docs.github.com/actions/reference/workflow-commands-for-gith
 from collections.abc import Iterator
 
 from autotune.check.run import CheckRun
+from autotune.report.check.visible import visible
 from autotune.space.rule import Level
 
 _COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "notice"}
@@ -34,8 +35,7 @@ def _command(name: str, message: str, **properties: str) -> str:
 
 
 def _data(text: str) -> str:
-    """What is no character (half a pair, in a key) cannot be printed: it stands as its escape."""
-    text = text.encode(errors="backslashreplace").decode()
+    text = visible(text, kept="\t\r\n")
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -12,6 +12,7 @@ from autotune.check import CheckReport, Found
 from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
+from autotune.report.check.visible import visible
 from autotune.space.rule import Consequence, Level, Violation
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -128,7 +129,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     where = f"{report.source.path}:{place.line}:{place.column}"
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
-        (_visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
+        (visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
     )
     console.print(head, soft_wrap=True)
     if told.level == "note":
@@ -161,7 +162,7 @@ def _print_questions(console: Console, report: CheckReport) -> None:
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
-        _visible(text),
+        visible(text),
         console.width,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -171,19 +172,12 @@ def _print_text(console: Console, text: str, *, indent: str = "", style: str = "
     console.print(Text(wrapped, style=style), soft_wrap=True)
 
 
-def _visible(text: str) -> str:
-    """What steers a terminal, or is no character at all, as its escape: a file may hold it."""
-    return "".join(
-        c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text
-    )
-
-
 def _print_diff(console: Console, diff: str) -> None:
     """In colour for people; to a pipe as it is, for `patch`."""
     if console.is_terminal:
         from rich.syntax import Syntax  # Pygments, which a pipe needs not wait for
 
-        text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
+        text = "\n".join(map(visible, diff.removesuffix("\n").split("\n")))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
         console.out(diff, end="", highlight=False)

@@ -1,6 +1,11 @@
 import os
 import socket
+import tempfile
 
+import pytest
+
+from autotune.base import private
+from autotune.base.errors import FleetError
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
 
@@ -50,3 +55,59 @@ def test_a_port_whose_connections_have_just_ended_is_free():
         accepted.close()  # the side that closes first is the one that waits
         client.close()
     assert ports._is_free(port, "127.0.0.1")
+
+
+@pytest.fixture
+def leases(tmp_path, monkeypatch):
+    """The folder of leases, in a temporary directory of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(private, "_OF_SESSIONS", str(tmp_path / "none"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return ports.leases_folder()
+
+
+def test_leases_lie_in_a_folder_of_this_user_alone(leases, tmp_path):
+    lease = lease_port()
+    assert (leases / str(lease.port)).stat().st_mode & 0o777 == 0o600
+    assert leases.parent == tmp_path / f"autotune-{os.getuid()}"
+    assert leases.parent.stat().st_mode & 0o777 == 0o700
+    lease.release()
+
+
+def test_a_link_in_place_of_a_lease_leads_nowhere(leases, tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr("autotune.fleet.node.ports.random.sample", lambda *_: [20_000])
+    for target in (victim, tmp_path / "new"):
+        (leases / "20000").unlink(missing_ok=True)
+        (leases / "20000").symlink_to(target)
+        with pytest.raises(FleetError, match=r"20000 is a link, where .*remove it"):
+            lease_port()
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_port_of_which_another_user_has_prepared_shared_memory_is_passed_over(
+    leases, tmp_path, monkeypatch
+):
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(ports, "_SHARED_MEMORY", shared)
+    free = lease_port()
+    free.release()
+    other = next(port for port in range(29_000, 30_000) if ports._is_free(port, "127.0.0.1"))
+    # A folder is not removed, as the file of another user is not where the sticky bit is set.
+    theirs = shared / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{other}_0"
+    theirs.mkdir()
+    monkeypatch.setattr("autotune.fleet.node.ports.random.sample", lambda *_: [other, free.port])
+    lease = lease_port()
+    assert lease.port == free.port
+    lease.release()
+    assert theirs.is_dir()
+
+
+@pytest.mark.parametrize("port", ["9" * 200, "\u0662" * 5, "2345", "20000x", "-2000"])
+def test_segments_of_odd_names_are_no_ports(tmp_path, monkeypatch, port):
+    monkeypatch.setattr(ports, "_SHARED_MEMORY", tmp_path)
+    (tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_0").touch()
+    assert ports.ports_of_segments() == set()

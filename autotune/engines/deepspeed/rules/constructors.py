@@ -344,7 +344,7 @@ def _wants(refused: Mapping[str, str], at: str = "") -> str:
     noun = "a number" if broken else "a whole number"
     bounds = [_low(taken[0]), _high(taken[-1])] if broken else [_low_whole(taken[0])]
     words = " and ".join(filter(None, bounds))
-    null = "" if at + sample_name(None) in refused else ", or null"
+    null = "" if at + sample_name(None) in refused else " or null"
     return f"{noun} {words}".strip() + null
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from autotune.base.nested import key_in_words
 from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
@@ -77,7 +78,7 @@ def _content(config: Mapping[str, Any], path: str) -> Any:
 
 def dotted(path: str, name: object) -> str:
     """The name of a key for people."""
-    return f"{path}.{name}" if path else str(name)
+    return f"{path}.{key_in_words(name)}" if path else key_in_words(name)
 
 
 def shown(name: object, value: Any) -> str:

@@ -225,7 +225,7 @@ def optional(key: Key) -> Key:
     """The same, or null."""
     return replace(
         key,
-        wants=f"{key.wants}, or null",
+        wants=_or(key.wants, "null"),
         accepts=lambda v: v is None or key.accepts(v),
         converts=lambda v: None if v is None else key.converts(v),
     )
@@ -235,11 +235,15 @@ def or_auto(key: Key) -> Key:
     """The same, or the word "auto", which means something there."""
     return replace(
         key,
-        wants=f'{key.wants}, or "auto"',
+        wants=_or(key.wants, '"auto"'),
         accepts=lambda v: v == "auto" or key.accepts(v),
         # As one of two types, text is text: "3" is refused.
         converts=partial(_unless, str, key.converts),
     )
+
+
+def _or(wants: str, word: str) -> str:
+    return f"{wants.replace(' or ', ', ')} or {word}"
 
 
 def since(absent_through: str, key: Key) -> Key:

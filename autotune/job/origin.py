@@ -1,0 +1,97 @@
+"""Whose a job file is, and what it would run or read: asked before anything of it is done.
+
+A job names code (`package.module:factory`) and files. In a job of one's own that is what one
+wants; a job that came from elsewhere shall not have it by being named with `--job`.
+"""
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.job.lengths import file_of
+from autotune.job.model import FACTORY, is_path, presets
+
+_PATHS = {
+    "baseline": "reads",
+    "base_config": "reads",
+    "templates": "renders templates of",
+    "nvme_path": "writes below",
+    "accelerators": "reads",
+}
+
+
+def is_inside(file: Path, folder: Path) -> bool:
+    """Whether a file is one's own: in a folder or below, links followed, and nobody else's.
+
+    In a folder where everybody may write, such as /tmp, a file of another user is not. Whoever
+    owns the folder counts as its user: a container's root works in the folders of others.
+    """
+    real, root = os.path.realpath(file), os.path.realpath(folder)
+    if os.path.commonpath((real, root)) != root:
+        return False
+    return is_ours(file) or _owner(Path(real)) == _owner(Path(root))
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file is this user's or root's; one that is not there is nobody else's."""
+    return _owner(file) in (os.getuid(), 0, None)
+
+
+def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[str]:
+    """What a job runs, reads and writes by names in it, a line each; presets are none.
+
+    Args:
+        data: The job, its paths resolved.
+        without: Keys that something else sets.
+    """
+    found = []
+    told = {key: value for key, value in data.items() if key not in without}
+    model = told.get("model")
+    if (code := code_of(model)) is not None:
+        found.append(f"model: {code}")
+    elif isinstance(model, str) and model not in presets() and is_path(model):
+        found.append(f"model: reads {model}")
+    for key, deed in _PATHS.items():
+        if told.get(key) is not None:
+            found.append(f"{key}: {deed} {told[key]}")
+    # A shipped space has a name; `resolve_paths` has made a path of any other.
+    if os.sep in str(told.get("space", "")):
+        found.append(f"space: reads {told['space']}")
+    if (file := file_of(told.get("lengths"))) is not None:
+        found.append(f"lengths: reads {file}")
+    return found
+
+
+def code_of(model: object) -> str | None:
+    """What a factory imports and calls, and from which file; None: the model is no factory."""
+    if not isinstance(model, str) or model in presets() or is_path(model):
+        return None
+    if not FACTORY.fullmatch(model):
+        return None
+    module, _, name = model.partition(":")
+    return f"imports {module} from {_file_of(module) or 'where it is found'} and calls {name}"
+
+
+def _file_of(module: str) -> str:
+    """The file of a module as it would be imported, with nothing imported; empty: not found."""
+    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
+    found = ""
+    parts = module.split(".")
+    for number in range(len(parts)):
+        name = ".".join(parts[: number + 1])
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        if spec is None:
+            return ""
+        found = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        folders = [*spec.submodule_search_locations] if spec.submodule_search_locations else []
+    return found
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None

@@ -1,0 +1,311 @@
+"""Faults of files: no files where files belong, paths that others have prepared, odd names."""
+
+import contextlib
+import functools
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from unittest import mock
+
+from autotune.app.studies import state_of, studies
+from autotune.base import private
+from autotune.base import template_bounds as bounds
+from autotune.base.errors import AutotuneError
+from autotune.cost.knowledge import keep_lessons
+from autotune.engines.deepspeed import extensions
+from autotune.export.door import write_export
+from autotune.fleet.node import ports
+from autotune.job import model
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.trial.prebuilt import BUILT_FILE
+from tests.chaos import fuzz
+from tests.chaos.arena import Ground
+from tests.chaos.faults import Fault, must
+from tests.chaos.invariants import check_record, digests
+from tests.chaos.mutations import NO_FILES
+from tests.chaos.readers import make_readers
+from tests.report.diagnosed import diagnosed
+from tests.report.test_terminal import finished
+
+OTHER = 12_345
+"""A user who owns nothing here."""
+_ANSWER_S = 60.0
+
+ODD_NAMES = {
+    "200 nines": "9" * 200,
+    "seven digits": "1234567",
+    "a letter behind": "0007x",
+    "a zero in front": "00007",
+    "too few digits": "7",
+    "a sign": "-007",
+    "a line break": "0007\n",
+    "Arabic digits": "\u0660\u0660\u0660\u0667",
+    "digits above the line": "\u00b2" * 4,
+    "an escape sequence": "\x1b[31m0007",
+    "no text": "\udcff0007",
+}
+"""What it is -> name of a folder among the trials."""
+
+
+def faults() -> Iterator[Fault]:
+    """All of them."""
+    for kind in NO_FILES:
+        yield Fault(
+            name=f"no file: {kind}, for every reader",
+            inject=functools.partial(_no_file, kind),
+            in_short=kind == "a pipe",
+        )
+    for name, spelled in ODD_NAMES.items():
+        yield Fault(
+            name=f"odd name: {name}",
+            inject=functools.partial(_odd_name, spelled),
+            in_short=name == "200 nines",
+        )
+    for what, prepare in _PREPARED_LOCKS.items():
+        for place, use in _LOCKS.items():
+            yield Fault(
+                name=f"prepared path: {place} is {what}",
+                inject=functools.partial(_prepared_lock, prepare, use),
+                in_short=(what, place) == ("a link to a file", "the lock of a study"),
+            )
+    for place, (path, use) in _FOLDERS.items():
+        yield Fault(
+            name=f"prepared path: another user's folder is {place}",
+            inject=functools.partial(_folder_of_another, path, use),
+            needs=_needs_root,
+        )
+    for what, prepare in _PREPARED_FOLDERS.items():
+        yield Fault(
+            name=f"prepared path: the folder of leases is {what}",
+            inject=functools.partial(_leases_elsewhere, prepare),
+            needs=_needs_root,
+        )
+
+
+def _needs_root() -> str:
+    return "" if os.getuid() == 0 else "only root makes files of others"
+
+
+def _no_file(kind: str, ground: Ground) -> None:
+    """Every reader answers what is no file, and none waits."""
+    with (
+        mock.patch.object(model, "_probe", model._probe),
+        mock.patch.object(bounds, "MAX_CPU_S", bounds.MAX_CPU_S),
+    ):
+        readers = make_readers(ground.folder())
+        failed = [said for reader in readers if (said := fuzz.spoilt(reader, kind)[1])]
+    must(not failed, "; ".join(failed))
+
+
+def _odd_name(name: str, ground: Ground) -> None:
+    """A folder of another name is none of ours: all trials are read, and nothing is lost."""
+    study = finished(ground.folder(), diagnosed)
+    before, number = digests(study), study.next_number()
+    (study.trials_folder / name).mkdir()
+    (study.root / name).mkdir()
+    with _in_time():
+        check_record(study, before)
+        must(study.next_number() == number, "it counts as a trial")
+        must(len(load_table(study.folder)) == len(before), "the table has a row for it")
+        must([each.name for each in studies(study.root)] == [study.name], "it is a study")
+        state_of(study)
+
+
+def _prepared_lock(
+    prepare: Callable[[Path, Path], object],
+    use: Callable[[Path], tuple[Path, Callable[[], None]]],
+    ground: Ground,
+) -> None:
+    """What is no file of ours is refused with its path; what it leads to stays as it is."""
+    folder = ground.folder()
+    with _alone(folder):
+        path, run = use(folder)
+        victim = folder / "victim"
+        victim.write_text("precious")
+        prepare(path, victim)
+        _must_be_refused(run, path)
+        must(victim.read_text() == "precious", "it was written elsewhere")
+        must(not (folder / "new").exists(), "a file was made elsewhere")
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+        run()
+
+
+def _folder_of_another(
+    where: str, use: Callable[[Path], Callable[[], None]], ground: Ground
+) -> None:
+    """A folder that another user has put where everybody may write is refused with its owner."""
+    around = ground.folder() / "open"
+    folder = around / where
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o1777)
+    os.chown(folder, OTHER, OTHER)
+    with _alone(around.parent):
+        run = use(around)
+        before = sorted(folder.rglob("*"))
+        _must_be_refused(run, folder, f"user {OTHER}")
+        must(sorted(folder.rglob("*")) == before, "something was written there")
+
+
+def _leases_elsewhere(prepare: Callable[[Path, Path], object], ground: Ground) -> None:
+    """A folder that is not this user's alone is passed over; ports are leased all the same."""
+    folder = ground.folder()
+    with _alone(folder):
+        theirs = folder / "tmp" / f"autotune-{os.getuid()}"
+        target = folder / "target"
+        target.mkdir()
+        prepare(theirs, target)
+        first, second = ports.lease_port(), ports.lease_port()
+        must(first.port != second.port, "one port was leased twice")
+        held = Path(os.readlink(f"/proc/self/fd/{first._lock}"))
+        first.release()
+        second.release()
+        must(held.is_relative_to(folder / "cache"), f"a lease lies in {held.parent}")
+        must(not [*target.iterdir()], "something was written where the link leads")
+
+
+def _must_be_refused(run: Callable[[], None], path: Path, *said: str) -> None:
+    try:
+        with _in_time():
+            run()
+    except AutotuneError as error:
+        for word in (str(path), *said):
+            must(word in error.message, f"{word!r} is not said: {error.message}")
+        must(error.hint, "no fix is said")
+    else:
+        must(False, "it was used")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Temporary files, the user's cache and extensions of their own, below a folder."""
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    told = {
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": "",
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
+    }
+    with (
+        mock.patch.dict(os.environ, told),
+        mock.patch.object(tempfile, "tempdir", str(folder / "tmp")),
+        mock.patch.object(private, "_OF_SESSIONS", str(folder / "none")),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        must(False, f"no answer after {_ANSWER_S:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _ANSWER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _study_lock(folder: Path) -> tuple[Path, Callable[[], None]]:
+    study = Study(folder / "results", "mine")
+    study.trials_folder.mkdir(parents=True)
+    return study.folder / "lock", functools.partial(_lock_once, study)
+
+
+def _lock_once(study: Study) -> None:
+    study.lock()
+    study.unlock()
+
+
+def _lock_of_lessons(folder: Path) -> tuple[Path, Callable[[], None]]:
+    path = folder / "knowledge.json"
+    return folder / "knowledge.json.lock", functools.partial(keep_lessons, path, "mine", [])
+
+
+def _lease(_: Path) -> tuple[Path, Callable[[], None]]:
+    free = ports.lease_port()
+    free.release()
+
+    def run() -> None:
+        with mock.patch.object(ports.random, "sample", return_value=[free.port]):
+            ports.lease_port().release()
+
+    path = ports.leases_folder() / str(free.port)
+    path.unlink()
+    return path, run
+
+
+def _lock_of_extensions(_: Path) -> tuple[Path, Callable[[], None]]:
+    folder = extensions.extensions_folder("cpu")
+    for name in extensions.needed("cpu"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / BUILT_FILE).touch()
+    stale = folder / "fused_adam" / "lock"
+
+    def run() -> None:
+        stale.touch()
+        extensions.build("cpu", lambda _: None)
+
+    return folder / extensions._LOCK_FILE, run
+
+
+def _of_extensions(around: Path) -> Callable[[], None]:
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(around / "extensions")
+    return functools.partial(extensions.build, "cpu", lambda _: None)
+
+
+_LOCKS = {
+    "the lock of a study": _study_lock,
+    "the lock of the lessons": _lock_of_lessons,
+    "the lease of a port": _lease,
+    "the lock of the extensions": _lock_of_extensions,
+}
+_PREPARED_LOCKS: dict[str, Callable[[Path, Path], object]] = {
+    "a link to a file": lambda path, victim: path.symlink_to(victim),
+    "a link to nothing": lambda path, victim: path.symlink_to(victim.with_name("new")),
+    "a link to itself": lambda path, victim: path.symlink_to(path),
+    "another file's second name": lambda path, victim: path.hardlink_to(victim),
+    "a pipe": lambda path, victim: os.mkfifo(path),
+    "a socket": lambda path, victim: NO_FILES["a socket"](path),
+    "a folder": lambda path, victim: path.mkdir(),
+}
+_FOLDERS: dict[str, tuple[str, Callable[[Path], Callable[[], None]]]] = {
+    "that of all studies": (
+        "results",
+        lambda around: functools.partial(_lock_once, Study(around / "results", "mine")),
+    ),
+    "that of a study": (
+        "results/mine",
+        lambda around: functools.partial(_lock_once, Study(around / "results", "mine")),
+    ),
+    "that of the trials": (
+        "results/mine/trials",
+        lambda around: functools.partial(_lock_once, Study(around / "results", "mine")),
+    ),
+    "that of an export": (
+        "export",
+        lambda around: lambda: write_export(around / "export", {"run.sh": ""}, marker={}) and None,
+    ),
+    "that of the lessons": (
+        "cache",
+        lambda around: functools.partial(keep_lessons, around / "cache" / "k.json", "mine", []),
+    ),
+    "that of the extensions": ("extensions", _of_extensions),
+}
+_PREPARED_FOLDERS: dict[str, Callable[[Path, Path], object]] = {
+    "another user's": lambda path, _: (path.mkdir(mode=0o700), os.chown(path, OTHER, OTHER)),
+    "a link": lambda path, target: path.symlink_to(target),
+    "a link to nothing": lambda path, target: path.symlink_to(target / "new"),
+    "a file": lambda path, _: path.touch(),
+    "a pipe": lambda path, _: os.mkfifo(path),
+    "open to others": lambda path, _: (path.mkdir(), path.chmod(0o755)),
+    "open to everybody's writing": lambda path, _: (path.mkdir(), path.chmod(0o777)),
+}

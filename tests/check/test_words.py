@@ -1,0 +1,107 @@
+"""Findings in words for people: renames, odd keys, odd numbers, one finding a fact."""
+
+import pytest
+
+from autotune.base.errors import AutotuneError
+from autotune.base.nested import dotted, path_of
+from autotune.check import read_source
+from autotune.check.reading import parsed
+from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
+from tests.check.files import checked, rules, write
+
+BATCH = {"train_micro_batch_size_per_gpu": 1}
+
+
+def fixes(path, **how):
+    return [found.violation.fix for found in checked(path, **how).found]
+
+
+@pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        ({"gradient_cliping": 1.0}, "rename gradient_cliping to gradient_clipping"),
+        ({"stage": 3}, "move stage to zero_optimization.stage"),
+        ({"bfloat16": {"enabled": True}}, "rename bfloat16 to bf16"),
+        (  # not as it is: another value stands for it
+            {"zero_optimization": {"stage": 3, "cpu_offload_param": True}},
+            "remove zero_optimization.cpu_offload_param and set "
+            "zero_optimization.offload_param.device to cpu",
+        ),
+    ],
+)
+def test_what_moves_is_told_as_a_move(config, fix, tmp_path):
+    assert fixes(write(tmp_path, BATCH | config)) == [fix]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("a.b", '"a.b"'), ("", '""'), ('say "x"', r'"say \"x\""'), ("plain-1", "plain-1")],
+)
+def test_a_key_that_would_be_misread_is_quoted_and_found(name, shown, tmp_path):
+    config = BATCH | {"zero_optimization": {"stage": 1, name: 5}}
+    (found,) = checked(write(tmp_path, config)).found
+    assert found.violation.at == (f"zero_optimization.{shown}",)
+    assert found.violation.message.startswith(f"zero_optimization.{shown} is not a key")
+    assert found.place.line == 5
+    assert path_of(dotted(("a", name))) == ("a", name)
+
+
+@pytest.mark.parametrize("name", ["true", "null"])
+def test_a_key_of_yaml_that_is_no_text_is_spelled_as_yaml_spells_it(name, tmp_path):
+    text = f"zero_optimization:\n  stage: 1\n  {name}: 5\ntrain_batch_size: 2\n"
+    (found,) = checked(write(tmp_path, text, "a.yaml")).found
+    assert found.violation.at == (f"zero_optimization.{name}",)
+    assert found.place.line == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.json", '{"train_batch_size": %s}'), ("a.yaml", "train_batch_size: %s\n")],
+)
+def test_a_number_of_thousands_of_digits_is_no_lesson_in_python(name, text, tmp_path):
+    path = write(tmp_path, text % ("9" * 5001), name)
+    with pytest.raises(AutotuneError) as error:
+        read_source(path)
+    assert "sys." not in str(error.value)
+    assert "digits" in str(error.value) or "no number is so long" in str(error.value)
+
+
+def test_nothing_at_all_on_standard_input_says_what_to_do():
+    with pytest.raises(AutotuneError, match="standard input is empty") as error:
+        parsed(" \n", STANDARD_INPUT)
+    assert "autotune check - <" in error.value.hint
+
+
+def test_a_value_and_null_are_one_sentence(tmp_path):
+    (found,) = checked(write(tmp_path, {"train_micro_batch_size_per_gpu": "8"})).found
+    assert found.violation.message.endswith(': "8" is not a whole number or null')
+
+
+def test_a_mismatch_is_one_finding_a_key(tmp_path):
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 1},
+    }
+    line = (
+        "torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json "
+        "--per_device_train_batch_size 2 --max_grad_norm 1.0"
+    )
+    report = checked(write(tmp_path, config), launch=line)
+    found = [one.violation.at for one in report.found if one.violation.level == "error"]
+    assert found == [("train_micro_batch_size_per_gpu",), ("gradient_clipping",)]
+    assert set(rules(report)) >= {"huggingface.mismatch"}
+
+
+def test_an_auto_that_nobody_fills_in_is_one_finding_a_key(tmp_path):
+    config = {
+        "train_batch_size": "auto",
+        "wall_clock_breakdown": "auto",
+        "zero_optimization": {"stage": 2, "overlap_comm": "auto"},
+    }
+    report = checked(write(tmp_path, config))
+    found = [one for one in report.found if one.violation.rule == "huggingface.auto_not_filled"]
+    assert [one.violation.at for one in found] == [
+        ("wall_clock_breakdown",),
+        ("zero_optimization.overlap_comm",),
+    ]
