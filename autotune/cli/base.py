@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 import inspect
 import json
+import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps

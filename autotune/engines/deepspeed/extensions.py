@@ -22,7 +22,7 @@ from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept
-from autotune.base.private import check_code_folder, open_lock, user_cache
+from autotune.base.private import PreparedError, check_code_folder, open_lock, user_cache
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
@@ -120,13 +120,18 @@ def _check_own(folder: Path) -> None:
     try:
         check_code_folder(folder)
     except OSError as error:
-        raise _not_ours(folder, error) from error
+        raise _refused(folder, error) from error
 
 
-def _not_ours(folder: Path, error: OSError) -> FleetError:
+def _refused(folder: Path, error: OSError) -> FleetError:
+    """The error of a folder that cannot be used, with the advice for its cause."""
+    known = None if isinstance(error, PreparedError) else _OF_THE_DISK.get(error.errno or 0)
+    advice = (
+        known or "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there"
+    )
     return FleetError(
         f"DeepSpeed's extensions are loaded from {folder}: {error.strerror or error}",
-        "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there",
+        advice.format(folder=folder),
     )
 
 
@@ -258,11 +263,7 @@ def _told_by_cause(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _OF_THE_DISK.get(error.errno or 0, f"see that {{folder}} works, {_ELSEWHERE}")
-        raise FleetError(
-            f"DeepSpeed's extensions cannot be built in {folder}: {error.strerror or error}",
-            advice.format(folder=folder),
-        ) from error
+        raise _refused(folder, error) from error
 
 
 @contextmanager
@@ -307,7 +308,7 @@ def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
     try:
         lock = open_lock(folder / _LOCK_FILE)
     except OSError as error:
-        raise _not_ours(folder, error) from error
+        raise _refused(folder, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         yield lock
