@@ -238,6 +238,15 @@ class NodeReport(Stored):
     """Ranks that a signal or a debugger had stopped when the time was up: they did not hang."""
     oom_killed: bool = False
     """Whether the kernel killed a process of this node's group for memory meanwhile."""
+    over_limit: str = ""
+    """What went over a rank's memory limit where no allocation fails for it, in words: shared
+    memory, or child processes; empty: nothing did. The node ended the trial for it."""
+    over_limit_rank: int = 0
+    children_bytes: dict[str, int] = field(default_factory=dict)
+    """Most that the child processes of a rank held, by rank; only of those that had any."""
+    held_bytes: dict[str, int] = field(default_factory=dict)
+    """Most that a rank held with shared memory and children, as the node saw it, by rank; only of
+    those that had either."""
     undrained_bytes: int = 0
     """Device memory that was in use after the trial and not before it."""
     driver_error: str = ""
@@ -252,6 +261,10 @@ class NodeReport(Stored):
         """See `Stored.check`."""
         if not all(map(is_count, self.exit_codes)):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(self.exit_codes)}")
+        for held in (self.children_bytes, self.held_bytes):
+            if not all(rank.isdecimal() and len(rank) < 9 for rank in held):
+                raise ContractError(f"NodeReport: memory of no ranks: {sorted(held)}")
+            check_figures("NodeReport: memory of ranks", held.values())
         check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
 
 
@@ -307,7 +320,8 @@ class TrialResult(Stored):
     peak_memory_bytes: int | None = None
     """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """Peak bytes by meter, each the highest of any rank."""
+    """Peak bytes by meter, each the highest of any rank; `peak` has the others' `shared` and
+    `children` in it where there were any."""
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None

@@ -82,7 +82,7 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
     # It is shown before the record is read again; a training script may print anything.
     evidence = one_line(scrubbed_text(evidence))
     first = reports[0] if reports else RankReport(rank=0)
-    memory_bytes = _highest_by_meter(reports)
+    memory_bytes = _highest_by_meter(reports, ending.nodes)
     if undrained_bytes := max(node.undrained_bytes for node in ending.nodes):
         memory_bytes["undrained"] = undrained_bytes
     result = TrialResult(
@@ -120,6 +120,11 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
 def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
+    for node in ending.nodes:
+        if node.over_limit:
+            phases = {r.rank: r.phase for r in reports}
+            phase = phases.get(node.over_limit_rank, Phase.SPAWN)
+            return Outcome.OOM, node.over_limit, f"rank {node.over_limit_rank} in {phase}"
     # What came after all steps were measured costs no figure.
     if len(reports) == spec.layout.world and all(
         r.phase in (Phase.DIAGNOSE, Phase.TEARDOWN) and r.outcome is None and r.step_times_s
@@ -269,6 +274,19 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
     return phases
 
 
-def _highest_by_meter(reports: list[RankReport]) -> dict[str, int]:
-    meters = sorted({meter for r in reports for meter in r.memory_bytes})
-    return {m: max(r.memory_bytes[m] for r in reports if m in r.memory_bytes) for m in meters}
+def _highest_by_meter(
+    reports: Sequence[RankReport], nodes: Sequence[NodeReport]
+) -> dict[str, int]:
+    """Peaks of the ranks by meter, and what their nodes saw besides."""
+    ranks = [dict(r.memory_bytes) for r in reports]
+    children = {rank: held for node in nodes for rank, held in node.children_bytes.items()}
+    held = {rank: held for node in nodes for rank, held in node.held_bytes.items()}
+    for report, memory in zip(reports, ranks, strict=True):
+        rank = str(report.rank)
+        if rank in children:
+            memory["children"] = children[rank]
+            memory["peak"] = memory.get("peak", 0) + children[rank]
+        if rank in held:
+            memory["peak"] = max(memory.get("peak", 0), held[rank])
+    meters = sorted({meter for memory in ranks for meter in memory})
+    return {m: max(memory[m] for memory in ranks if m in memory) for m in meters}

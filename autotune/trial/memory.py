@@ -3,6 +3,10 @@
 CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
 `RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
 are virtual memory: a bucket that is allocated and never touched counts, as it would on a GPU.
+Shared memory is added as far as it is resident, without the buffers that the engine's own
+collectives have there: those are no more the configuration's than code is. Its limit is looked
+at between steps; the node sees it as well, and the rank's child processes: see
+`autotune.fleet.node.memory`.
 
 GPU: what the allocator reserved, plus what the process holds on the device besides it (context,
 NCCL buffers) by NVML. A limit is handed to the allocator less that rest.
@@ -13,15 +17,20 @@ import os
 import resource
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
 import torch
 
+from autotune.trial.faults import OutOfMemoryError
+from autotune.trial.shared_memory import SharedMemory
+
 _AT_LIMIT = 0.97
 _PAGE_BYTES = resource.getpagesize()
-_RESIDENT, _PRIVATE_DATA = 1, 5
-"""Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack."""
+_RESIDENT, _SHARED, _PRIVATE_DATA = 1, 2, 5
+"""Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack. Shared are
+files as well, of which most are code."""
 
 
 class Meter(ABC):
@@ -48,13 +57,20 @@ class Meter(ABC):
     def now(self) -> dict[str, int]:
         """Bytes by meter as they stand, to be watched for growth."""
 
+    def check(self) -> None:  # noqa: B027
+        """See that memory which no allocation fails for is within the limit, too.
+
+        Raises:
+            OutOfMemoryError: It is not, or was not.
+        """
+
     def explains(self, error: BaseException) -> bool:
         """Whether an exception that does not speak of memory came from the limit all the same."""
         return False
 
 
 class CpuMeter(Meter):
-    """Private data above the base after imports, sampled by a thread."""
+    """Private data above the base after imports, and shared memory, sampled by a thread."""
 
     close_period_s = 0.002
     """Time between two readings of the thread, until `settle`."""
@@ -63,10 +79,17 @@ class CpuMeter(Meter):
     whatever wakes up on it decides which of them runs: with a reading every 5 ms, steps took 0.966
     to 1.029 of their time, by configuration (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, segments: Sequence[str] = ()) -> None:
+        """Make one; `segments` are the engine's files in /dev/shm, as patterns."""
         self._period_s = self.close_period_s
         self._base_bytes = 0
         self._peak_bytes = 0
+        self._shared = SharedMemory("self", segments)
+        self._shared_peak_bytes = 0
+        self._total_peak_bytes = 0
+        """Highest sum of private data and shared memory, while there was any of the latter."""
+        self._is_over = False
+        self._is_lifted = False
         self._limit_bytes: int | None = None
 
     def start(self, limit_bytes: int | None) -> None:
@@ -88,17 +111,32 @@ class CpuMeter(Meter):
         """See `Meter.lift`."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        self._is_lifted = True
 
     def read(self) -> dict[str, int]:
         """See `Meter.read`; adds the highest resident set of the process."""
         self._sample()
-        peak: int = max(0, self._peak_bytes - self._base_bytes)
-        return {"peak": peak, "private_data": peak, "host_rss": peak_rss_bytes()}
+        private: int = max(0, self._peak_bytes - self._base_bytes)
+        found = {"private_data": private, "host_rss": peak_rss_bytes()}
+        if self._shared_peak_bytes:
+            found["shared"] = self._shared_peak_bytes
+        return {"peak": max(private, self._total_peak_bytes), **found}
 
     def now(self) -> dict[str, int]:
         """See `Meter.now`."""
         own_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
         return {"private_data": own_bytes, "host_rss": _statm_bytes(_RESIDENT)}
+
+    def check(self) -> None:
+        """See `Meter.check`."""
+        if not self._is_lifted:
+            self._sample()
+        if self._is_over:
+            raise OutOfMemoryError(
+                f"out of memory: private data and shared memory came to {self._total_peak_bytes} "
+                f"bytes, {self._shared_peak_bytes} of them shared: over the limit of "
+                f"{self._limit_bytes} bytes"
+            )
 
     def explains(self, error: BaseException) -> bool:
         """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
@@ -110,7 +148,17 @@ class CpuMeter(Meter):
         return self.read()["peak"] >= _AT_LIMIT * self._limit_bytes
 
     def _sample(self) -> None:
-        self._peak_bytes = max(self._peak_bytes, _statm_bytes(_PRIVATE_DATA))
+        fields = _statm_fields()
+        data_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES
+        self._peak_bytes = max(self._peak_bytes, data_bytes)
+        shared_bytes = self._shared.read_if_grown(int(fields[_SHARED]) * _PAGE_BYTES)
+        if not shared_bytes:
+            return
+        total_bytes = max(0, data_bytes - self._base_bytes) + shared_bytes
+        self._shared_peak_bytes = max(self._shared_peak_bytes, shared_bytes)
+        self._total_peak_bytes = max(self._total_peak_bytes, total_bytes)
+        if self._limit_bytes is not None and not self._is_lifted:
+            self._is_over |= total_bytes > self._limit_bytes
 
     def _watch(self) -> None:
         period = threading.Event()
@@ -172,9 +220,9 @@ class _CudaMeter(Meter):
         return int(pynvml.nvmlDeviceGetMemoryInfo(self._device).used)
 
 
-def make_meter(accelerator: str) -> Meter:
-    """The meter of an accelerator."""
-    return _CudaMeter() if accelerator == "cuda" else CpuMeter()
+def make_meter(accelerator: str, segments: Sequence[str] = ()) -> Meter:
+    """The meter of an accelerator; `segments` are the engine's files in /dev/shm, as patterns."""
+    return _CudaMeter() if accelerator == "cuda" else CpuMeter(segments)
 
 
 def peak_rss_bytes() -> int:
@@ -191,7 +239,11 @@ def _nvml_device(local_rank: int) -> Any:
 
 
 def _statm_bytes(field: int) -> int:
-    return int(os.pread(_statm(), 256, 0).split()[field]) * _PAGE_BYTES
+    return int(_statm_fields()[field]) * _PAGE_BYTES
+
+
+def _statm_fields() -> list[bytes]:
+    return os.pread(_statm(), 256, 0).split()
 
 
 @functools.cache

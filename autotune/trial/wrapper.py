@@ -85,7 +85,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.report.versions = _versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
-    meter = make_meter(spec.layout.accelerator)
+    meter = make_meter(spec.layout.accelerator, _segments(driver))
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
@@ -98,6 +98,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
+        meter.check()
         aftermath.prepare(engine)
         Stopwatch(
             reporter,
@@ -191,6 +192,7 @@ class _Aftermath:
 
     def on_first_step(self) -> None:
         """The first step was applied."""
+        self._meter.check()
         from autotune.trial.readback import differences, read_back
 
         report, expected = self._reporter.report, self._spec.engine.expected
@@ -215,6 +217,7 @@ class _Aftermath:
 
     def after_step(self) -> None:
         """A step was measured."""
+        self._meter.check()
         if self._soak is not None:
             self._soak.after_step()
 
@@ -234,6 +237,13 @@ class _Aftermath:
             return False
         self._pass.fail(error)  # nothing else enters that phase
         return True
+
+
+def _segments(driver: Any) -> list[str]:
+    """Patterns of the files in /dev/shm that the engine's own collectives make."""
+    start = getattr(driver, "SEGMENTS", "")
+    named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])
+    return [f"{named}{os.environ['MASTER_PORT']}_*"] if start else []
 
 
 def _pin(local_rank: int) -> None:

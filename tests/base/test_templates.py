@@ -7,6 +7,7 @@ import pytest
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
+from tests.chaos.mutations import NO_FILES
 
 
 @pytest.fixture
@@ -189,3 +190,26 @@ def test_where_nobody_says_what_a_process_holds_time_alone_is_bounded(
     with pytest.raises(RenderError, match=r"t\.json\.j2"):
         render(folder, "{% for i in range(10**12) %}x{% endfor %}")
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NO_FILES if kind != "nothing"])
+def test_a_template_that_is_no_file_is_not_passed_over(tmp_path, kind):
+    """The shipped one of that name would be a silent surprise."""
+    own = tmp_path / "launch" / "launch.sh.j2"
+    own.parent.mkdir()
+    NO_FILES[kind](own)
+    if kind == "an empty file":
+        assert Templates(tmp_path).text("launch/launch.sh.j2", {}) == ""
+        return
+    with pytest.raises(RenderError, match=r"template launch/launch\.sh\.j2"):
+        Templates(tmp_path).text("launch/launch.sh.j2", {})
+
+
+@pytest.mark.parametrize("name", ["../secret.j2", "a/../../secret.j2", "/etc/passwd"])
+def test_a_template_lies_in_its_folder(tmp_path, name):
+    (tmp_path / "secret.j2").write_text("secret")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "t.j2").write_text(f"{{% include {name!r} %}}")
+    with pytest.raises(RenderError, match="template"):
+        Templates(own).text("t.j2", {})

@@ -190,3 +190,12 @@ def test_one_damaged_lesson_does_not_spoil_the_others() -> None:
     found = recalled(sound, zeros, empty)
     assert len(found.times.log_ratio) == 1
     assert np.isfinite(found.times.log_ratio).all()
+
+
+def test_a_lock_that_is_a_link_leads_nowhere(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "k.json.lock").symlink_to(victim)
+    with pytest.raises(StudyError, match=r"k\.json\.lock is a link, where a lock belongs"):
+        keep_lessons(tmp_path / "k.json", "mine", [])
+    assert victim.read_text() == "precious"

@@ -352,3 +352,29 @@ def test_an_export_for_two_nodes_trains_on_both(tmp_path):
     assert [code for code, _, _ in done] == [0, 0], done[0][2] + done[1][2]
     steps = [line for _, stdout, _ in done for line in stdout.splitlines() if "loss" in line]
     assert [line.split()[1] for line in steps] == ["0", "1"]
+
+
+@pytest.mark.parametrize("target", ["there", "nowhere"])
+def test_a_link_in_an_export_is_replaced_and_what_it_leads_to_stays(tmp_path, target):
+    (tmp_path / "there").write_text("precious")
+    out = tmp_path / "out"
+    write_export(out, {"run.sh": "old"}, marker={"dialect": "other"})
+    (out / "run.sh").unlink()
+    (out / "run.sh").symlink_to(tmp_path / target)
+    write_export(out, {"run.sh": "new"}, marker={"dialect": "other"})
+    assert not (out / "run.sh").is_symlink()
+    assert (out / "run.sh").read_text() == "new"
+    assert os.access(out / "run.sh", os.X_OK)
+    assert (tmp_path / "there").read_text() == "precious"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("target", ["there", "nowhere"])
+def test_a_link_of_somebody_elses_is_not_taken_for_a_free_name(tmp_path, target):
+    (tmp_path / "there").write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "run.sh").symlink_to(tmp_path / target)
+    with pytest.raises(RenderError, match=r"holds run\.sh, and not from an earlier export"):
+        write_export(out, {"run.sh": "ours"}, marker={"dialect": "other"})
+    assert not (tmp_path / "nowhere").exists()

@@ -75,8 +75,13 @@ def remove_segments(port: int, address: str = LOOPBACK) -> None:
 
 
 def _left(port: int, address: str) -> list[Path]:
-    starts = _segments(address)
-    return [path for start in starts for path in _SHARED_MEMORY.glob(f"{start}{port}_*")]
+    patterns = segments_at(port, address)
+    return [path for pattern in patterns for path in _SHARED_MEMORY.glob(pattern)]
+
+
+def segments_at(port: int, address: str = LOOPBACK) -> list[str]:
+    """Patterns of the segments that ranks at a port make, below /dev/shm."""
+    return [f"{start}{port}_*" for start in _segments(address)]
 
 
 def sweep_segments() -> None:

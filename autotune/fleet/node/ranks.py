@@ -33,7 +33,8 @@ from autotune.contract import (
 from autotune.devices import cgroup
 from autotune.devices.hardware import visible_gpus
 from autotune.fleet.node.environment import allowed_environment, rank_environment
-from autotune.fleet.node.ports import PortLease, lease_port
+from autotune.fleet.node.memory import PERIOD_S, MemoryWatch
+from autotune.fleet.node.ports import PortLease, lease_port, segments_at
 from autotune.fleet.node.processes import (
     NodePart,
     ask_for_stacks,
@@ -128,6 +129,15 @@ class LocalRanks:
         if part.port is None:
             self._lease = lease_port(part.address)
         self.port = self._lease.port if self._lease is not None else part.port or 0
+        self._memory: MemoryWatch | None = None
+        if not is_gpu:
+            self._memory = MemoryWatch(
+                self.folder,
+                limit_bytes=self._spec.measure.memory_limit_bytes or part.capacity_bytes or None,
+                segments=segments_at(self.port, part.address),
+                clock=clock,
+            )
+        self._memory_looked_s = clock()
         self._launch(partial(self._start, templates))
         if self._telemetry is not None:
             self._telemetry.start()
@@ -138,7 +148,9 @@ class LocalRanks:
 
     def look_again_in_s(self) -> float | None:
         """Seconds until `advance` is due though nothing was heard; None: it is not due then."""
-        return None if self._stage is _EndStage.RUNNING and not self._until_s else LOOK_S
+        if self._stage is not _EndStage.RUNNING or self._until_s:
+            return LOOK_S
+        return None if self._memory is None else PERIOD_S
 
     def end(self, *, hangs: bool) -> None:
         """Begin to end the ranks, if they run; if their time is up, ask for their stacks first."""
@@ -166,6 +178,8 @@ class LocalRanks:
                 self._restart_cold()
                 return False
             self._enter(_EndStage.KILLED, KILL_WAIT_S)
+        if self._stage is _EndStage.RUNNING and self._is_over_limit():
+            self._kill(hangs=False)
         if self._stage is _EndStage.ASKED_FOR_STACKS and self._is_time():
             self._kill(hangs=True)
         if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
@@ -174,6 +188,23 @@ class LocalRanks:
             self._finish()
             self._write_report()
         return self._stage is _EndStage.ENDED
+
+    def _is_over_limit(self) -> bool:
+        """Look whether a rank holds more than it may where no allocation fails for it."""
+        if self._memory is None or self._clock() - self._memory_looked_s < PERIOD_S:
+            return False
+        self._memory_looked_s = self._clock()
+        n_ranks = len(self._part.devices)
+        first = self._part.node * n_ranks
+        if not all(map(self._memory.is_known, range(first, first + n_ranks))):
+            for report in self._reports():
+                if not self._memory.is_known(report.rank):
+                    self._memory.add(report.rank, report.pid)
+        rank = self._memory.look()
+        if rank is None:
+            return False
+        self._seen |= {"over_limit": self._memory.held()[rank].over, "over_limit_rank": rank}
+        return True
 
     def _enter(self, stage: _EndStage, wait_s: float) -> None:
         self._stage, self._until_s = stage, self._clock() + wait_s
@@ -214,11 +245,14 @@ class LocalRanks:
             self._telemetry.stop()
             span = measured_span_s(self._reports(), self._part.submitted_at_s)
             gpu = None if span is None else self._telemetry.between(*span)
+        held = {} if self._memory is None else self._memory.held()
         report = NodeReport(
             **self._seen,
             start=Start.WARM if is_warm else Start.COLD,
             exit_codes=exit_codes(self.folder, self._part.node),
             launcher_code=self._launcher.poll(),
+            children_bytes={str(r): h.children_bytes for r, h in held.items() if h.children_bytes},
+            held_bytes={str(r): h.total_bytes for r, h in held.items() if h.total_bytes},
             oom_killed=_oom_kills() > self._oom_kills_before,
             gpu=gpu,
             environment=allowed_environment(self._environment),

@@ -229,3 +229,27 @@ def test_a_build_dies_with_its_parent_and_the_next_one_does_not_wait(folder, mon
     assert said[:2] == stale
     assert extensions.built("cpu") == list(extensions.needed("cpu"))
     assert list(folder.glob("*/lock")) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of others")
+@pytest.mark.parametrize("which", ["folder", "around"])
+def test_code_of_another_user_is_not_loaded(folder, which):
+    os.chown(folder if which == "folder" else folder.parent, 12_345, 12_345)
+    with pytest.raises(FleetError, match="belongs to user 12345, whose code would run") as caught:
+        extensions.build("cpu", print)
+    assert "TORCH_EXTENSIONS_DIR" in caught.value.hint
+
+
+def test_a_folder_where_everybody_may_write_is_refused(folder):
+    folder.chmod(0o777)
+    with pytest.raises(FleetError, match="chmod o-w"):
+        extensions.build("cpu", print)
+
+
+def test_a_lock_that_is_a_link_is_refused_and_the_doctor_goes_on(folder, tmp_path):
+    (folder / "fused_adam" / "lock").touch()
+    (folder / "autotune.lock").symlink_to(tmp_path / "elsewhere")
+    assert extensions.stale_locks("cpu") == []
+    with pytest.raises(FleetError, match="is a link, where a lock belongs"):
+        extensions.build("cpu", print)
+    assert not (tmp_path / "elsewhere").exists()

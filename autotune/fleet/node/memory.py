@@ -1,0 +1,237 @@
+"""Watches what CPU ranks hold outside of their private data: shared memory, and child processes.
+
+A rank's own meter (`autotune.trial.memory`) counts its private data, and `RLIMIT_DATA` holds that
+below the limit. Shared memory is no private data, and a child has a limit of its own. So the node
+looks from outside, a few times a second, and a rank that goes over its limit that way is ended.
+
+Pages are counted once. Shared memory counts where it is mapped and resident. A child counts with
+what it does not share with its rank: of what it has allocated since its fork (or in all, if it
+runs another program) its proportional share (PSS), and whatever it has written of its own.
+
+To read a share costs milliseconds, in which the process that it is of may wait: it is read when a
+process has grown, and otherwise rarely. A rank without children costs some files of a line each.
+
+Not seen: files in /dev/shm and of memfd_create that no process has mapped, the page cache, memory
+of the kernel, what was swapped out, and what comes and goes between two looks.
+"""
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.contract import TRIAL_ENV
+from autotune.trial.shared_memory import SharedMemory
+
+PERIOD_S = 0.25
+"""Time between two looks."""
+_GROWN_BYTES = 4 * 2**20
+"""Growth of a process after which its share is read again."""
+_LEAST_BYTES = 8 * 2**20
+"""Memory of all children together that counts: every trial asks programs such as `uname` for
+something, and what these take must not move its figure."""
+_OLD_S = 2.0
+"""Age at which it is read again though the process has not grown: it may write to pages that it
+shared until then."""
+_PAGE_BYTES = resource.getpagesize()
+
+
+@dataclass(kw_only=True)
+class HeldOutside:
+    """What a rank held besides its private data, at the worst."""
+
+    children_bytes: int = 0
+    total_bytes: int = 0
+    """Private data above the base, shared memory and children together; 0 where the rank had
+    neither of the last two."""
+    over: str = ""
+    """What went over the limit, in words; empty: nothing did."""
+
+
+@dataclass(kw_only=True)
+class _Child:
+    """A process that a rank has started, directly or not."""
+
+    base_bytes: int
+    """Private data that it has from its rank."""
+    read_at_s: float = -_OLD_S
+    resident_bytes: int = 0
+    own_bytes: int = 0
+    shared_bytes: int = 0
+    """Its share of shared memory."""
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    pid: int
+    shared: SharedMemory
+    held: HeldOutside = field(default_factory=HeldOutside)
+    children: dict[int, _Child] = field(default_factory=dict)
+
+
+class MemoryWatch:
+    """Looks at the ranks of one trial on this node."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit_bytes: int | None,
+        segments: Sequence[str],
+        adopter: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Watch the trial in a folder; of no rank anything is known yet.
+
+        Args:
+            folder: The trial's, absolute.
+            limit_bytes: A rank's limit; None: it is only looked.
+            segments: Patterns of the files in /dev/shm that belong to the engine.
+            adopter: Process that gets the orphans of ranks; None: the keeper above this process.
+            clock: Seconds.
+        """
+        self._folder = str(folder)
+        self._limit_bytes = limit_bytes
+        self._segments = segments
+        self._adopter = os.getppid() if adopter is None else adopter
+        self._clock = clock
+        self._ranks: dict[int, _Rank] = {}
+        self._strangers: set[int] = set()
+        """Orphans of other trials."""
+
+    def is_known(self, rank: int) -> bool:
+        """Whether the process of a rank is known."""
+        return rank in self._ranks
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch a rank."""
+        self._ranks[rank] = _Rank(pid=pid, shared=SharedMemory(str(pid), self._segments))
+
+    def held(self) -> Mapping[int, HeldOutside]:
+        """What each rank held besides its private data, at the worst."""
+        return {rank: each.held for rank, each in self._ranks.items()}
+
+    def look(self) -> int | None:
+        """Look once; a rank that is over its limit, if there is one."""
+        orphans = self._orphans()
+        for number, rank in self._ranks.items():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ends just now
+                if self._look_at(rank, orphans):
+                    return number
+        return None
+
+    def _look_at(self, rank: _Rank, orphans: list[int]) -> bool:
+        soft, _ = resource.prlimit(rank.pid, resource.RLIMIT_DATA)
+        if soft == resource.RLIM_INFINITY and self._limit_bytes is not None:
+            return False  # the limit does not hold yet, or any more
+        data_bytes, _ = _sizes(rank.pid)
+        pids = [*_below(rank.pid), *orphans]
+        if rank.pid in pids:
+            pids.remove(rank.pid)
+        self._see_children(rank, pids, data_bytes)
+        children = rank.children.values()
+        children_bytes = sum(child.own_bytes for child in children)
+        if children_bytes < _LEAST_BYTES:
+            children_bytes = 0
+        elsewhere = sum(child.shared_bytes for child in children)
+        shared_bytes = rank.shared.read()
+        if elsewhere:
+            # What the rank has mapped as well is in both: together their shares count it once.
+            together = _share_of(rank.pid)["Pss_Shmem"] + elsewhere - rank.shared.segment_bytes()
+            shared_bytes = max(shared_bytes, together)
+        held = rank.held
+        held.children_bytes = max(held.children_bytes, children_bytes)
+        outside_bytes = children_bytes + shared_bytes
+        if not outside_bytes:
+            return False
+        limit_bytes = self._limit_bytes
+        own_bytes = 0 if limit_bytes is None else max(0, data_bytes - (soft - limit_bytes))
+        held.total_bytes = max(held.total_bytes, own_bytes + outside_bytes)
+        if limit_bytes is None or own_bytes + outside_bytes <= limit_bytes:
+            return False
+        held.over = (
+            f"out of memory: {own_bytes} bytes of private data, {shared_bytes} of shared memory "
+            f"and {children_bytes} in {len(pids)} child processes are over the limit of "
+            f"{limit_bytes} bytes"
+        )
+        return True
+
+    def _see_children(self, rank: _Rank, pids: list[int], data_bytes: int) -> None:
+        for gone in rank.children.keys() - set(pids):
+            del rank.children[gone]
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+                child = rank.children.get(pid)
+                if child is None:
+                    is_fork = _command(pid) == _command(rank.pid)
+                    child = _Child(base_bytes=data_bytes if is_fork else 0)
+                    rank.children[pid] = child
+                self._see(pid, child)
+
+    def _see(self, pid: int, child: _Child) -> None:
+        data_bytes, resident_bytes = _sizes(pid)
+        now_s = self._clock()
+        has_grown = abs(resident_bytes - child.resident_bytes) > _GROWN_BYTES
+        if not has_grown and now_s - child.read_at_s < _OLD_S:
+            return
+        share = _share_of(pid)
+        written = share["Private_Dirty"] - share["Pss_Shmem"]
+        grown = min(max(0, data_bytes - child.base_bytes), share["Pss_Anon"])
+        child.own_bytes = max(0, written, grown)
+        child.shared_bytes = share["Pss_Shmem"]
+        child.read_at_s, child.resident_bytes = now_s, resident_bytes
+
+    def _orphans(self) -> list[int]:
+        """Processes of this trial whose parents have ended: the keeper of this node has them."""
+        found = []
+        ranks = {rank.pid for rank in self._ranks.values()}
+        for pid in _children(self._adopter):
+            if pid == os.getpid() or pid in self._strangers or pid in ranks:
+                continue
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if f"{TRIAL_ENV}={self._folder}".encode() in variables:
+                    found += [pid, *_below(pid)]
+                else:
+                    self._strangers.add(pid)
+        return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    """All that a process has started, directly or not."""
+    for child in _children(pid):
+        yield child
+        yield from _below(child)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(child) for child in file.read().split()]
+    return found
+
+
+def _sizes(pid: int) -> tuple[int, int]:
+    """Private data and resident set of a process, in bytes."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        fields = file.read().split()
+    return int(fields[5]) * _PAGE_BYTES, int(fields[1]) * _PAGE_BYTES
+
+
+def _share_of(pid: int) -> dict[str, int]:
+    """A process's share of what it has mapped, by kind, in bytes."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    found = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines[1:] if len(line) > 1}
+    if not found:
+        raise ProcessLookupError(pid)
+    return found
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

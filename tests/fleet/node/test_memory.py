@@ -1,0 +1,248 @@
+"""What a rank holds outside of its private data is seen, once, and nothing else is."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import TRIAL_ENV
+from autotune.fleet.node.memory import MemoryWatch
+
+MIB = 2**20
+LIMIT = 64 * MIB
+HIDDEN = 96 * MIB
+PR_SET_CHILD_SUBREAPER = 36
+
+RANK = """
+import mmap, os, resource, subprocess, sys, time
+MIB, N = 2**20, 96 * 2**20
+inherited = bytearray(48 * MIB)  # as of imports: below the base
+data = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (data + 64 * MIB, resource.RLIM_INFINITY))
+def fill(held):
+    for at in range(0, len(held), 4096):
+        held[at] = 1
+    return held
+def ready():
+    os.write(1, b"r")
+def wait():
+    time.sleep(600)
+def hoard():
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
+    kept = bytearray(N)
+    ready()
+    wait()
+def child(work):
+    if os.fork() == 0:
+        work()
+        os._exit(0)
+def fills():
+    fill(held)
+    ready()
+    wait()
+def rests():
+    ready()
+    wait()
+def share():
+    held = fill(mmap.mmap(-1, N))
+    ready()
+    wait()
+"""
+
+HIDES = {
+    "a shared mapping": "held = fill(mmap.mmap(-1, N)); ready()",
+    "a file in memory": (
+        "fd = os.memfd_create('x'); os.ftruncate(fd, N); held = fill(mmap.mmap(fd, N)); ready()"
+    ),
+    "a file in /dev/shm": (
+        "import tempfile; file = tempfile.TemporaryFile(dir='/dev/shm'); file.truncate(N)\n"
+        "held = fill(mmap.mmap(file.fileno(), N)); ready()"
+    ),
+    "a mapping and private data": (
+        "held = fill(mmap.mmap(-1, 48 * MIB)); kept = bytearray(40 * MIB); ready()"
+    ),
+    "a forked child": "child(hoard)",
+    "a child of a child": "child(lambda: (child(hoard), wait()))",
+    "a child in a session of its own": "child(lambda: (os.setsid(), hoard()))",
+    "an orphan": "child(lambda: (os.setsid(), child(hoard)))",
+    "a child that shares": "child(share)",
+    "many small children": (
+        "def some():\n    kept = bytearray(24 * MIB); ready(); wait()\n"
+        "for _ in range(4): child(some)"
+    ),
+    "another program": (
+        "subprocess.Popen([sys.executable, '-c', "
+        "'import os, time; x = bytearray(96 * 2**20); os.write(1, b\"r\"); time.sleep(600)'])"
+    ),
+    "a mapping that only children keep": (
+        "held = mmap.mmap(-1, N)\nchild(fills); child(fills)\nheld.close()"
+    ),
+    "a child whose memory its own child shares": (
+        "def forks():\n"
+        "    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)\n"
+        "    kept = bytearray(N); child(wait); ready(); wait()\n"
+        "child(forks)"
+    ),
+    "children that write to what they had from the rank": (
+        "def writes():\n    fill(inherited); ready(); wait()\nchild(writes); child(writes)"
+    ),
+}
+"""What a rank may do that no limit of its own fails for."""
+
+IS_FINE = {
+    "nothing": "ready()",
+    "private data below its limit": "kept = bytearray(40 * MIB); ready()",
+    "children that do nothing": "child(rests); child(rests)",
+    "another small program": "subprocess.Popen(['sh', '-c', 'echo r; sleep 600'])",
+    "a mapping that is not touched": "held = mmap.mmap(-1, N); ready()",
+    "a small mapping": "held = fill(mmap.mmap(-1, 24 * MIB)); ready()",
+    "a mapping that a child shares with it": (
+        "held = fill(mmap.mmap(-1, 40 * MIB))\nchild(fills); child(fills)"
+    ),
+    "the buffers of the engine's collectives": (
+        "import glob; file = open(glob.glob('/dev/shm/autotune_test_*')[0], 'r+b')\n"
+        "held = fill(mmap.mmap(file.fileno(), N)); ready()"
+    ),
+}
+
+
+READY = {"range(4)": 4, "child(fills)": 2, "child(rests)": 2, "child(writes)": 2}
+"""How many say that they are ready, where it is not one; by a part of the script."""
+
+
+class Rank:
+    """A process that holds memory as a script says, under a watch."""
+
+    def __init__(self, body: str, folder: Path, *, segments: tuple[str, ...] = ()) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{RANK}\n{body}\nwait()"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, TRIAL_ENV: str(folder)},
+            cwd=folder,
+            start_new_session=True,
+        )
+        self.watch = MemoryWatch(folder, limit_bytes=LIMIT, segments=segments, adopter=os.getpid())
+        assert self.process.stdout is not None
+        for _ in range(max(READY.get(part, 1) for part in [*READY, ""] if part in body)):
+            assert os.read(self.process.stdout.fileno(), 1) == b"r"
+        self.watch.add(3, self.process.pid)
+
+
+@pytest.fixture
+def start(tmp_path):
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    started: list[Rank] = []
+
+    def start(body: str, **options) -> Rank:
+        started.append(Rank(body, tmp_path, **options))
+        return started[-1]
+
+    yield start
+    killed = set()
+    while left := of_trial(tmp_path):  # one may be forking
+        killed |= set(left)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for rank in started:
+        rank.process.communicate()
+    for pid in killed:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def of_trial(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{TRIAL_ENV}={folder}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("how", HIDES)
+def test_memory_that_hides_is_seen(how, start):
+    rank = start(HIDES[how])
+    assert rank.watch.look() == 3
+    held = rank.watch.held()[3]
+    assert LIMIT < held.total_bytes < 1.5 * HIDDEN + 8 * MIB
+    assert f"over the limit of {LIMIT} bytes" in held.over
+
+
+@pytest.mark.parametrize("how", IS_FINE)
+def test_what_is_within_the_limit_goes_on(how, start):
+    segment = Path(f"/dev/shm/autotune_test_{os.getpid()}")
+    segment.touch()
+    os.truncate(segment, HIDDEN)
+    try:
+        rank = start(IS_FINE[how], segments=(segment.name,))
+        for _ in range(3):
+            assert rank.watch.look() is None
+    finally:
+        segment.unlink()
+
+
+def test_a_rank_without_either_has_no_figure_but_its_own(start):
+    rank = start(IS_FINE["private data below its limit"])
+    rank.watch.look()
+    held = rank.watch.held()[3]
+    assert (held.children_bytes, held.total_bytes, held.over) == (0, 0, "")
+
+
+def test_a_child_counts_once_and_what_it_held_is_remembered(start):
+    rank = start(HIDES["another program"])
+    rank.watch.look()
+    held = rank.watch.held()[3]
+    assert HIDDEN <= held.children_bytes < HIDDEN + 24 * MIB
+    for pid in of_trial(Path(rank.watch._folder)):
+        if pid != rank.process.pid:
+            os.kill(pid, signal.SIGKILL)
+    rank.watch.look()
+    assert rank.watch.held()[3].children_bytes == held.children_bytes
+
+
+def test_a_limit_that_was_taken_off_is_none(start):
+    rank = start(HIDES["a shared mapping"])
+    infinity = resource.RLIM_INFINITY
+    resource.prlimit(rank.process.pid, resource.RLIMIT_DATA, (infinity, infinity))
+    assert rank.watch.look() is None
+
+
+def test_an_ended_rank_holds_nothing(start):
+    rank = start(HIDES["a shared mapping"])
+    rank.process.kill()
+    rank.process.wait()
+    assert rank.watch.look() is None
+
+
+def test_a_process_that_has_not_grown_is_not_read_again(start, monkeypatch):
+    from autotune.fleet.node import memory
+
+    rank = start(IS_FINE["another small program"])
+    rank.watch._clock = lambda: 100.0
+    reads: list[int] = []
+    read = memory._share_of
+    monkeypatch.setattr(memory, "_share_of", lambda pid: (reads.append(pid), read(pid))[1])
+    for _ in range(5):
+        rank.watch.look()
+    assert len(reads) == len(set(reads))
+    rank.watch._clock = lambda: 103.0
+    rank.watch.look()
+    assert len(reads) == 2 * len(set(reads))
+
+
+def test_orphans_of_another_trial_are_not_its_own(start, tmp_path):
+    rank = start(HIDES["an orphan"])
+    other = MemoryWatch(tmp_path / "other", limit_bytes=LIMIT, segments=(), adopter=os.getpid())
+    mine = start(IS_FINE["nothing"])
+    other.add(0, mine.process.pid)
+    assert other.look() is None
+    assert rank.watch.look() == 3
