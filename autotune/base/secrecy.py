@@ -321,7 +321,8 @@ def withheld(data: Any) -> Iterator[str]:
     """The texts that `scrubbed` withholds whole under their names, wherever they are nested."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from _leaves(value) if holds_secret(key, value) else withheld(value)
+            if isinstance(value, str | Mapping | list | tuple):  # nothing else has texts in it
+                yield from _leaves(value) if holds_secret(key, value) else withheld(value)
     elif isinstance(data, list | tuple):
         for item in data:
             yield from withheld(item)

@@ -20,6 +20,8 @@ from autotune.contract import NotAFileError, read_bounded
 MAX_FILE_BYTES = 1_000_000
 _MAX_NUMBER_BITS = 4096
 """Bits of a whole number: Python refuses to print more than 4300 digits, even in an error."""
+_MOST_NODES = 100_000
+"""Keys and values of a document, with its aliases written out: what is bounded is the time."""
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
 HINT = "write `key: value` lines"
@@ -30,13 +32,11 @@ def _at(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without what hides mistakes or explodes: no aliases, no key twice, no great depth."""
+    """YAML without what hides mistakes or explodes: no key twice, no great depth or size."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise _at("aliases are not allowed: write the value out", self.get_mark())
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise RecursionError
@@ -44,14 +44,22 @@ class _StrictLoader(yaml.SafeLoader):
         self._depth -= 1
         return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here and not where it is constructed: a merge (`<<`) brings keys twice by then.
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise _at(f"the key {key.value!r} stands here twice", key.start_mark)
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _size(node, {}) > _MOST_NODES:
+            raise _at("its aliases make more of it than anybody reads", node.start_mark)
+        return node
 
     def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
         value: str = super().construct_yaml_str(node)
@@ -70,6 +78,16 @@ class _StrictLoader(yaml.SafeLoader):
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
 _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Nodes of a document with its aliases written out; of one that holds itself, infinite."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is counted: who meets it now stands in it
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        below = (one for each in inner for one in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_size(one, known) for one in below)
+    return known[id(node)]
 
 
 class _ExponentLoader(_StrictLoader):
@@ -106,9 +124,11 @@ _OF_STRUCTURE = {f"{_TAG}{kind}" for kind in ("str", "seq", "map")}
 
 
 class _CoreLoader(_StrictLoader):
-    """YAML 1.2, of which the core schema and no other tag."""
+    """YAML 1.2, of which the core schema and no other tag, and no aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise _at("aliases are not allowed: write the value out", self.get_mark())
         node = super().compose_node(parent, index)
         if node is not None and node.tag not in _CORE and node.tag not in _OF_STRUCTURE:
             raise _at(f"the tag {node.tag[:60]!r} is not allowed", node.start_mark)
@@ -232,8 +252,8 @@ def parse_yaml(
             which follows YAML 1.1, it is text, since it has neither point nor sign.
 
     Raises:
-        JobError: It is not YAML, has a key twice or an alias, is nested too deep, or is no
-            mapping.
+        JobError: It is not YAML, has a key twice, is nested too deep or large by its aliases, or
+            is no mapping.
     """
     return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, hint)
 

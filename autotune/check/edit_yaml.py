@@ -18,6 +18,7 @@ from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\r\n]*", re.MULTILINE)
 _STEP = "  "
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class _TooOddError(Exception):
@@ -68,7 +69,7 @@ def _comments(text: str) -> Counter[str]:
 
 def _comments_in(text: str, node: yaml.Node, start: int, end: int) -> Iterator[tuple[int, str]]:
     """Place and text of the comments in a stretch; `node` holds all that is no comment there."""
-    inside = list(_leaves(node))
+    inside = sorted(set(_leaves(node)))  # an alias is its anchor
     for match in _COMMENT.finditer(text, start, end):
         before = bisect_right(inside, (match.start(), len(text)))
         if before == 0 or inside[before - 1][1] <= match.start():
@@ -133,7 +134,8 @@ class _Yaml:
             self._written.setdefault(json.dumps(data), raw)
         if not isinstance(node, yaml.MappingNode) or not isinstance(data, Mapping):
             return  # a mapping of nodes without a value is a set
-        for (key, value), (name, there) in zip(node.value, data.items(), strict=True):
+        for name, (key, value) in _members(node, data).items():
+            there = data[name]
             goal = wanted.get(name) if isinstance(wanted, Mapping) else None
             self._collect(value, there, goal, arriving)
             moves = (str(name), plain(there)) in arriving
@@ -152,7 +154,10 @@ class _Yaml:
         key: yaml.Node | None,
     ) -> Iterator[Edit]:
         """Edits of a mapping; `key` is the one that it stands under."""
-        members = dict(zip(data, node.value, strict=True))
+        members = _members(node, data)
+        for name in data.keys() - members.keys():  # merged in from elsewhere
+            if name not in wanted or not same_data(data[name], wanted[name]):
+                raise _TooOddError
         gone = {name: value for name, value in data.items() if name not in wanted}
         added = {name: value for name, value in wanted.items() if name not in data}
         renamed = renames(gone, added)
@@ -165,6 +170,8 @@ class _Yaml:
         for name in renamed.values():
             del added[name]
         going = [members[name] for name in gone if name not in renamed]
+        if any(_is_alias(own, value) for own, value in going):
+            raise _TooOddError
         if node.flow_style or not node.value:
             yield from self._flow(node, going, added)
         else:
@@ -172,8 +179,12 @@ class _Yaml:
 
     def _replaced(self, node: yaml.Node, data: Any, wanted: Any, key: yaml.Node) -> Iterator[Edit]:
         if isinstance(node, yaml.MappingNode) and isinstance(wanted, Mapping):
+            if _is_alias(key, node) and plain(data) != plain(wanted):
+                raise _TooOddError
             yield from self._of(node, data, wanted, key)
         elif plain(data) != plain(wanted):
+            if _is_alias(key, node):
+                raise _TooOddError
             start, end = node.start_mark.index, _end(node)
             is_block = isinstance(node, yaml.CollectionNode) and not node.flow_style
             if is_block or (isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")):
@@ -297,6 +308,20 @@ class _Yaml:
         """Where the line of a place ends, or where the next one begins."""
         end = self._text.find("\n", at)
         return len(self._text) if end < 0 else end + past
+
+
+def _members(
+    node: yaml.MappingNode, data: Mapping[str, Any]
+) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    """Key -> its nodes, of the keys that stand in the mapping itself."""
+    if all(key.tag != _MERGE for key, _ in node.value):
+        return dict(zip(data, node.value, strict=True))
+    return {key.value: (key, value) for key, value in node.value if key.value in data}
+
+
+def _is_alias(key: yaml.Node, value: yaml.Node) -> bool:
+    """Whether a value is written elsewhere: an anchor stands before its aliases."""
+    return bool(value.start_mark.index < key.start_mark.index)
 
 
 def _arriving(data: Any, wanted: Any) -> Iterator[tuple[str, str]]:

@@ -296,7 +296,7 @@ def check(
     if not why_not and repr(mended.config) != repr(source.config):
         text = text_after(source, mended.config)
         if text is None:
-            why_not = "its text cannot be changed there with every comment kept"
+            why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
     told = _Discreet(source.config)
     return CheckReport(

@@ -24,6 +24,8 @@ _HJSON = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -82,6 +84,11 @@ def places_in(text: str, at: Path, syntax: Syntax) -> Places:
 
 def _yaml_starts(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int]]:
     if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:  # what is merged in, under its own names
+            if key.tag == _MERGE:
+                several = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for one in reversed(several):  # the first one counts
+                    yield from _yaml_starts(one, path)
         for key, value in node.value:
             here = (*path, str(key.value))
             yield here, key.start_mark.index

@@ -5,6 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.engines.deepspeed.rules.schema import HOMES
+from autotune.engines.deepspeed.rules.values import REFUSED
 
 SECTION_NAMES = (
     *("deepspeed", "deepspeed_config", "deepspeed_cfg", "ds_config", "ds_cfg", "ds"),
@@ -63,14 +65,20 @@ def is_ds_config(data: Mapping[Any, Any], *, is_json: bool) -> bool:
 def own_keys(data: Mapping[Any, Any]) -> dict[str, Any]:
     """DeepSpeed's part of a mapping in which somebody else has keys as well.
 
-    A key that is like one of DeepSpeed's is meant as that one.
+    A key that is like one of DeepSpeed's is meant as that one, and one of a section, with a value
+    that it takes there, as misplaced.
     """
     few = len(data) <= _MOST_COMPARED
     return {
         name: value
         for name, value in data.items()
-        if name in _KNOWN or (few and _is_misspelt(name))
+        if name in _KNOWN or (few and (_is_misspelt(name) or _is_misplaced(name, value)))
     }
+
+
+def _is_misplaced(name: Any, value: Any) -> bool:
+    home = HOMES.get(name) if isinstance(name, str) else None
+    return bool(home) and SECTIONS[str(home)].keys[name].taken(value) is not REFUSED
 
 
 def sections_inside(data: Mapping[Any, Any]) -> list[tuple[tuple[str, ...], Any]]:

@@ -77,7 +77,8 @@ def _homes() -> Mapping[str, str]:
     } | {"stage": "zero_optimization", "hysteresis": "fp16"}
 
 
-_HOMES = _homes()
+HOMES = _homes()
+"""Name of a key that tells -> the section that it belongs to, wherever it stands."""
 
 _OTHERS: Mapping[str, tuple[str, str]] = {
     "zero_stage": ("zero_optimization", "stage"),
@@ -471,8 +472,8 @@ def _meant_key(
         return (home, name) if _can_hold(setup, home) else None
     if near is None and not path and name in _OTHERS:
         home, near = _OTHERS[name]
-    elif str(name) in _HOMES and near is None:
-        home, near = _HOMES[str(name)], str(name)
+    elif str(name) in HOMES and near is None:
+        home, near = HOMES[str(name)], str(name)
     else:
         home = path
     if near is None or not _can_hold(setup, home):
