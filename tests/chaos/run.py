@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build
-from tests.chaos import around_trials, in_coordinators, in_files, in_trials, retries
+from tests.chaos import around_trials, in_coordinators, in_files, in_others, in_trials, retries
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError
 from tests.chaos.records import write_record
@@ -30,6 +30,7 @@ ROOMS: dict[str, ModuleType] = {
     "coordinators": in_coordinators,
     "retries": retries,
     "files": in_files,
+    "others": in_others,
 }
 
 
