@@ -43,7 +43,8 @@ def open_outlook(
     """
     find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
+    own = wishes.accelerators or flags.get("accelerators")
+    table = read_accelerators_of(job_file, own, agreed=agreed)
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
     job, keys = read_job(job_file, {**flags, "engine": engine}, environment, agreed=agreed)

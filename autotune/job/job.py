@@ -258,16 +258,19 @@ def read_job_file(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
+def read_accelerators_of(
+    job_file: Path | None, own: Path | None, *, agreed: Mapping[str, Any] | None = None
+) -> tuple[Accelerator, ...]:
     """The table that a job's devices are described and predicted by, before the job is made.
 
-    `own` is the table that the user named beside the job; it comes before the job's.
+    `own` is the table that the user named beside the job; it comes before the job's. `agreed` is
+    what the job's file said when the user was asked about it.
 
     Raises:
         JobError: A file cannot be read, or the table is not one.
     """
     if own is None and job_file is not None:
-        named = read_job_file(job_file).get("accelerators")
+        named = (read_job_file(job_file) if agreed is None else agreed).get("accelerators")
         own = Path(named) if isinstance(named, str) else None
     return accelerators_with(own)
 

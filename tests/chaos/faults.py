@@ -7,6 +7,8 @@ Inject = Callable[..., None]
 
 HANGING = "hanging"
 """A rank leaves this file in its trial's folder right before it hangs."""
+LITTER = "litter"
+"""A rank leaves the path of its temporary file in this file of its trial's folder."""
 LOG_BYTES = 2**30
 """Size of the log that is too long to read."""
 

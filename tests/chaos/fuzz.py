@@ -93,7 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{total} inputs, {len(failures)} failed, {wall_s:.0f} s")
     if options.record is not None:
         counted = {"inputs": total, "failed": len(failures), "wall_s": round(wall_s)}
-        write_record(options.record, "tests.chaos.fuzz", arguments, {**counted, "rows": rows})
+        found = {**counted, "rows": rows}
+        adds_by = None if options.reader is None else "reader"
+        write_record(options.record, "tests.chaos.fuzz", arguments, found, adds_by=adds_by)
     return 1 if failures or not total else 0
 
 

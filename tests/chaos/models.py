@@ -5,10 +5,13 @@ Ranks import this, never the suite itself. The last rank is the victim; the othe
 
 import itertools
 import json
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
 from autotune.trial.wrapper import CORES_ENV
-from tests.chaos.faults import HANGING, LOG_BYTES
+from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB
 
 PLACES = ("build", "initialize", "first", "forward", "backward", "optimizer")
@@ -26,6 +29,13 @@ forward pass, the backward pass and the optimizer step once steps are measured."
 _MEASURED_FROM = 3
 """Forward passes that are surely warm-up."""
 _FOREVER_S = 3600
+_HIDDEN_BYTES = 320 * 2**20
+"""Memory that is hidden from its own meter, above the limit of those trials."""
+_SEEN_S = 0.3
+"""Time in which a rank's own meter looks, also while steps are measured."""
+_LOOKED_AT_S = 60.0
+"""Time in which a node looks, on the busiest machine; the rank is killed long before."""
+_KEPT = []
 
 
 class Model(torch.nn.Module):
@@ -182,6 +192,102 @@ def fills_the_disk(loss):
                 return loss
 
 
+def shares(loss):
+    """A mapping that is no private data."""
+    _KEPT.append(_filled(mmap.mmap(-1, _HIDDEN_BYTES)))
+    return loss
+
+
+def shares_briefly(loss):
+    """The same, gone before the step is over."""
+    mapping = _filled(mmap.mmap(-1, _HIDDEN_BYTES))
+    time.sleep(_SEEN_S)
+    mapping.close()
+    return loss
+
+
+def has_a_memfd(loss):
+    file = os.memfd_create("hidden")
+    os.ftruncate(file, _HIDDEN_BYTES)
+    _KEPT.append(_filled(mmap.mmap(file, _HIDDEN_BYTES)))
+    return loss
+
+
+def forks(loss):
+    """A child that holds more than its rank may, in a session of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        _hoard_in_a_child()
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def spawns(loss):
+    script = f"import time; x = bytearray({_HIDDEN_BYTES}); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", script])
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def orphans(loss):
+    """A child's child, whose parent ends."""
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:
+            os.setsid()
+            _hoard_in_a_child()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def keeps_in_children(loss):
+    """A mapping that the rank itself has closed."""
+    mapping = mmap.mmap(-1, _HIDDEN_BYTES)
+    for _ in range(2):
+        if os.fork() == 0:
+            _filled(mapping)
+            time.sleep(_FOREVER_S)
+    mapping.close()
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def _filled(mapping):
+    for at in range(0, len(mapping), mmap.PAGESIZE):
+        mapping[at] = 1
+    return mapping
+
+
+def _hoard_in_a_child():
+    try:
+        _lift()
+        kept = bytearray(_HIDDEN_BYTES)
+        time.sleep(_FOREVER_S)
+        del kept
+    finally:
+        os._exit(1)
+
+
+def _lift():
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def litters(loss):
+    """Files where Python puts temporary ones."""
+    folder = tempfile.mkdtemp(prefix="pymp-")
+    Path(folder, "listener").touch()
+    _trial_file(LITTER).write_text(folder)
+    return loss
+
+
+def litters_and_is_killed(loss):
+    litters(loss)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 _ACTIONS = {
     "nothing": lambda loss: loss,
     "sigkill": _ends_by(signal.SIGKILL),
@@ -201,6 +307,15 @@ _ACTIONS = {
     "cut": cuts_its_report,
     "fill": fills_the_disk,
     "nospace": meets_a_full_disk,
+    "shares": shares,
+    "sharesbriefly": shares_briefly,
+    "memfd": has_a_memfd,
+    "forks": forks,
+    "spawns": spawns,
+    "orphans": orphans,
+    "keepsinchildren": keeps_in_children,
+    "litter": litters,
+    "litterandkill": litters_and_is_killed,
 }
 
 

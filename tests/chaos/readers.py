@@ -45,6 +45,7 @@ from autotune.space.knob import Context
 from autotune.space.space import grid, load_space
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
+from tests.chaos.probe_readers import make_probe_readers
 from tests.chaos.reader import Reader, at, json_reader
 from tests.chaos.table_readers import make_table_readers
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
@@ -177,6 +178,7 @@ def make_readers(folder: Path) -> list[Reader]:
         _codes(folder),
         _node_report(folder),
         *make_table_readers(folder),
+        *make_probe_readers(folder),
     ]
 
 

@@ -19,7 +19,15 @@ from types import ModuleType
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build
-from tests.chaos import around_trials, in_coordinators, in_files, in_others, in_trials, retries
+from tests.chaos import (
+    around_trials,
+    from_outside,
+    in_coordinators,
+    in_files,
+    in_trials,
+    out_of_sight,
+    retries,
+)
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError
 from tests.chaos.records import write_record
@@ -30,7 +38,8 @@ ROOMS: dict[str, ModuleType] = {
     "coordinators": in_coordinators,
     "retries": retries,
     "files": in_files,
-    "others": in_others,
+    "outside": from_outside,
+    "sight": out_of_sight,
 }
 
 
@@ -102,7 +111,8 @@ def main(arguments: Sequence[str]) -> int:
             ground.close()
     found = summary(list(rows.values()), time.monotonic() - began)
     if options.record is not None:
-        write_record(options.record, "tests.chaos.run", arguments, found)
+        adds_by = None if options.fault == "*" else "fault"
+        write_record(options.record, "tests.chaos.run", arguments, found, adds_by=adds_by)
     print(json.dumps(found) if options.json else table(found))
     return 0 if found["injected"] and found["survived"] == found["injected"] else 1
 

@@ -15,6 +15,7 @@ from tests import trials
 from tests.chaos import in_coordinators
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, must
+from tests.chaos.records import write_record
 from tests.chaos.resume import check_told
 from tests.chaos.run import ROOMS, Row, all_faults, inject, main, summary, table
 from tests.search.scripted import ok
@@ -59,6 +60,24 @@ def test_the_record_is_of_these_faults_and_all_were_survived(room):
     assert record["injected"] == record["survived"] > 0
     assert record["lost"] == 0
     assert not any(row["problems"] or row["skipped"] for row in record["rows"])
+
+
+def test_some_rows_of_a_record_are_run_again_alone(tmp_path):
+    file = tmp_path / "record.json"
+    row = {"seconds": 2, "problems": []}
+    first = [
+        {"fault": "fire", "injected": 3, "survived": 2, "lost": 1, **row},
+        {"fault": "water", "injected": 5, "survived": 5, "lost": 0, **row},
+    ]
+    write_record(file, "x", [], {"injected": 8, "survived": 7, "lost": 1, "rows": first})
+    again = [{"fault": "fire", "injected": 4, "survived": 4, "lost": 0, **row}]
+    found = {"injected": 4, "survived": 4, "lost": 0, "wall_s": 1, "rows": again}
+    write_record(file, "x", ["--fault", "fire*"], found, adds_by="fault")
+    kept = json.loads(file.read_text())
+    assert (kept["injected"], kept["survived"], kept["lost"], kept["wall_s"]) == (9, 9, 0, 4)
+    assert [row["injected"] for row in kept["rows"]] == [4, 5]
+    assert all(row["date"] == kept["date"] for row in kept["rows"])
+    assert kept["command"] == "python -m x --fault fire*"
 
 
 def test_what_is_not_survived_is_counted_and_said(tmp_path, capsys):
