@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build, environment
@@ -37,8 +38,12 @@ _GIVEN = {
 }
 """Parameters that DeepSpeed gives itself: from a file they would be given twice."""
 
-_UNTRIED = ("DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion", "FusedLamb")
-"""Those whose extension is not built here (minutes), or needs CUDA: their signatures alone."""
+_UNTRIED = ("FusedLion", "FusedLamb")
+"""Those that need CUDA: their signatures alone."""
+
+_SELDOM_BUILT = {"DeepSpeedCPUAdagrad": "cpu_adagrad", "DeepSpeedCPULion": "cpu_lion"}
+"""Those whose extension takes minutes to compile: tried where `benchmarks/check_truth.py` has
+built it, and elsewhere as the file has them."""
 
 _BESIDE = {"nesterov": {"momentum": 0.9}}
 """Parameter -> what else has to be given for it to be taken."""
@@ -201,13 +206,16 @@ def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
     }
     if kind.__name__ in _UNTRIED:
         return found
+    if kind.__name__ in _SELDOM_BUILT and not _is_built(_SELDOM_BUILT[kind.__name__]):
+        before = json.loads(DATA_FILE.read_text(encoding="utf-8"))["optimizers"][kind.__name__]
+        return before | found
     given = dict(_NEEDED.get(kind.__name__, {}))
     if never := refused(attempt, kind, given):
         return found | {"never": never}
     found["alone"] = refused(attempt, kind, {name: given[name] for name in needs})
     defaults = {one.name: given.get(one.name, one.default) for one in others}
     refuses = {}
-    for name in found["takes"]:
+    for name in defaults:
         wrong: dict[str, list[str]] = {}
         for sample, value in samples(defaults[name]):
             raised = refused(attempt, kind, given | {name: value})
@@ -218,6 +226,10 @@ def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
         if wrong:
             refuses[name] = wrong
     return found | {"refuses": refuses}
+
+
+def _is_built(extension: str) -> bool:
+    return Path(os.environ["TORCH_EXTENSIONS_DIR"], extension, f"{extension}.so").exists()
 
 
 def _without(value: Any, raised: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.base.nested import leaves
 from autotune.space.rule import Violation
 
 _MOST = 1e10
@@ -75,5 +76,7 @@ def _of_scripts(written: Sequence[Violation], read: Sequence[Violation]) -> Iter
             yield one
 
 
-def _fact(violation: Violation) -> tuple[str, tuple[str, ...]]:
-    return violation.rule, violation.at
+def _fact(violation: Violation) -> tuple[object, ...]:
+    """What a violation is about; what it says differs by the numbers in it."""
+    changed = tuple(path for path, _ in leaves(violation.changes) if path)
+    return violation.rule, violation.at or changed

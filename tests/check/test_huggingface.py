@@ -1,6 +1,7 @@
 """What Trainer and accelerate fill in, refuse and overwrite before DeepSpeed reads anything."""
 
 import json
+from dataclasses import make_dataclass
 
 import pytest
 
@@ -307,3 +308,109 @@ def test_the_defaults_of_trainers_arguments():
             assert value == [own["adam_beta1"], own["adam_beta2"]]
         else:
             assert value == own[names[key]]
+
+
+def accelerates(section, precision="no"):
+    """The configuration that accelerate hands over, after what it does to a file's."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 1}, **section})
+    plugin.set_mixed_precision(precision)
+    return plugin.deepspeed_config
+
+
+@pytest.mark.parametrize(("precision", "level"), [("no", "warning"), ("bf16", "warning")])
+def test_the_old_name_of_bf16_is_overruled(tmp_path, precision, level):
+    """DeepSpeed reads bf16 where both are there (runtime/precision_config.py)."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    old = {"bfloat16": {"enabled": True}, "train_batch_size": 2}
+    handed = accelerates(old, precision)
+    assert handed["bf16"] == {"enabled": precision == "bf16"}
+    assert DeepSpeedConfig(handed).bfloat16_config.enabled is (precision == "bf16")
+    config = old | {"zero_optimization": {"stage": 1}}
+    line = f"accelerate launch --num_processes 1 --mixed_precision {precision} train.py"
+    report = checked(write(tmp_path, config), launch=line)
+    found = {one.violation.rule: one.violation for one in report.found}
+    assert found["huggingface.old_bf16"].level == level
+    assert "schema.deprecated_name" not in found
+    assert '"bf16": {' in report.fixed_text
+
+
+@pytest.mark.parametrize("consumer", [Consumer.TRAINER, Consumer.ACCELERATE])
+def test_an_accumulation_of_null_is_multiplied_with(tmp_path, consumer):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": None,
+        "zero_optimization": {"stage": 1},
+    }
+    assert accelerates(config)["gradient_accumulation_steps"] is None
+    report = checked(write(tmp_path, config), consumer=consumer, world=1)
+    levels = {one.violation.rule: one.violation.level for one in report.found}
+    assert levels["huggingface.null_accumulation"] == "error"
+    alone = config | {"train_micro_batch_size_per_gpu": None, "train_batch_size": 2}
+    assert "huggingface.null_accumulation" not in rules(
+        checked(write(tmp_path, alone), consumer=consumer, world=1)
+    )
+
+
+def test_an_optimizer_without_a_type_is_none_to_accelerate(tmp_path):
+    section = {"params": {"lr": 1e-4}}
+    config = {"train_batch_size": 1, "zero_optimization": {"stage": 1}}
+    for name, expected in (("optimizer", True), ("scheduler", False)):
+        path = write(tmp_path, config | {name: section})
+        told = rules(checked(path, consumer=Consumer.ACCELERATE, world=1))
+        assert ("huggingface.section_without_type" in told) is expected
+
+
+def arguments_in_yaml(tmp_path, **changes):
+    arguments = {"output_dir": "out", "learning_rate": 1e-4, "max_steps": 2} | changes
+    text = "\n".join(f"{name}: {value}" for name, value in arguments.items())
+    return write(tmp_path, f"{text}\ndeepspeed:\n  zero_optimization: {{stage: 1}}\n", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fix"),
+    [
+        ("learning_rate", "3e-4", "3.0e-04"),
+        ("weight_decay", "1e-1", "1.0e-01"),
+        ("max_steps", "1e3", "1000"),
+        ("adam_epsilon", "'0.001'", "0.001"),
+    ],
+)
+def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix):
+    """HfArgumentParser reads the file with PyYAML, and converts nothing."""
+    from transformers import HfArgumentParser
+
+    one = write(tmp_path, f"{name}: {text}\n", "one.yaml")
+    (parsed,) = HfArgumentParser(make_dataclass("Arguments", [(name, float)])).parse_yaml_file(one)
+    assert getattr(parsed, name) == text.strip("'")
+    path = arguments_in_yaml(tmp_path, **{name: text})
+    report = checked(path)
+    (found,) = (one for one in report.found if one.violation.rule == "huggingface.number_as_text")
+    assert found.violation.level == "error"
+    assert found.violation.fix == f"write {name}: {fix}"
+    assert path.read_text(encoding="utf-8").splitlines()[found.place.line - 1].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "launch"),
+    [
+        ({"learning_rate": "3.0e-4"}, None),
+        ({"run_name": "1e4", "learning_rate": 1}, None),
+        ({"learning_rate": "3e-4", "num_generations": 4}, None),
+        ({"learning_rate": "3e-4", "base_model": "x", "datasets": "[]"}, None),
+        ({"learning_rate": "3e-4"}, "trl sft --config a.yaml"),
+    ],
+)
+def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
+    report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
+    assert "huggingface.number_as_text" not in rules(report)
+
+
+def test_what_accelerate_does_not_start_raises_nothing(tmp_path):
+    section = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: gpu}\n"
+    text = "num_processes: 1\nmixed_precision: bf16\n" + section
+    for kind, code in (("MULTI_GPU", 0), ("DEEPSPEED", 2)):
+        path = write(tmp_path, f"distributed_type: {kind}\n{text}", f"{kind}.yaml")
+        assert checked(path).exit_code(fixed=False) == code

@@ -35,6 +35,9 @@ _BY_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Switches of torch's that other devices take: they were tried on a CPU."""
 
 
+_IN_FILE = {"adamw_mode": "adam_w_mode"}
+"""Parameter that DeepSpeed gives itself -> the key of `optimizer.params` that it takes it from."""
+
 TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 """Keys of `optimizer.params` that DeepSpeed takes out before it builds an Adam."""
 
@@ -243,7 +246,9 @@ def _constructors() -> Mapping[str, Constructor]:
             never=told.get("never", ""),
             alone=told.get("alone", ""),
             refuses={
-                parameter: {sample: raised for raised, tried in wrong.items() for sample in tried}
+                _IN_FILE.get(parameter, parameter): {
+                    sample: raised for raised, tried in wrong.items() for sample in tried
+                }
                 for parameter, wrong in told.get("refuses", {}).items()
             },
         )

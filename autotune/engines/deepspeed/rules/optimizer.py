@@ -181,8 +181,47 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     made = optimizer_of(setup) if given else None
     if made is None or not made.refuses:
         return None
-    but = ("amsgrad", "lr") if schedule_decides(setup, made) else ("amsgrad",)
+    but = ["amsgrad"]
+    if schedule_decides(setup, made):
+        but.append("lr")
+    if setup.optimizer == "adamw":  # which is in that mode, whatever the file says
+        but.append("adam_w_mode")
     return wrong_arguments("optimizer", made, given, setup, but=but)
+
+
+@rule(
+    "torch/optim/sgd.py",
+    raised(
+        "ValueError: Nesterov momentum requires a momentum",
+        optimizer("SGD", nesterov=True),
+        params(momentum=0.9),
+    ),
+    raised(
+        "ValueError: Nesterov momentum requires a momentum",
+        optimizer("SGD", nesterov=True, momentum=0.9, dampening=0.1),
+        params(dampening=0),
+    ),
+)
+def _nesterov(setup: Setup) -> Finding | None:
+    given = setup.optimizer_params
+    made = optimizer_of(setup) if given else None
+    if made is None or made.name != "torch.optim.SGD" or not given.get("nesterov"):
+        return None
+    momentum, dampening = given.get("momentum", 0), given.get("dampening", 0)
+    if any(type(one) not in (int, float) for one in (momentum, dampening)):
+        return None
+    if momentum > 0 and dampening == 0:
+        return None
+    lacks = "without a momentum" if momentum <= 0 else f"with a dampening of {dampening}"
+    return Finding(
+        message=f"optimizer.params.nesterov {lacks}: torch's SGD refuses it",
+        at=("optimizer.params.nesterov",),
+        choices=(
+            Choice(changes=params(momentum=0.9) if momentum <= 0 else params(dampening=0)),
+            Choice(changes=params(nesterov=False)),
+        ),
+        advice="give a momentum above 0 and no dampening, or set nesterov to false",
+    )
 
 
 @rule(

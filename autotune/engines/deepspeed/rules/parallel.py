@@ -8,7 +8,14 @@ without clipping: test_witnesses.py of these rules). So only the world has to di
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, as_section, autotp, differs, raised
+from autotune.engines.deepspeed.rules.base import (
+    BATCH_KEYS,
+    Setup,
+    as_section,
+    autotp,
+    differs,
+    raised,
+)
 from autotune.engines.deepspeed.rules.values import ELEMENTS
 from autotune.space.rule import Finding, rule
 
@@ -180,9 +187,14 @@ def _sequence(setup: Setup) -> Finding | None:
             f"{setup.world}"
         )
     divides = setup.world % sp == 0
+    micro, accum, total = (setup.ds_config.get(name) for name in BATCH_KEYS)
+    is_refused = False
+    if not divides and type(micro) is type(accum) is type(total) is int:
+        # It multiplies with a broken number of ranks.
+        is_refused = total * sp != micro * accum * setup.world
     return Finding(
         message=message,
         changes={"data_parallel_size": max(1, setup.world // sp)} if divides else {},
         advice="" if divides else f"choose a sequence_parallel_size that divides {setup.world}",
-        consequence="differs" if dp is None else "raised",
+        consequence="differs" if dp is None and not is_refused else "raised",
     )

@@ -363,7 +363,9 @@ def _is_word(setup: Setup, path: str, name: str) -> bool:
     is_optimizers = path == PARAMS[0]
     made = optimizer_of(setup) if is_optimizers else scheduler_of(setup)
     if is_optimizers and setup.optimizer in ("adam", "adamw") and name in TAKEN_OUT:
-        return True
+        if made is None or setup.optimizer == "adamw":
+            return True
+        return not made.refusal(name, "auto", accelerator=setup.accelerator)
     if made is None or name not in made.takes or not made.refuses:
         return False
     if is_optimizers and name == "lr" and schedule_decides(setup, made):
@@ -538,7 +540,7 @@ def _is_remark(name: object) -> bool:
             ("output_dir", {"tensorboard": {"output_dir": "x"}}, {"tensorboard": None}),
             ("max_tokens", {"hybrid_engine": {"max_tokens": 1}}, {"hybrid_engine": None}),
             ("enable", {"timers": {"throughput": {"enable": True}}}, None),
-            ("loss_scale", {"bf16": {"loss_scale": 0}}, None),
+            ("loss_scale", {"bf16": {"loss_scale": 0}}, {"bf16": None}),
         )
     ),
 )

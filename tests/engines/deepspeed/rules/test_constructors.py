@@ -117,6 +117,22 @@ def test_a_switch_of_torchs_was_tried_on_a_cpu():
     assert found(config, accelerator="cuda") == []
 
 
+@pytest.mark.parametrize(
+    ("config", "levels"),
+    [
+        (optimizer("Lion", weight_decay="0.01") | CPU, ["error"]),
+        (optimizer("Lion", betas=[]) | CPU, ["error"]),
+        (optimizer("Adagrad", eps="1e-8") | CPU, ["error"]),
+        (optimizer("Adam", adam_w_mode="true") | CPU, ["error"]),
+        (optimizer("AdamW", adam_w_mode="true") | CPU, []),
+        (optimizer("Adam", adam_w_mode="true"), []),
+    ],
+)
+def test_values_that_only_an_extension_refuses(config, levels):
+    told = judge(setup(config))
+    assert [one.level for one in told if one.rule == "optimizer.param_value"] == levels
+
+
 def test_words_of_a_parameter_that_takes_words_are_not_judged():
     config = scheduler("OneCycleLR", max_lr=0.1, total_steps=9, anneal_strategy="linear")
     assert found(config) == []

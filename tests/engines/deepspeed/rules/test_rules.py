@@ -32,6 +32,7 @@ NEEDS_SOMEBODY = {
     "optimizer.muon_param",  # which was meant
     "optimizer.needs_cuda",  # another optimizer trains something else
     "optimizer.never_trains",
+    "optimizer.nesterov",  # which momentum
     "optimizer.no_type",  # the script's, or one of the file
     "optimizer.param_value",  # which value
     "optimizer.unknown_param",  # which was meant
