@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from autotune.check.consumers import AUTO
 from autotune.space.rule import Violation
 
 KINDS = (
@@ -137,7 +138,7 @@ def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     ):
         value = section.get(name)
         # Of the clipping alone it asks for the word before it converts.
-        is_word = name == "gradient_clipping" and str(value).lower() == "auto"
+        is_word = name == "gradient_clipping" and str(value).lower() == AUTO
         if value is None or is_word or _takes(name, kind, str(value)):
             continue
         yield (

@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.check.accelerate_fields import KINDS
+from autotune.check.consumers import AUTO
 from autotune.check.launch import count, text_or_none
 
 ACCELERATE_OWNED = (
@@ -87,9 +88,9 @@ def config_of(file: AccelerateFile, flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     told = {**file.section, **flags}
     said = {name: str(value) for name, value in told.items() if value is not None}
-    accumulation = said.get("gradient_accumulation_steps", "auto")
-    clipping: Any = said.get("gradient_clipping", "auto").lower()
-    if clipping != "auto":
+    accumulation = said.get("gradient_accumulation_steps", AUTO)
+    clipping: Any = said.get("gradient_clipping", AUTO).lower()
+    if clipping != AUTO:
         clipping = _converted(float, clipping)
     zero: dict[str, Any] = {"stage": _converted(int, said.get("zero_stage", "2"))}
     for kind in ("optimizer", "param"):
@@ -99,8 +100,8 @@ def config_of(file: AccelerateFile, flags: Mapping[str, Any]) -> dict[str, Any]:
         zero[f"offload_{kind}"] = {"device": device, **path}
     saves = said.get("zero3_save_16bit_model", "false").lower() == "true"
     config: dict[str, Any] = {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": AUTO,
+        "train_micro_batch_size_per_gpu": AUTO,
         "gradient_accumulation_steps": (
             int(accumulation) if accumulation.isdecimal() else accumulation
         ),

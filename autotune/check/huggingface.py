@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.base.nested import dotted, look_up
 from autotune.check import accelerate_fields
+from autotune.check.accelerate_names import FLAGS, KEYS
 from autotune.check.consumers import (
     ARGUMENTS,
     AUTO,
@@ -314,21 +315,15 @@ def _switched_on(config: Mapping[str, Any], source: Source) -> Iterator[Violatio
             )
 
 
-_KEYS_OF_FLAGS = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-}
-"""Flag of `accelerate launch` -> the key that it fills in where the file says "auto"."""
+_COMPARED = [name for name in FLAGS if name != "zero3_save_16bit_model"]  # it only saves
 
 
 def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """Flags that the file overrules without a word."""
     if source.consumer is not Consumer.ACCELERATE or source.is_made:
         return
-    for flag, key in _KEYS_OF_FLAGS.items():
+    for flag in _COMPARED:
+        key = KEYS[flag]
         asked, value = source.flags.get(flag), look_up(config, key)
         if asked is None or value is None or value in (AUTO, asked):
             continue

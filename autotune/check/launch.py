@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.check.accelerate_names import FLAGS
 from autotune.check.consumers import Consumer
 from autotune.check.layout import ExportedLayout
 
@@ -32,12 +33,6 @@ _ALL = (-1,)
 """DeepSpeed's launcher's word for all that there are (launcher/runner.py)."""
 
 _COUNT = "a whole number above 0"
-
-_PLUGIN = (
-    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
-    *("gradient_accumulation_steps", "gradient_clipping", "zero3_save_16bit_model"),
-)
-"""Flags of `accelerate launch` that come before the section of its YAML."""
 
 _DEGREES = (
     *("pipeline_model_parallel_size", "tensor_model_parallel_size"),
@@ -112,7 +107,7 @@ def read_launch(line: str) -> LaunchLine:
         script=name,
         layout=layout,
         split=split,
-        plugin={name: launcher[name] for name in _PLUGIN if by_accelerate and name in launcher},
+        plugin={name: launcher[name] for name in FLAGS if by_accelerate and name in launcher},
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
         world=world,
         per_node=per_node,

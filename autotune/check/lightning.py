@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.check.consumers import AUTO
+
 _NAMED: Mapping[str, Mapping[str, Any]] = {
     "deepspeed": {},
     "deepspeed_stage_1": {"stage": 1},
@@ -115,7 +117,7 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
             "zero_allow_untested_optimizer", True
         )
         config["zero_optimization"] = zero
-    if arguments.get("logging_batch_size_per_gpu", "auto") != "auto":
+    if arguments.get("logging_batch_size_per_gpu", AUTO) != AUTO:
         config["train_micro_batch_size_per_gpu"] = arguments["logging_batch_size_per_gpu"]
     return config
 
@@ -127,7 +129,7 @@ def handed(config: Mapping[str, Any], data: Mapping[Any, Any]) -> dict[str, Any]
     """
     trainer = data["trainer"]
     after = {
-        "train_micro_batch_size_per_gpu": "auto",
+        "train_micro_batch_size_per_gpu": AUTO,
         "gradient_clipping": trainer.get("gradient_clip_val") or 0.0,
         **config,
         ACCUMULATION: trainer.get("accumulate_grad_batches") or 1,

@@ -8,6 +8,7 @@ keys of NeoXArgsDeepspeedConfig that are not at NeoX's own default, and `deepspe
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.check.consumers import AUTO
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -85,7 +86,7 @@ def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
         config[precision] = {"enabled": True}
     micro, _, total = BATCH_KEYS
     if micro not in config and total not in config:
-        config[micro] = "auto"
+        config[micro] = AUTO
     elif micro in config and total in config:
         # NeoX itself asserts the product with its default (check_batch_parameters).
         config.setdefault("gradient_accumulation_steps", 1)

@@ -4,12 +4,13 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import AutotuneError, RenderError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import lightning, neox
 from autotune.check.accelerate_file import AccelerateFile, config_of, is_accelerate
@@ -33,12 +34,18 @@ _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
 
 _MAX_YAML_CHARACTERS = 2**18
 """Longest YAML that is read: PyYAML takes seconds for it."""
+_MOST_DOCUMENTS = 100
 _UNPROMISING = 2**14
 """Length from which a YAML without a word of DeepSpeed's is not read at all."""
 _WORDS = re.compile(
     r"deepspeed|\bds_|zero[_-](optim|allow|stage)|train[_-](micro[_-])?batch|gradient[_-]|(bf|fp)16",
     re.IGNORECASE,
 )
+
+_DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
+"""What one document of YAML ends with, or another one begins with."""
+_NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
+"""A line that adds nothing to a document."""
 
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
@@ -90,6 +97,8 @@ class ReadConfig:
     syntax: Syntax
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
+    document: str = ""
+    """Which document of a YAML file it is, where the file has several; their text is blank."""
     config: Mapping[str, Any]
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
@@ -145,8 +154,7 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
             "standard input is empty",
             "pipe a file in, such as `autotune check - < ds_config.json`",
         )
-    is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
-    is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    is_yaml = _is_yaml(text, path)
     if is_yaml and (data := _json_in_yaml(text, path)) is not None:
         return Parsed(data=data, syntax="json")
     if is_yaml:
@@ -162,6 +170,11 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     else:
         data, is_hjson = parse_config(text, path)
     return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+
+
+def _is_yaml(text: str, path: Path) -> bool:
+    is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
+    return path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
 
 
 def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
@@ -191,6 +204,8 @@ def sections_of(
         NotADsConfigError: There is none.
         JobError: A value is none of those that are allowed there.
     """
+    if _is_yaml(text, path) and len(documents := _documents(text)) > 1:
+        return _of_documents(documents, path, line, has_accelerate=has_accelerate)
     found = parsed(text, path)
     if found.syntax == "yaml" and _EXPONENT.search(text) and _reads_exponents(found.data):
         found = parsed(text, path, reads_exponents=True)
@@ -213,6 +228,42 @@ def sections_of(
             replace(here, **_held(own_keys(data))) if found.syntax == "yaml" and data else here
         ]
     return _inside(here)
+
+
+def _documents(text: str) -> list[str]:
+    """The documents of a YAML text, each with the others blank, so that places stay."""
+    if len(text) > _MAX_YAML_CHARACTERS:
+        return []
+    starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
+    return [
+        f"{_blank(text[:start])}{text[start:end]}{_blank(text[end:])}"
+        for start, end in pairwise(starts)
+        if not all(map(_NOTHING.fullmatch, text[start:end].split("\n")))
+    ][:_MOST_DOCUMENTS]
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"[^\r\n]", " ", text)
+
+
+def _of_documents(
+    documents: Sequence[str], path: Path, line: LaunchLine, *, has_accelerate: bool
+) -> list[ReadConfig]:
+    """What each document holds; one that holds nothing of DeepSpeed's is somebody else's."""
+    found: list[ReadConfig] = []
+    error: AutotuneError = NotADsConfigError(path, "no document in it is DeepSpeed's")
+    for number, text in enumerate(documents, start=1):
+        if _WORDS.search(text) is None:
+            continue
+        said = f"document {number} of {len(documents)}"
+        try:
+            for one in sections_of(text, path, line, has_accelerate=has_accelerate):
+                found.append(replace(one, document=said) if one.path == path else one)
+        except AutotuneError as one:
+            error = one
+    if not found:
+        raise error
+    return found
 
 
 def _reads_exponents(data: Mapping[str, Any]) -> bool:

@@ -33,6 +33,8 @@ class Source:
     text: str
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
+    document: str = ""
+    """Which document of a YAML file it is, where the file has several."""
     config: Mapping[str, Any]
     consumer: Consumer
     because: str
@@ -187,6 +189,7 @@ def _source(
         text=section.text,
         syntax=section.syntax,
         at=section.at,
+        document=section.document,
         config=section.config,
         is_made=section.is_made,
         is_part=section.is_part,

@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from autotune.check.accelerate_names import KEYS
 from autotune.check.edit import edited, plain, same_data
 from autotune.check.edit_yaml import edited_yaml
 from autotune.check.fixes import moved_in
@@ -15,16 +16,7 @@ from autotune.space.rule import Patch, in_words
 
 _ACCELERATE_SECTION = ("deepspeed_config",)
 
-_ACCELERATE_KEYS: Mapping[tuple[str, ...], str] = {
-    ("gradient_accumulation_steps",): "gradient_accumulation_steps",
-    ("gradient_clipping",): "gradient_clipping",
-    ("zero_optimization", "stage"): "zero_stage",
-    ("zero_optimization", "offload_optimizer", "device"): "offload_optimizer_device",
-    ("zero_optimization", "offload_optimizer", "nvme_path"): "offload_optimizer_nvme_path",
-    ("zero_optimization", "offload_param", "device"): "offload_param_device",
-    ("zero_optimization", "offload_param", "nvme_path"): "offload_param_nvme_path",
-    ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "zero3_save_16bit_model",
-}
+_ACCELERATE_KEYS = {tuple(key.split(".")): name for name, key in KEYS.items()}
 """Keys of a ds_config in the words of accelerate's own section (`accelerate_file.config_of`)."""
 
 
@@ -32,6 +24,8 @@ def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
     if source.syntax == "hjson":
         return "it is Hjson, and only JSON and YAML are edited"
+    if source.document:
+        return f"it is {source.document} of the file"
     if "[" in "".join(source.at):
         return "the section stands in a list"
     if is_accelerates(source):

@@ -1,9 +1,12 @@
-"""YAML with anchors: read as its readers read it, and written only beside what is shared."""
+"""YAML with anchors, or several documents: read, and written only beside what is shared."""
 
+import pytest
 import yaml
 
-from autotune.app.check import write_fix
+from autotune.app.check import CheckFlags, check_file, write_fix
+from autotune.check import NotADsConfigError
 from tests.check.files import checked, messages, rules, write
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 SHARED = """\
 common: &common
@@ -67,3 +70,34 @@ def test_a_stage_at_the_top_of_a_yaml_is_moved(tmp_path):
     assert "# for the large one" in path.read_text()
     path.write_text(text.replace("stage: 2", "stage: train"))
     assert rules(checked(path)) == []  # an application's
+
+
+DOCUMENTS = """\
+kind: Service
+---
+deepspeed: {train_batch_size: 2, zero_optimization: {stage: 1}}
+---
+# the large one
+deepspeed:
+  train_batch_size: 2
+  zero_optimization:
+    stage: 1
+    overlap_com: true
+...
+"""
+
+
+def test_each_document_is_checked_and_none_is_written(tmp_path):
+    path = write(tmp_path, DOCUMENTS, "several.yaml")
+    first, second = check_file(path, CheckFlags(deepspeed_version=NEWEST), fix=True)
+    assert rules(first) == []
+    (found,) = second.found
+    assert (found.violation.rule, found.place.line) == ("schema.unknown_key", 10)
+    assert second.not_edited == "it is document 3 of 3 of the file"
+    assert path.read_text() == DOCUMENTS
+
+
+def test_documents_of_others_hold_no_configuration(tmp_path):
+    path = write(tmp_path, "kind: Service\n---\nkind: Pod\n", "others.yaml")
+    with pytest.raises(NotADsConfigError):
+        checked(path)

@@ -7,7 +7,6 @@ from autotune.engines.deepspeed.rules import (
     data,
     dtypes,
     experts,
-    helpers,
     loss,
     model,
     nvme,
@@ -19,6 +18,7 @@ from autotune.engines.deepspeed.rules import (
     scheduler,
     schema,
     sequence,
+    surroundings,
     version,
     zenflow,
     zero,
@@ -38,7 +38,7 @@ _ABOUT_VALUES = rules_of(
 )
 _VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 
-_SECTION_RULES = rules_of(data, helpers)
+_SECTION_RULES = rules_of(data, surroundings)
 """Rules about sections that no template of the search has: `is_plain` answers for them."""
 
 ALL_RULES: tuple[Rule[Setup], ...] = (

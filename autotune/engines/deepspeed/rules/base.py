@@ -412,6 +412,13 @@ def as_section(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _NO_SECTION
 
 
+def section_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The section under a dotted path, the empty one the whole; empty where there is none."""
+    for part in path.split(".") if path else ():
+        config = as_section(config.get(part))
+    return config
+
+
 def changed(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
     """A configuration after changes; its own nulls stay."""
     after = dict(config)

@@ -1,9 +1,6 @@
 """Data efficiency: what a switched-on part of it cannot do without."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from autotune.engines.deepspeed.rules.base import Setup, as_section, patch, raised
+from autotune.engines.deepspeed.rules.base import Setup, patch, raised, section_at
 from autotune.space.rule import Choice, Finding, rule
 
 _SAMPLING = "data_efficiency.data_sampling"
@@ -13,15 +10,8 @@ _LTD = "data_efficiency.data_routing.random_ltd"
 _LTD_NEEDS = ("total_layer_num", "random_ltd_layer_num", "random_ltd_schedule")
 
 
-def _section(setup: Setup, path: str) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = setup.ds_config
-    for part in path.split("."):
-        content = as_section(content.get(part))
-    return content
-
-
 def _lacks(setup: Setup, path: str, needed: tuple[str, ...], what: str) -> Finding | None:
-    section = _section(setup, path)
+    section = section_at(setup.ds_config, path)
     missing = [name for name in needed if name not in section]
     if not section.get("enabled") or not missing:
         return None

@@ -23,6 +23,7 @@ from autotune.engines.deepspeed.rules.base import (
     patch,
     raised,
     removal,
+    section_at,
     zero,
 )
 from autotune.engines.deepspeed.rules.constructors import (
@@ -434,7 +435,7 @@ def _unknown_one(
     where = dotted(path, name)
     home, meant = other
     target = dotted(home, meant)
-    is_there = meant in _content_of(setup.ds_config, home)
+    is_there = meant in section_at(setup.ds_config, home)
     is_others = (home, meant) == _OTHERS.get(name)
     is_useless = home in _PRECISIONS and path in _PRECISIONS and home != path
     told = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
@@ -514,12 +515,6 @@ def _can_hold(setup: Setup, path: str) -> bool:
         if not isinstance(content, Mapping):
             return False
     return True
-
-
-def _content_of(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    for part in path.split(".") if path else ():
-        config = as_section(config.get(part))
-    return config
 
 
 def _is_remark(name: object) -> bool:

@@ -61,9 +61,9 @@ NEEDS_SOMEBODY = {
     "data.curriculum",  # the metrics, the most tokens, the schedule
     "data.dynamic_batching",
     "data.random_ltd",
-    "helpers.checkpoint_writer",  # the launcher
-    "helpers.datastates",  # a package, or none of it
-    "helpers.not_installed",
+    "surroundings.checkpoint_writer",  # the launcher
+    "surroundings.datastates",  # a package, or none of it
+    "surroundings.not_installed",
     "schema.unknown_key",  # what it was to be
     "sequence.attention",  # the layout, the model and the job are not in the configuration
     "sequence.heads",

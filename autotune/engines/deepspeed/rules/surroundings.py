@@ -1,4 +1,4 @@
-"""Helpers around the training: monitors, checkpoint writers, the engine that also generates."""
+"""What a section asks of its surroundings: a package, a launcher's variable, kernels."""
 
 from collections.abc import Mapping
 from functools import lru_cache
