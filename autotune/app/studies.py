@@ -134,16 +134,20 @@ def explain_trial(study: Study, number: int) -> Explanation:
 
 
 def _is_running(study: Study) -> bool:
-    """Whether the process that wrote the lock still runs.
+    """Whether the process that wrote the lock still holds the study.
 
     Trying the lock could take it from a search that starts at this moment; so the holder is looked
-    up, and a process that is younger than the file is another one of the same number.
+    up. Another process of the same number does not have the file open; the times of both would not
+    tell, once somebody has set the clock.
     """
     number = study.holder()
     if number is None:
         return False
+    lock = study.folder / LOCK_FILE
     try:
-        holder = psutil.Process(number)
-        return holder.create_time() <= (study.folder / LOCK_FILE).stat().st_mtime
+        held = [file.path for file in psutil.Process(number).open_files()]
+        return any(lock.samefile(path) for path in held if Path(path).name == LOCK_FILE)
+    except psutil.AccessDenied:
+        return True  # another user's: all there is to know is that it runs
     except (OSError, OverflowError, ValueError, psutil.Error):
         return False

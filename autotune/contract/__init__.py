@@ -30,6 +30,7 @@ from autotune.contract.files import (
     read_text,
     write_json,
 )
+from autotune.contract.plausible import check_result
 from autotune.contract.result import (
     COORDINATOR_ENDED,
     Collective,
@@ -114,6 +115,7 @@ __all__ = [
     "TrialSpec",
     "Use",
     "Workload",
+    "check_result",
     "is_count",
     "mode_of",
     "open_regular",

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from autotune.contract import (
     Outcome,
     TrialResult,
     TrialSpec,
+    check_result,
     read_bounded,
     read_json,
     read_text,
     to_dict,
     write_json,
 )
+from autotune.record.facts import environment_at
 from autotune.space.knob import Catalogue, knobs_of
 
 LOCK_FILE = "lock"
@@ -192,7 +195,8 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or a newer autotune wrote it.
         """
-        found = [_read_trial(folder) for folder in self._folders()]
+        facts = self.read_state()
+        found = [_read_trial(folder, facts) for folder in self._folders()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -280,6 +284,23 @@ class Study:
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
+    def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
+        """Write what a fleet says of a trial; returns what the record makes of it.
+
+        Figures that cannot be are damage, as they are where they are read.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        self.write_result(folder, result)
+        try:
+            _check(result, spec, self.read_state())
+        except ContractError as error:
+            lost = Trial(folder=folder, spec=spec, result=None, problem=str(error))
+            result = lost_result(lost)
+            self.write_result(folder, result)
+        return result
+
     def read_state(self) -> dict[str, Any]:
         """Facts of the study; empty where there are none or they are unreadable."""
         try:
@@ -328,7 +349,25 @@ def lost_result(trial: Trial) -> TrialResult:
     )
 
 
-def _read_trial(folder: Path) -> Trial | Unreadable:
+def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> None:
+    """Check that a result is that trial's, and that its figures can be.
+
+    Raises:
+        ContractError: It is not, or one cannot.
+    """
+    identity = spec.identity
+    if (result.number, result.candidate_hash) != (identity.number, identity.candidate_hash):
+        raise ContractError(f"its result is that of trial {result.number}")
+    here, memory_bytes = environment_at(facts, identity.number), None
+    if here is not None and here.accelerator == spec.layout.accelerator:
+        memory_bytes = float(here.device_memory_bytes)
+        if here.accelerator == "cpu":
+            # A rank may have the whole host, and what it maps and never touches counts, too.
+            memory_bytes *= 2 * here.n_devices
+    check_result(result, spec, device_memory_bytes=memory_bytes)
+
+
+def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -343,11 +382,7 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
         return Trial(folder=folder, spec=spec, result=None)
     try:
         result = TrialResult.from_dict(_read_known(folder / RESULT_FILE, SCHEMA_VERSION))
-        if (result.number, result.candidate_hash) != (
-            spec.identity.number,
-            spec.identity.candidate_hash,
-        ):
-            raise ContractError(f"its result is that of trial {result.number}")
+        _check(result, spec, facts)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)

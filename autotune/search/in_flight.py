@@ -134,8 +134,8 @@ class TrialsInFlight:
                 continue
             if result is None:
                 continue
+            result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
-            self._study.write_result(handle.folder, result)
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()

@@ -111,7 +111,7 @@ def soak_trials(
                 handle.cancel()
                 result = handle.wait(CANCEL_WAIT_S)
             if result is not None:
-                record.write_result(handle.folder, result)
+                result = record.take_result(handle.folder, half, result)
         reports = read_reports(handle.folder, half.layout.world)
         return Half(spec=half, result=result, reports=reports)
 

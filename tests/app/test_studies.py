@@ -13,7 +13,7 @@ import yaml
 import autotune
 from autotune import DEFAULT_ENGINE
 from autotune.app.exports import export_study, find_chosen
-from autotune.app.studies import find_study, locate, studies
+from autotune.app.studies import find_study, locate, state_of, studies
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -120,3 +120,18 @@ def test_figures_of_another_configuration_are_not_handed_out(
         assert words in caught.value.message
         assert "search again" in caught.value.hint
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("set_by_s", [0.0, -2 * 86400.0, 2 * 86400.0, -1.7e9])
+def test_whether_a_search_runs_is_no_matter_of_dates(study: Study, set_by_s: float) -> None:
+    """The clock was set since the study was taken: the lock's date says nothing."""
+    held = Study(study.root, study.name)
+    held.lock()
+    lock = held.folder / "lock"
+    at_s = lock.stat().st_mtime + set_by_s
+    os.utime(lock, (at_s, at_s))
+    try:
+        assert state_of(held).is_running
+    finally:
+        held.unlock()
+    assert not state_of(held).is_running

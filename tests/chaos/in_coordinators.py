@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.contract import RESULT_FILE, Outcome, Phase
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.reports import read_reports
-from autotune.search.history import History
+from autotune.search.history import MAX_RETRIES, History
 from tests.chaos.arena import Ground
 from tests.chaos.disks import fill, make_read_only, needs_mounts, small_disk
 from tests.chaos.faults import Fault, must
@@ -76,6 +76,11 @@ def faults() -> Iterator[Fault]:
             inject=functools.partial(_killed_in, phase),
             in_short=phase is Phase.MEASURED,
             rounds=2,
+        )
+    for which in ("a candidate of the search", "the baseline"):
+        yield Fault(
+            name=f"coordinator killed: four times, while {which} runs",
+            inject=functools.partial(_killed_again_and_again, which),
         )
     for name, inject, rounds in (
         ("Ctrl-C: once, while it starts", _interrupted_at_start, 1),
@@ -157,6 +162,29 @@ def _killed_in(phase: Phase, ground: Ground) -> None:
         process.kill()
         process.communicate()
     _check_after(search, before)
+
+
+def _killed_again_and_again(which: str, ground: Ground) -> None:
+    """More often than a candidate may fail: it is nobody's fault, and nobody takes its place."""
+    is_baseline = which == "the baseline"
+    search = Search(ground.folder()) if is_baseline else begun(ground)
+    ran = []
+    for _ in range(MAX_RETRIES + 2):
+        number = search.study.next_number()
+        folder = search.study.trial_folder(number)
+        process = search.start(*_SEARCHING)
+        try:
+            wait_until(lambda at=folder: read_reports(at, 2), "a trial runs", _ANSWER_S)
+        finally:
+            process.kill()
+            process.communicate()
+        (spec,) = [t.spec for t in search.study.trials() if t.spec.identity.number == number]
+        ran.append(spec.identity.candidate_hash)
+    must(len(set(ran)) == 1, f"another took its place: {ran}")
+    history = resume(search, {})
+    (tried,) = [t for t in history.tried if t.candidate.hash == ran[0]]
+    must(tried.is_owed, "its candidate is given up")
+    check_no_process(search)
 
 
 def _has_come_to(phase: Phase, folder: Path) -> bool:
@@ -262,24 +290,24 @@ def _moved(ground: Ground) -> None:
 
 def _cut_short(ground: Ground) -> None:
     search = begun(ground)
-    number = _to_damage(search)
+    number = to_damage(search)
     result = _result_of(search, number)
     text = result.read_bytes()
     result.write_bytes(text[: len(text) * (1 + ground.n_cuts % 12) // 13])
     ground.n_cuts += 1
-    _damaged(search, number)
+    check_damaged(search, number, "not readable as JSON")
 
 
 def _zeros(ground: Ground) -> None:
     """What a power cut leaves on many a file system."""
     search = begun(ground)
-    number = _to_damage(search)
+    number = to_damage(search)
     result = _result_of(search, number)
     result.write_bytes(bytes(result.stat().st_size))
-    _damaged(search, number)
+    check_damaged(search, number, "not readable as JSON")
 
 
-def _damaged(search: Search, number: int) -> None:
+def check_damaged(search: Search, number: int, said: str) -> None:
     """It is no result any more, says so, is kept, and its candidate is owed another trial."""
     result = _result_of(search, number)
     damaged = result.read_bytes()
@@ -288,7 +316,7 @@ def _damaged(search: Search, number: int) -> None:
     (lost,) = [t.result for t in history.trials if t.spec.identity.number == number]
     assert lost is not None
     must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
-    must("not readable as JSON" in lost.evidence, f"evidence: {lost.evidence!r}")
+    must(said in lost.evidence, f"evidence: {lost.evidence!r}")
     must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")
     (owed,) = [t for t in history.tried if any(x.spec.identity.number == number for x in t.trials)]
     must(owed.is_owed, "its candidate is not tried again")
@@ -296,7 +324,7 @@ def _damaged(search: Search, number: int) -> None:
 
 def _cut_and_run(ground: Ground) -> None:
     search = begun(ground)
-    number = _to_damage(search)
+    number = to_damage(search)
     others = {n: digest for n, digest in digests(search.study).items() if n != number}
     result = _result_of(search, number)
     result.write_bytes(result.read_bytes()[:40])
@@ -318,7 +346,7 @@ def _cut_and_run(ground: Ground) -> None:
     _check_after(search, others)
 
 
-def _to_damage(search: Search) -> int:
+def to_damage(search: Search) -> int:
     """The number of a trial whose candidate has no other."""
     number = lone_trial(search)
     assert number is not None, "a search was not begun before it has one"

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
 from autotune.trial.wrapper import CORES_ENV
+from tests.chaos.false_clock import JUMPS_S, set_clock
 from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB
 
@@ -151,6 +152,16 @@ def waits_for_data(loss):
         itertools.islice(batches(*told, **asked), _MEASURED_FROM), loader
     )
     return loss
+
+
+def _sets_the_clock(jump):
+    """What a time service, or somebody at the machine, does."""
+
+    def act(loss):
+        set_clock(jump)
+        return loss
+
+    return act
 
 
 def logs(loss):
@@ -302,6 +313,7 @@ _ACTIONS = {
     "lock": waits_for_a_lock,
     "compiler": waits_for_a_compiler,
     "data": waits_for_data,
+    **{f"clock{jump}": _sets_the_clock(jump) for jump in JUMPS_S},
     "log": logs,
     "reallog": logs_really,
     "cut": cuts_its_report,

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 from dataclasses import replace
@@ -5,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.base.errors import StudyError
-from autotune.contract import Outcome, TrialResult
+from autotune.contract import Outcome
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record import tried
 from autotune.record.study import Study
@@ -20,6 +21,7 @@ from autotune.record.tried import (
 )
 from autotune.report.knobs_page import tried_on
 from tests.report.samples import CONTEXT
+from tests.search.scripted import fault, ok
 from tests.trials import spec
 
 VERSIONS = {"python": "3.11.2", "deepspeed": "0.19.8"}
@@ -42,14 +44,9 @@ def write_trial(study, knobs, outcome=Outcome.OK, differences=()):
     folder = study.write_spec(made, {})
     study.write_result(
         folder,
-        TrialResult(
-            number=made.identity.number,
-            role=made.identity.role,
-            candidate_hash=made.identity.candidate_hash,
-            outcome=outcome,
-            evidence="",
-            started_at_s=0.0,
-            wall_s=1.0,
+        dataclasses.replace(
+            ok(made, 100.0) if outcome.is_measured else fault(made, outcome),
+            wall_s=60.0,
             differences=list(differences),
             versions=VERSIONS,
             devices=["localhost:0", "localhost:1"],

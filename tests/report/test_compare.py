@@ -18,6 +18,7 @@ from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
+from tests.search.scripted import ok
 
 JOB = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 16\nworld: 2\nprecision: fp32\n"
 
@@ -27,12 +28,8 @@ def slower(spec: TrialSpec) -> TrialResult:
     result = varied(spec)
     if not result.samples_per_s:
         return result
-    rates = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
-    return dataclasses.replace(
-        result,
-        **{name: 0.9 * getattr(result, name) for name in rates},
-        versions={**result.versions, "torch": "2.12.0"},
-    )
+    slow = ok(spec, 0.9 * result.samples_per_s, peak=result.peak_memory_bytes or 1)
+    return dataclasses.replace(slow, versions={**result.versions, "torch": "2.12.0"})
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +126,9 @@ def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> Non
     def recomputes(spec: TrialSpec) -> TrialResult:
         result = varied(spec)
         factor = 3.0 if spec.workload.settings["recompute"] == "full" else 1.0
-        return dataclasses.replace(
-            result, samples_per_s=result.samples_per_s and factor * result.samples_per_s
-        )
+        if result.samples_per_s is None:
+            return result
+        return ok(spec, factor * result.samples_per_s, peak=result.peak_memory_bytes or 1)
 
     study = finished(tmp_path, recomputes, trials=30)
     knobs = compare_studies([str(wide.folder), str(study.folder)], tmp_path).knobs

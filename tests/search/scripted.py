@@ -164,7 +164,9 @@ class ScriptedTrial(Handle):
             )
         self._fleet.now_s = max(self._fleet.now_s, self._started_at_s + wall_s)
         result = self._fleet.behave(self.spec)
-        return replace(result, started_at_s=self._started_at_s, wall_s=wall_s)
+        # No trial is shorter than its steps, however little time the script gives it.
+        stepped_s = sum(result.step_times_s) + sum(result.warmup_step_times_s)
+        return replace(result, started_at_s=self._started_at_s, wall_s=max(wall_s, stepped_s))
 
     def progress(self) -> Progress:
         return Progress(phase=Phase.MEASURED, elapsed_s=0.0)

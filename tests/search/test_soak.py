@@ -71,6 +71,7 @@ class SoakFleet(ScriptedFleet):
 
     def submit(self, spec: TrialSpec, folder: Path):
         assert spec.measure.checkpoint is not None
+        self.wall_s = 30.0  # its ranks step for most of that
         saved = Path(spec.measure.checkpoint.folder)
         if spec.measure.checkpoint.resumes_at is None:
             saved.mkdir()
@@ -85,7 +86,8 @@ class SoakFleet(ScriptedFleet):
 
 
 def steady(trial: TrialSpec) -> TrialResult:
-    return dataclasses.replace(ok(trial, 4.0), step_times_s=[1.0] * (SOAKED - 2))
+    made = ok(trial, float(trial.layout.global_batch))  # a step a second
+    return dataclasses.replace(made, step_times_s=[1.0] * (SOAKED - 2))
 
 
 def record(folder: Path) -> Study:

@@ -1,0 +1,269 @@
+"""Figures that cannot be: refused where a result comes into the record or is read from it."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from autotune.contract import (
+    Collective,
+    ContractError,
+    Diagnosis,
+    GpuUse,
+    Origin,
+    Outcome,
+    Role,
+    Split,
+    Use,
+    check_result,
+    read_json,
+    to_dict,
+)
+from autotune.record.study import Study
+from autotune.search.history import History
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Notebook,
+    fault,
+    make,
+    ok,
+    realistic,
+    search,
+)
+from tests.trials import spec
+
+SPEC = spec()
+RATE = 26.0
+STEP_S = SPEC.layout.global_batch / RATE
+GOOD = dataclasses.replace(
+    ok(SPEC, RATE),
+    wall_s=60.0,
+    phases_s={"spawn": 1.0, "measured": 50.0},
+    warmup_step_times_s=[2 * STEP_S],
+    tokens_per_step=900.0,
+    padded_tokens_per_step=1000.0,
+    devices=["localhost:0", "localhost:1"],
+    host_construction_bytes=GIB,
+)
+SPLIT = Split(
+    step_s=1.0,
+    forward_s=0.2,
+    backward_s=0.3,
+    optimizer_s=0.2,
+    communication_s=0.2,
+    data_s=0.1,
+    overlapped_s=0.0,
+    matmul_s=0.3,
+    memory_s=0.2,
+    host_s=0.1,
+)
+CALL = Collective(
+    name="all_reduce",
+    message_bytes=8,
+    group_size=2,
+    calls=3,
+    transfer_s=0.1,
+    waiting_s=0.0,
+    algbw_bytes_per_s=None,
+    busbw_bytes_per_s=None,
+)
+USE = Use(cpu_s=1.0, cpu_utilization=0.9)
+GPU = GpuUse(
+    samples=3,
+    utilization=0.5,
+    power_w=100.0,
+    energy_j=10.0,
+    clock_hz=1e9,
+    temperature_c=40.0,
+    throttled=0.0,
+)
+NAN, INF = math.nan, math.inf
+
+
+def split(**changes):
+    return {"diagnosis": Diagnosis(rank=0, split=dataclasses.replace(SPLIT, **changes))}
+
+
+def call(**changes):
+    return {"diagnosis": Diagnosis(collectives=[dataclasses.replace(CALL, **changes)])}
+
+
+def gpu(**changes):
+    return {"use": dataclasses.replace(USE, gpu=dataclasses.replace(GPU, **changes))}
+
+
+CANNOT_BE = [
+    ("samples_per_s", {"samples_per_s": 5000.0}),
+    ("samples_per_s", {"samples_per_s": RATE * 1.001}),
+    ("samples_per_s", {"samples_per_s": None}),
+    ("samples_per_s", {"samples_per_s": NAN}),
+    ("samples_per_s", {"samples_per_s": INF}),
+    ("samples_per_s", {"samples_per_s": -RATE}),
+    ("samples_per_s_low", {"samples_per_s_low": RATE * 2}),
+    ("samples_per_s_high", {"samples_per_s_high": RATE / 2}),
+    ("samples_per_s_low", {"step_time_high_s": None}),
+    ("step_time_s", {"step_time_s": STEP_S / 2, "samples_per_s": RATE * 2}),
+    ("step_time_s", {"step_time_s": None}),
+    ("step_time_s", {"step_times_s": [STEP_S / 200] * 5}),
+    (
+        "step_time_low_s",
+        {"step_time_low_s": STEP_S * 1.1, "samples_per_s_high": RATE / 1.1},
+    ),
+    (
+        "step_time_high_s",
+        {"step_time_high_s": STEP_S / 1.1, "samples_per_s_low": RATE * 1.1},
+    ),
+    ("step_times_s", {"step_times_s": []}),
+    ("step_times_s", {"step_times_s": [STEP_S] * (SPEC.measure.max_steps + 1), "wall_s": 0.0}),
+    ("step_times_s, together", {"wall_s": 0.4, "phases_s": {}}),
+    ("warmup_step_times_s", {"warmup_step_times_s": [-1.0]}),
+    ("warmup_step_times_s", {"warmup_step_times_s": [NAN], "wall_s": 0.0}),
+    ("peak_memory_bytes", {"peak_memory_bytes": -1}),
+    ("peak_memory_bytes", {"peak_memory_bytes": 0}),
+    ("peak_memory_bytes", {"peak_memory_bytes": 81 * GIB + 81 * GIB // 40}),
+    ("memory_bytes: peak", {"memory_bytes": {"peak": -1}}),
+    ("memory_bytes: host_rss", {"memory_bytes": {"host_rss": -(2**40)}}),
+    ("host_construction_bytes", {"host_construction_bytes": -5}),
+    ("steps_skipped", {"steps_skipped": -1}),
+    ("wall_s", {"wall_s": -1.0}),
+    ("wall_s", {"wall_s": NAN}),
+    ("wall_s", {"wall_s": INF}),
+    ("started_at_s", {"started_at_s": NAN}),
+    ("phases_s: spawn", {"phases_s": {"spawn": -172_799.0}}),
+    ("phases_s: import", {"phases_s": {"import": NAN}}),
+    ("phases_s, together", {"phases_s": {"spawn": 40.0, "measured": 40.0}}),
+    ("tokens_per_step", {"tokens_per_step": 2000.0}),
+    ("tokens_per_step", {"tokens_per_step": -1.0}),
+    ("padded_tokens_per_step", {"padded_tokens_per_step": 0.0, "tokens_per_step": None}),
+    ("devices", {"devices": ["localhost:0"]}),
+    ("role", {"role": Role.CONFIRM}),
+    ("use: cpu_s", {"use": dataclasses.replace(USE, cpu_s=-1.0)}),
+    ("use: cpu_utilization", {"use": dataclasses.replace(USE, cpu_utilization=NAN)}),
+    ("use: gpu: utilization", gpu(utilization=1.5)),
+    ("use: gpu: power_w", gpu(power_w=-3.0)),
+    ("use: gpu: throttled", gpu(throttled=NAN)),
+    ("use: gpu: temperature_c", gpu(temperature_c=-400.0)),
+    ("diagnosis: rank", {"diagnosis": Diagnosis(rank=2)}),
+    ("diagnosis: waiting_s", {"diagnosis": Diagnosis(waiting_s=-0.1)}),
+    ("diagnosis: split: forward_s", split(forward_s=-0.1)),
+    ("diagnosis: split: host_s", split(host_s=NAN)),
+    ("diagnosis: split, together", split(backward_s=3.0)),
+    ("diagnosis: all_reduce: calls", call(calls=0)),
+    ("diagnosis: all_reduce: group_size", call(group_size=-1)),
+    ("diagnosis: all_reduce: transfer_s", call(transfer_s=-0.1)),
+    ("diagnosis: all_reduce: busbw_bytes_per_s", call(busbw_bytes_per_s=NAN)),
+]
+
+
+def test_a_sound_result_passes():
+    whole = dataclasses.replace(
+        GOOD,
+        **split(),
+        use=dataclasses.replace(USE, gpu=GPU),
+    )
+    check_result(whole, SPEC, device_memory_bytes=80 * GIB)
+    check_result(dataclasses.replace(whole, **call()), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), CANNOT_BE, ids=[f"{n}-{name}" for n, (name, _) in enumerate(CANNOT_BE)]
+)
+def test_what_cannot_be_is_named(name, changes):
+    with pytest.raises(ContractError, match=f"TrialResult: {name}: .*cannot be"):
+        check_result(dataclasses.replace(GOOD, **changes), SPEC, device_memory_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples_per_s": RATE * (1 + 1e-9)},  # as JSON may round it
+        {"wall_s": 50.9},  # two clocks' rounding
+        {"peak_memory_bytes": 80 * GIB + GIB},  # the driver's own, within the meter's room
+        {"peak_memory_bytes": None, "memory_bytes": {}},
+        {"loss_last": NAN},
+        {"wall_s": 0.0, "phases_s": {}, "origin": Origin.SIMULATED},
+        {
+            "step_time_low_s": None,
+            "step_time_high_s": None,
+            "samples_per_s_low": None,
+            "samples_per_s_high": None,
+            "origin": Origin.REPLAYED,
+        },
+    ],
+)
+def test_what_can_be_passes(changes):
+    check_result(dataclasses.replace(GOOD, **changes), SPEC, device_memory_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if not o.is_measured])
+def test_a_trial_without_a_figure_needs_none(outcome):
+    check_result(dataclasses.replace(fault(SPEC, outcome), peak_memory_bytes=0), SPEC)
+
+
+LIES = {
+    "five thousand samples a second": {"samples_per_s": 5000.0},
+    "less than nothing": {"peak_memory_bytes": -1, "memory_bytes": {"peak": -1}},
+    "more than the host": {"peak_memory_bytes": 10**18},
+    "a phase of days before": {"phases_s": {"spawn": -172_799.0}},
+    "the step of another trial": {"step_time_s": 1e-5},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_result_that_cannot_be_is_damaged_and_its_candidate_runs_again(tmp_path, lie):
+    """Edited on the disk after the search: as a file cut short is."""
+    job, study = make(trials=2, sampler="grid"), Study(tmp_path, "s")
+    answer = search(study, job)
+    best = study.trials()[answer.best.trial]
+    path = best.folder / "result.json"
+    lied = {**read_json(path), **lie}
+    path.write_text(json.dumps(lied))
+
+    (trial,) = [t for t in study.trials() if t.problem]
+    assert (trial.folder, trial.result) == (best.folder, None)
+    assert next(iter(lie)) in trial.problem
+
+    again = search(study, job)
+    results = {t.spec.identity.number: t.result for t in study.trials()}
+    assert results[answer.best.trial].outcome is Outcome.LOST
+    assert "cannot be" in results[answer.best.trial].evidence
+    assert read_json(path.with_name("result.json.damaged")) == json.loads(json.dumps(lied))
+    assert again.best.candidate == answer.best.candidate
+    assert again.best.samples_per_s == pytest.approx(answer.best.samples_per_s, rel=0.05)
+    assert any(t.spec.provenance.retry_of == answer.best.trial for t in study.trials())
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_fleet_that_says_what_cannot_be_is_not_believed(tmp_path, lie):
+    """Once: the candidate runs again. The figures never enter the standings."""
+    study, notes, lied = Study(tmp_path, "s"), Notebook(), []
+
+    def behave(told):
+        result = realistic(told)
+        if result.outcome is Outcome.OK and not lied:
+            lied.append(told.identity.number)
+            return dataclasses.replace(result, **lie)
+        return result
+
+    answer = search(study, make(trials=2, sampler="grid"), behave, observer=notes)
+    trial = study.trials()[lied[0]]
+    assert trial.result.outcome is Outcome.LOST
+    assert next(iter(lie)) in trial.result.evidence
+    assert (trial.folder / "result.json.damaged").is_file()
+    found = History(study.trials()).find(answer.best.candidate)
+    assert found.measured.samples_per_s < 1000
+    assert answer.best.trial != lied[0]
+
+
+def test_what_is_written_is_read_back_as_it_was(tmp_path):
+    """Nothing that a search records itself is refused."""
+    study = Study(tmp_path, "s")
+    search(study, make(trials=4))
+    assert not [t.problem for t in study.trials() if t.problem]
+    assert (
+        ENVIRONMENT.device_memory_bytes == study.read_state()["environment"]["device_memory_bytes"]
+    )
+    for trial in study.trials():
+        assert to_dict(trial.result) == read_json(trial.folder / "result.json")
