@@ -6,10 +6,10 @@ launcher hands the section on as variables of the environment, all of them text.
 """
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from autotune.check.consumers import AUTO
+from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Violation
 
 KINDS = (
@@ -226,7 +226,7 @@ def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:
 
 
 def _near(given: str, known: Any) -> str:
-    return next(iter(get_close_matches(given, known, n=1)), "")
+    return next(iter(guesses(given, known)), "")
 
 
 def _rename(name: str, known: Any) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.rules import ALL_RULES
+from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Level
 
 
@@ -228,7 +228,7 @@ def rule_names() -> list[str]:
 
 def no_such_rule(name: str, *, where: str = "") -> JobError:
     """The error for a name, or a pattern, that fits no rule."""
-    near = get_close_matches(name, rule_names(), n=3, cutoff=0.5)
+    near = guesses(name, rule_names(), most=3, alike=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return JobError(
         f"{where}{': ' if where else ''}{name} is no rule",

@@ -1,11 +1,11 @@
 """Where in a file a DeepSpeed configuration stands, or is named."""
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.schema import HOMES
+from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.engines.deepspeed.rules.values import REFUSED
 
 SECTION_NAMES = (
@@ -142,4 +142,4 @@ def _is_misspelt(name: Any) -> bool:
     if not isinstance(name, str) or name in _KNOWN:
         return False
     begins = "_" in name and any(known.startswith(name) for known in _MISSPELT)
-    return begins or bool(get_close_matches(name, _MISSPELT, n=1, cutoff=_ALIKE))
+    return begins or bool(guesses(name, _MISSPELT, alike=_ALIKE))

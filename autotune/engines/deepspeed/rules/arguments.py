@@ -3,12 +3,13 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
 from autotune.engines.deepspeed.rules.sections import is_auto, shown
+from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Choice, Finding, listed
 
 _OTHER_NAMES = {
@@ -75,7 +76,7 @@ def _unknown(
     if meant is not None and meant not in given and not _is_refused(made, meant, value):
         renamed = patch(f"{section}.params", {name: None, meant: value})
         return Finding(message=message, at=(dotted,), changes=renamed)
-    near = get_close_matches(name, made.takes, n=1)
+    near = guesses(name, made.takes)
     guess = f"did you mean {near[0]}? Else " if near else ""
     removed = Choice(changes=patch(f"{section}.params", {name: None}))
     return Finding(

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Consequence, Finding, Patch
 
@@ -372,7 +372,7 @@ def params(**keys: Any) -> dict[str, Any]:
 def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of: str) -> Finding:
     """What is said of a type that neither DeepSpeed has nor, to the letter, a module of torch."""
     spelled = {name.lower(): name for name in known}
-    near = get_close_matches(given.lower(), spelled, n=1)
+    near = guesses(given.lower(), spelled)
     best = spelled[near[0]] if near else usual
     is_same = given.lower() in spelled
     return Finding(

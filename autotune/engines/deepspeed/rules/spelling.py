@@ -1,6 +1,7 @@
-"""Which of some words a mistyped one is."""
+"""Which of some words a mistyped one is: certainly (`misspelt`), or at a guess (`guesses`)."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 _LEAST = 4
 """Letters of the shortest word that is recognised: `gpu` is no misspelt `cpu`."""
@@ -31,6 +32,18 @@ def misspelt(given: str, known: Iterable[str]) -> str | None:
             found[word] = most + 1
     best = [word for word, off in found.items() if off == min(found.values())]
     return best[0] if len(best) == 1 else None
+
+
+def guesses(given: str, known: Iterable[str], *, most: int = 1, alike: float = 0.6) -> list[str]:
+    """Words that may have been meant, the likeliest first: to ask with, not to write.
+
+    Args:
+        given: The mistyped word.
+        known: Those that there are.
+        most: How many are named.
+        alike: Least likeness, from 0 to 1.
+    """
+    return get_close_matches(given, list(known), n=most, cutoff=alike)
 
 
 def _plain(word: str) -> str:
