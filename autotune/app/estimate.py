@@ -10,6 +10,7 @@ import pandas as pd
 
 from autotune.base.errors import JobError
 from autotune.base.files import write_text
+from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
@@ -117,5 +118,5 @@ def _write(
     tail += [name for name in ("assumed", "reason") if name in added]
     names = [*(name for name in header if name not in added), *tail]
     rows = [{**row, **values} for row, values in zip(table, cells, strict=True)]
-    text = pd.DataFrame(rows, columns=names).to_csv(index=False, lineterminator="\n")
+    text = csv_text(pd.DataFrame(rows, columns=names))
     write_text(out, text, error=JobError, hint="name another file, or free some space")

@@ -33,6 +33,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from autotune.base.data import data_folder
 from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
+from autotune.base.text import lines
 from autotune.base.units import format_bytes
 from autotune.contract import read_bounded
 
@@ -169,9 +170,9 @@ class _StrictEnvironment(SandboxedEnvironment):
         self.filters.update(
             tojson=_to_json,
             sh=_filter(lambda value: shlex.quote(str(value))),
-            html=_filter(lambda value: html.escape(str(value))),
+            html=_filter(lambda value: html.escape(lines(str(value)))),
             script=_filter(_to_script),
-            text=_filter(str),
+            text=_filter(lambda value: lines(str(value))),
         )
 
     @staticmethod

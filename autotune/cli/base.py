@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.base.text import bounded, one_line
 from autotune.cli.quick import QuickGroup
+from autotune.report.terminal.console import console_on
 
 cli = typer.Typer(
     name="autotune",
@@ -34,9 +35,9 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 
-PROGRESS = Console(stderr=True)
+PROGRESS = console_on("stderr")
 """Progress and messages."""
-DATA = Console()
+DATA = console_on("stdout")
 """Reports for people; data for programs is printed as it is."""
 
 
@@ -107,10 +108,10 @@ def explain(error: AutotuneError | OSError) -> None:
     """Say what is wrong and how to mend it; the traceback only where it was asked for."""
     if is_debugging():
         traceback.print_exception(error)
-    message = scrubbed_text(str(getattr(error, "message", error)))
+    message = scrubbed_text(bounded(str(getattr(error, "message", error))))
     PROGRESS.print(Text(f"error: {message}", style="red"))
     if hint := getattr(error, "hint", ""):
-        PROGRESS.print(Text(f"  fix: {scrubbed_text(hint)}"))
+        PROGRESS.print(Text(f"  fix: {scrubbed_text(bounded(hint))}"))
     for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
         PROGRESS.print(Text(f"  also: {scrubbed_text(note)}"))
 
@@ -130,12 +131,18 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         print_json([str(path) for path in files])
     else:
-        sys.stdout.writelines(f"{path}\n" for path in files)
+        emit("".join(f"{one_line(str(path))}\n" for path in files))
+
+
+def emit(text: str) -> None:
+    """Write data to stdout as it is, in one piece."""
+    DATA.file.write(text)
+    DATA.file.flush()
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data for programs."""
-    sys.stdout.write(json.dumps(scrubbed(data), indent=indent) + "\n")
+    emit(json.dumps(scrubbed(data), indent=indent) + "\n")
 
 
 def takes(

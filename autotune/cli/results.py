@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from autotune.cli.base import (
     DATA,
-    PROGRESS,
     RESULTS,
     Csv,
     Debug,
@@ -18,9 +16,11 @@ from autotune.cli.base import (
     Results,
     StudyName,
     cli,
+    emit,
     print_files,
     print_json,
     refuse_several,
+    say,
 )
 
 
@@ -65,6 +65,7 @@ def report(
         return
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
+    from autotune.base.text import csv_text
     from autotune.record.table import load_table, make_table
     from autotune.report.results.study import read_report
     from autotune.report.terminal.markdown import render_markdown
@@ -76,9 +77,9 @@ def report(
 
         print_files([write_page(found, html)], as_json=as_json)
     elif as_markdown:
-        sys.stdout.write(render_markdown(read_report(found)))
+        emit(render_markdown(read_report(found)))
     elif as_csv:
-        sys.stdout.write(load_table(found.folder).to_csv(index=False))
+        emit(csv_text(load_table(found.folder)))
     elif as_json:
         whole = read_report(found)
         frame = make_table(whole.study, whole.recorded, whole.facts)
@@ -110,15 +111,16 @@ def compare(
     """
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.pages import compare_studies, write_comparison
+    from autotune.base.text import csv_text
     from autotune.report.compare.terminal import print_comparison
 
     comparison = compare_studies(runs, results)
     for warning in comparison.warnings:
-        PROGRESS.print(f"warning: {warning}", markup=False, highlight=False)
+        say(f"warning: {warning}")
     if html is not None:
         print_files([write_comparison(comparison, html)], as_json=as_json)
     elif as_csv:
-        sys.stdout.write(comparison.candidates.to_csv(index=False))
+        emit(csv_text(comparison.candidates))
     elif as_json:
         print_json(comparison.as_dict())
     else:

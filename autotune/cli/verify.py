@@ -1,6 +1,5 @@
 """Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
 
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +16,7 @@ from autotune.cli.base import (
     Results,
     StudyName,
     cli,
+    emit,
     explain,
     print_json,
     say,
@@ -120,7 +120,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
     elif form is CheckFormat.GITHUB:
         from autotune.report.check.github import github_lines
 
-        sys.stdout.writelines(f"{line}\n" for line in github_lines(found))
+        emit("".join(f"{line}\n" for line in github_lines(found)))
     else:
         files: list[dict[str, Any]] = [one.to_dict(fixed=fixed) for one in found.reports]
         files += [one.to_dict() for one in found.unread]

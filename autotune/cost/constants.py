@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from autotune.base.errors import JobError
+from autotune.base.text import named
 from autotune.base.yaml_file import read_yaml
 from autotune.devices.hardware import Environment
 
@@ -111,7 +112,7 @@ def load_constants(path: Path = SHIPPED) -> Constants:
     known = {field.name for field in dataclasses.fields(Constants)}
     wrong = sorted(map(str, set(data) ^ known))
     if wrong:
-        raise JobError(f"{path}: {', '.join(wrong)}: missing or unknown", _HINT)
+        raise JobError(f"{path}: {named(wrong)}: missing or unknown", _HINT)
     try:
         constants = TypeAdapter(Constants).validate_python(data)
     except ValidationError as error:

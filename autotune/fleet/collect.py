@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.secrecy import scrubbed_text
+from autotune.base.text import one_line
 from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
@@ -77,6 +79,8 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         evidence = f"{evidence}; {driver_error}" if evidence else driver_error
         source = source or "driver, after the trial"
     is_warm = all(node.start is Start.WARM for node in ending.nodes)
+    # It is shown before the record is read again; a training script may print anything.
+    evidence = one_line(scrubbed_text(evidence))
     first = reports[0] if reports else RankReport(rank=0)
     memory_bytes = _highest_by_meter(reports, ending.nodes)
     if undrained_bytes := max(node.undrained_bytes for node in ending.nodes):

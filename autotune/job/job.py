@@ -24,6 +24,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
+from autotune.base.text import LONGEST_NAMED, shortened
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.base.yaml_file import (
     only_switch,
@@ -43,6 +44,9 @@ ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
 """Largest of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
+
+_MOST_COMPLAINTS = 10
+"""Most keys that the error of a job names."""
 
 DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
@@ -310,8 +314,12 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         _check_weighable(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
-        items: list[Mapping[str, Any]] = [*error.errors()]
-        complaints = (_complaint(item, source(_key(item))) for item in items)
+        # A file of something else has any number of wrong keys: the first ones tell.
+        count = error.error_count()
+        items: list[Mapping[str, Any]] = [*error.errors(include_url=False)[:_MOST_COMPLAINTS]]
+        complaints = [_complaint(item, source(_key(item))) for item in items]
+        if count > len(items):
+            complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
         fixes = dict.fromkeys(_fix(item) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
     except JobError as error:
@@ -410,7 +418,7 @@ def _key(item: Mapping[str, Any]) -> str:
 
 def _complaint(item: Mapping[str, Any], where: str) -> str:
     """Where, which key, which value, and what is allowed there."""
-    key = ".".join(str(part) for part in item["loc"]) or "job"
+    key = shortened(".".join(str(part) for part in item["loc"]) or "job")
     if item["type"] == "missing":
         return f"{where}: {key}: is missing"
     if item["type"] == "extra_forbidden":
@@ -418,7 +426,7 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
         allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
-    return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
+    return f"{where}: {key}: {shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
 def _fix(item: Mapping[str, Any]) -> str:
@@ -426,7 +434,7 @@ def _fix(item: Mapping[str, Any]) -> str:
     key = _key(item)
     field = JobFile.model_fields.get(key)
     if field is None:
-        near = difflib.get_close_matches(key, JobFile.model_fields, n=1)
+        near = difflib.get_close_matches(key[:LONGEST_NAMED], JobFile.model_fields, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
     about = f" ({field.description})" if field.description else ""

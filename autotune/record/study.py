@@ -16,6 +16,7 @@ from typing import Any
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import scrubbed, scrubbed_document
+from autotune.base.text import each_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
     COORDINATOR_ENDED,
@@ -381,11 +382,17 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     if not os.path.lexists(folder / RESULT_FILE):
         return Trial(folder=folder, spec=spec, result=None)
     try:
-        result = TrialResult.from_dict(_read_known(folder / RESULT_FILE, SCHEMA_VERSION))
+        result = TrialResult.from_dict(_safe(_read_known(folder / RESULT_FILE, SCHEMA_VERSION)))
         _check(result, spec, facts)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
+
+
+def _safe(data: dict[str, Any]) -> dict[str, Any]:
+    """What a result says, with nothing that acts where it is shown: its texts are of others."""
+    safe: dict[str, Any] = each_on_one_line(scrubbed(data))
+    return safe
 
 
 def _knobs_of(spec: TrialSpec) -> Catalogue:

@@ -19,6 +19,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.base.plugins import load_plugin
+from autotune.base.text import csv_text
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
@@ -269,7 +270,8 @@ def write_table(study: Study) -> pd.DataFrame:
     try:
         write_whole(study.table_file, lambda path: frame.to_parquet(path, index=False))
         write_whole(
-            study.table_file.with_suffix(".csv"), lambda path: frame.to_csv(path, index=False)
+            study.table_file.with_suffix(".csv"),
+            lambda path: path.write_text(csv_text(frame), encoding="utf-8"),
         )
     except OSError as error:
         raise StudyError(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autotune.base.text import lines
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.study import Trial
@@ -214,7 +215,7 @@ def _field(part: object, name: str) -> Values:
 
 def _escaped(text: str, *, quotes: bool = True) -> str:
     """As the text format wants it: backslash and newline, and in labels the quote."""
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    text = lines(text).replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quotes else text
 
 

@@ -1,4 +1,7 @@
-"""Ctrl-C once: stop launching, drain and report. Twice: end at once."""
+"""Ctrl-C once: stop launching, drain and report. Twice: end at once.
+
+A terminal that hangs up asks as Ctrl-C does, unless the program was started to outlive it (nohup).
+"""
 
 import signal
 import time
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
@@ -39,15 +42,27 @@ class Interrupt:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM as requests until the block ends; main thread only."""
+        """Take SIGINT, SIGTERM and SIGHUP as requests until the block ends; main thread only."""
 
         def handle(_signal: int, _frame: FrameType | None) -> None:
             self.request()
 
-        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        taken = [number for number in _SIGNALS if not _is_ignored(number)]
+        before = {number: signal.signal(number, handle) for number in taken}
         try:
             yield
         finally:
             for number, handler in before.items():
                 # None: a handler that was not installed from Python and cannot be put back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def end_on_hang_up() -> None:
+    """Have a terminal that hangs up end the program as Ctrl-C does; a search drains by itself."""
+    if not _is_ignored(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    """Whether whoever started the program wants it to outlive its terminal."""
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from autotune.base.errors import JobError
+from autotune.base.text import LONGEST_NAMED, shortened
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
@@ -21,11 +22,12 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """
     knob = knobs.get(name)
     if knob is None:
-        near = get_close_matches(name, knobs, n=3, cutoff=0.4)
+        near = get_close_matches(name[:LONGEST_NAMED], knobs, n=3, cutoff=0.4)
         near += [known for known in knobs if known.endswith(f".{name}") and known not in near]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise JobError(
-            f"{where}: {name!r} is not a knob", f"{guess}known knobs: {', '.join(knobs)}"
+            f"{where}: {shortened(name)!r} is not a knob",
+            f"{guess}known knobs: {', '.join(knobs)}",
         )
     return knob
 
@@ -38,7 +40,7 @@ def parse_settings(settings: Iterable[str], knobs: Catalogue) -> dict[str, KnobV
     """
     values: dict[str, KnobValue] = {}
     for setting in settings:
-        where = f"--set {setting}"
+        where = f"--set {shortened(setting)}"
         name, equals, text = (part.strip() for part in setting.partition("="))
         if not (name and equals and text):
             raise JobError(f"{where}: not name=value", "write it as --set zero.stage=2")

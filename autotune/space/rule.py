@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.nested import dotted
 from autotune.base.secrecy import HIDDEN, holds_secret
+from autotune.base.text import named
 
 if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
     import numpy as np
@@ -33,9 +34,6 @@ _NO_MOVES: Moves = {}
 Level = Literal["error", "warning", "note"]
 """How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
 changes nothing that is trained."""
-
-_MOST_LISTED = 20
-"""Most things that one finding names; `changes` holds them all."""
 
 
 class UnknownFactError(Exception):
@@ -213,8 +211,7 @@ def nothing_legal(
 
 def listed(parts: Sequence[str], joint: str) -> str:
     """Parts in one line, as many as people read, and how many more there are."""
-    more = len(parts) - _MOST_LISTED
-    return joint.join((*parts[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])))
+    return named(parts, joint)
 
 
 def in_words(changes: Patch, moves: Moves = _NO_MOVES) -> str:

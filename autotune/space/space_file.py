@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
+from autotune.base.text import LONGEST_NAMED, shortened
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
 from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
@@ -150,13 +151,15 @@ def _validated(model: type[M], data: object, where: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        item: Mapping[str, Any] = error.errors()[0]
+        item: Mapping[str, Any] = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in item["loc"])
         known = list(model.model_fields)
-        near = get_close_matches(str(item["loc"][-1]) if item["loc"] else "", known, n=1)
+        near = get_close_matches(
+            str(item["loc"][-1])[:LONGEST_NAMED] if item["loc"] else "", known, n=1
+        )
         guess = f"did you mean {near[0]}? " if item["type"] == "extra_forbidden" and near else ""
         raise JobError(
-            f"{where}: {key + ': ' if key else ''}{_complaint(item)}",
+            f"{where}: {shortened(key) + ': ' if key else ''}{_complaint(item)}",
             f"{guess}known keys: {', '.join(known)}",
         ) from error
 

@@ -87,6 +87,7 @@ def faults() -> Iterator[Fault]:
         ("Ctrl-C: once, a trial runs", functools.partial(_interrupted, 1), 3),
         ("Ctrl-C: twice, a trial runs", functools.partial(_interrupted, 2), 3),
         ("Ctrl-C: once, at the final comparison", _interrupted_at_last, 1),
+        ("Ctrl-C: the terminal hangs up, and nobody reads what is said", _hung_up, 1),
         ("two coordinators: the second while the first runs", _second, 2),
         ("two coordinators: at the same time", _both_at_once, 2),
         ("results folder moved: while a trial runs", _moved, 2),
@@ -232,6 +233,22 @@ def _interrupted(times: int, ground: Ground) -> None:
     must(len(outcomes) == len(search.study.trials()), "a trial has no result")
     if times == 1:
         must(Outcome.CANCELLED not in outcomes, "the running trial was not drained")
+    _check_after(search, before)
+
+
+def _hung_up(ground: Ground) -> None:
+    """Drained as by one Ctrl-C, although every word of it goes nowhere."""
+    search = begun(ground)
+    before = digests(search.study)
+    process = _until_a_trial_runs(search, _SEARCHING)
+    if process.stderr is not None:
+        process.stderr.close()
+    process.send_signal(signal.SIGHUP)
+    code = process.wait(_ANSWER_S)
+    must(code == 130, f"it ended with {code}")
+    outcomes = [t.result.outcome for t in search.study.trials() if t.result is not None]
+    must(len(outcomes) == len(search.study.trials()), "a trial has no result")
+    must(Outcome.CANCELLED not in outcomes, "the running trial was not drained")
     _check_after(search, before)
 
 

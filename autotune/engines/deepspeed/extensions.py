@@ -5,6 +5,7 @@ for ever, and every later start waits on it. Here the build holds a kernel lock 
 ends with its holder: whoever has it knows that a lock file that no process has open is stale.
 """
 
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -15,13 +16,13 @@ import platform
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept
-from autotune.base.private import check_code_folder, open_lock, user_cache
+from autotune.base.private import PreparedError, check_code_folder, open_lock, user_cache
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
@@ -96,16 +97,15 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
     build finds torch's lock files stale, and begins those extensions anew.
 
     Raises:
-        FleetError: A build failed; the message names its log. Or the folder is another user's.
+        FleetError: A build failed; the message names its log, and the hint is for the cause. Or
+            the folder is another user's.
     """
     folder = extensions_folder(accelerator)
     _check_own(folder)
     if not _missing(accelerator, nvme):
         _remove_stale_locks(accelerator, on_line)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_own(folder)
-    with _held(folder, blocking=True) as lock:
+    with _told_by_cause(folder), _prepared(folder) as lock:
         _remove(_lock_files(folder), on_line)
         missing = _missing(accelerator, nvme)
         if not missing:
@@ -120,13 +120,18 @@ def _check_own(folder: Path) -> None:
     try:
         check_code_folder(folder)
     except OSError as error:
-        raise _not_ours(folder, error) from error
+        raise _refused(folder, error) from error
 
 
-def _not_ours(folder: Path, error: OSError) -> FleetError:
+def _refused(folder: Path, error: OSError) -> FleetError:
+    """The error of a folder that cannot be used, with the advice for its cause."""
+    known = None if isinstance(error, PreparedError) else _OF_THE_DISK.get(error.errno or 0)
+    advice = (
+        known or "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there"
+    )
     return FleetError(
         f"DeepSpeed's extensions are loaded from {folder}: {error.strerror or error}",
-        "name a folder that is yours in TORCH_EXTENSIONS_DIR, or remove what is there",
+        advice.format(folder=folder),
     )
 
 
@@ -200,16 +205,74 @@ def _wait_for(builders: dict[str, Kept], folder: Path, on_line: Callable[[str], 
         if code != 0:
             log = folder / f"{name}.log"
             lines = read_text(log).strip().splitlines()
+            said, advice = _cause_in(lines, folder)
+            if advice is None:
+                said = lines[-1] if lines else f"exit code {code}"
+                advice = _TOOLS_FOR_DISKS if name in _NVME else _TOOLS
             raise FleetError(
-                f"DeepSpeed's extension {name} could not be built: "
-                f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
-                "install libaio's headers (Debian: libaio-dev), g++ and ninja"
-                if name in _NVME
-                else "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
-                "`python -m autotune doctor`",
+                f"DeepSpeed's extension {name} could not be built: {said} (log: {log})", advice
             )
     if interrupted:
         raise KeyboardInterrupt
+
+
+_TOOLS_FOR_DISKS = "install libaio's headers (Debian: libaio-dev), g++ and ninja"
+_TOOLS = (
+    "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
+    "`python -m autotune doctor`"
+)
+_ELSEWHERE = "or name a folder on another disk with TORCH_EXTENSIONS_DIR"
+_OF_THE_DISK: Mapping[int, str] = {
+    errno.ENOSPC: f"make room on the disk of {{folder}}, {_ELSEWHERE}",
+    errno.EDQUOT: f"make room in your quota on the disk of {{folder}}, {_ELSEWHERE}",
+    errno.EROFS: f"{{folder}} can only be read: mount it for writing, {_ELSEWHERE}",
+    errno.EACCES: f"give this user the right to write to {{folder}}, {_ELSEWHERE}",
+    errno.EPERM: f"give this user the right to write to {{folder}}, {_ELSEWHERE}",
+    errno.EIO: f"the disk of {{folder}} fails: see dmesg, {_ELSEWHERE}",
+    errno.ENOTDIR: f"a file stands where {{folder}} should be: move it away, {_ELSEWHERE}",
+    errno.EEXIST: f"a file stands where {{folder}} should be: move it away, {_ELSEWHERE}",
+    errno.ENOMEM: "the machine has no memory left for a compiler: end other programs",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+"""What to do about a build that the compiler is not to blame for, by its cause."""
+_WORDS_OF_CAUSES: tuple[tuple[str, int], ...] = (
+    *((os.strerror(number), number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
+    *((os.strerror(number), number) for number in (errno.ENOMEM, errno.EMFILE, errno.EIO)),
+    ("Killed signal terminated program", errno.ENOMEM),
+    ("No space left", errno.ENOSPC),
+    (os.strerror(errno.EACCES), errno.EACCES),
+)
+"""What compilers, linkers and Python say, the surest first."""
+
+
+def _cause_in(lines: Sequence[str], folder: Path) -> tuple[str, str | None]:
+    """The line of a log that tells a cause besides the compiler, and the advice for it."""
+    for words, number in _WORDS_OF_CAUSES:
+        for line in reversed(lines[-_LAST_LINES:]):
+            if words in line:
+                return line.strip(), _OF_THE_DISK[number].format(folder=folder)
+    return "", None
+
+
+_LAST_LINES = 2_000
+
+
+@contextmanager
+def _told_by_cause(folder: Path) -> Iterator[None]:
+    """Turn what the disk refuses into an error with the advice for it."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(folder, error) from error
+
+
+@contextmanager
+def _prepared(folder: Path) -> Iterator[int]:
+    """The folder, made and held."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_own(folder)
+    with _held(folder, blocking=True) as lock:
+        yield lock
 
 
 def _missing(accelerator: str, nvme: bool) -> list[str]:
@@ -245,7 +308,7 @@ def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
     try:
         lock = open_lock(folder / _LOCK_FILE)
     except OSError as error:
-        raise _not_ours(folder, error) from error
+        raise _refused(folder, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         yield lock

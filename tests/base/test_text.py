@@ -1,0 +1,167 @@
+import csv
+import io
+import json
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.base.templates import Templates
+from autotune.base.text import (
+    bounded,
+    cell,
+    csv_text,
+    each_on_one_line,
+    lines,
+    markdown,
+    markdown_code,
+    named,
+    one_line,
+    shortened,
+)
+
+ACTING = {
+    "colour": "\x1b[31m",
+    "title": "\x1b]0;title\x07",
+    "link": "\x1b]8;;http://x\x1b\\",
+    "control sequence of 8 bits": "\x9b31m",
+    "command of 8 bits": "\x9d0;title\x9c",
+    "device control of 8 bits": "\x90",
+    "bell": "\x07",
+    "backspace": "\x08",
+    "delete": "\x7f",
+    "nul": "\x00",
+    "carriage return": "\r",
+    "vertical tab": "\x0b",
+    "form feed": "\x0c",
+    "next line": "\x85",
+    "line separator": "\u2028",
+    "paragraph separator": "\u2029",
+    "right to left override": "\u202e",
+    "left to right isolate": "\u2066",
+    "arabic letter mark": "\u061c",
+    "zero width space": "\u200b",
+    "zero width joiner": "\u200d",
+    "byte order mark": "\ufeff",
+    "soft hyphen": "\u00ad",
+    "word joiner": "\u2060",
+    "no-break space": "\u00a0",
+    "tag": "\U000e0041",
+    "variation selector": "\ufe0f",
+    "filler": "\u3164",
+    "half of a pair": "\ud800",
+    "private": "\ue000",
+}
+
+
+@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
+def test_what_acts_is_shown_as_its_escape(text):
+    told = one_line(f"a{text}b")
+    assert told.startswith("a\\")
+    assert told.endswith("b")
+    assert told.isprintable()
+    assert lines(f"a{text}b") == told
+    assert each_on_one_line({f"a{text}b": [f"a{text}b", 1]}) == {told: [told, 1]}
+    for there in (markdown(text), markdown_code(text), str(cell(f"a{text}b"))):
+        assert all(c.isprintable() for c in there)
+
+
+@pytest.mark.parametrize("text", ["plain", "é", "日本語", "+1.5 GiB", "│ 5 µs — 😀", "a b"])
+def test_what_only_shows_itself_stays(text):
+    assert one_line(text) == lines(text) == text
+
+
+def test_lines_and_tabs_stay_only_where_there_may_be_several():
+    assert lines("a\n\tb") == "a\n\tb"
+    assert one_line("a\n\tb") == "a\\n\\tb"
+
+
+@given(st.text())
+def test_nothing_is_lost_and_a_second_time_changes_nothing(text):
+    told = one_line(text)
+    assert one_line(told) == told
+    assert told.encode("utf-8").decode("utf-8").isprintable()
+    assert len(told) >= len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["**bold**", "[link](http://x)", "<img src=x>", "a|b", "# head\n# head", "~~x~~", "`x`"],
+)
+def test_markdown_of_others_is_text(text):
+    told = markdown(text)
+    assert "\n" not in told
+    bare = told.replace("\\\\", "")
+    for mark in "*_[]<>|#`~":
+        assert bare.count(mark) == bare.count(f"\\{mark}")
+
+
+def test_code_in_markdown_ends_where_it_should():
+    assert markdown_code("a=1") == "`a=1`"
+    assert markdown_code("a`b") == "`` a`b ``"
+    assert markdown_code("a|b\nc") == "`a\\|b c`"
+
+
+FORMULAS = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    " =1",
+    "\n=1",
+    "\uff1d1",
+    "-x",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_cell_that_a_spreadsheet_would_run_is_text(text):
+    assert cell(text).startswith("'")
+
+
+@pytest.mark.parametrize(
+    "value", [-3, -3.5, "-3", "+3.5e-7", "-inf", None, True, "a=b", "x@y", ""]
+)
+def test_numbers_and_other_texts_stay_in_their_cells(value):
+    assert cell(value) == value
+
+
+def test_a_table_as_csv_holds_no_formula_and_keeps_its_numbers():
+    frame = pd.DataFrame(
+        {"n": [-3, 4], "x": [-0.5, math.nan], "=name": ["=1+1", None], "flag": [True, False]}
+    )
+    text = csv_text(frame)
+    rows = list(csv.reader(io.StringIO(text)))
+    assert rows == [
+        ["n", "x", "'=name", "flag"],
+        ["-3", "-0.5", "'=1+1", "True"],
+        ["4", "", "", "False"],
+    ]
+    assert list(frame.columns) == ["n", "x", "=name", "flag"]
+
+
+@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
+def test_pages_and_documents_show_it_too(text, tmp_path):
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (folder / "one.j2").write_text("{{ x | html }}{{ x | text }}", encoding="utf-8")
+    told = Templates(folder).text("one.j2", {"x": f"a{text}b"})
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
+def test_json_escapes_by_itself(text):
+    assert json.dumps(text).isascii()
+
+
+def test_lists_in_messages_end():
+    assert named(["a", "b"]) == "a, b"
+    assert named([str(n) for n in range(80_000)], most=2) == "0, 1, 79,998 more"
+    assert len(named("x" * 10_000 for _ in range(80_000))) < 10_000
+    assert shortened("x" * 300).endswith("... (300 characters)")
+    assert bounded("short") == "short"
+    assert len(bounded("x" * 10**6)) < 9_000
