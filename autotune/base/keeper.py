@@ -29,10 +29,11 @@ PREFIX = "autotune-run-"
 _LOCK_FILE = ".held"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_END_WAIT_S = 10.0
+END_WAIT_S = 10.0
 """Time after which a process that is still there is left to itself: it is in uninterruptible
 sleep, and the kernel delivers the signal when it wakes."""
-_LOOK_S = 0.005
+LOOK_S = 0.005
+"""Time between two looks at what is being killed."""
 
 
 class Scratch:
@@ -183,7 +184,7 @@ def _wait(child: int, parent: int, woken: int, asked: list[int], wall_s: float) 
 def _end_all(child: int) -> int:
     """Kill every descendant and wait until all are gone; the child's status, where it is known."""
     found = signal.SIGKILL.value
-    deadline = time.monotonic() + _END_WAIT_S
+    deadline = time.monotonic() + END_WAIT_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -193,7 +194,7 @@ def _end_all(child: int) -> int:
                 found = status if pid == child else found
         except ChildProcessError:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
     return found
 
 

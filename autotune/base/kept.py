@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ class Kept(subprocess.Popen[Any]):
         """Kill the command and all that it started: the keeper does, and ends last."""
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill it, and give the keeper the time to end last."""
+        self.kill()
+        deadline_s = time.monotonic() + keeper.END_WAIT_S
+        while self.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(keeper.LOOK_S)
 
 
 def run_kept(

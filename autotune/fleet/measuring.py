@@ -64,6 +64,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
     folder = Path(part.folder)
     port = lease_port()
     errors = folder / STDERR_FILE
+    process: Kept | None = None
     try:
         with errors.open("wb") as stderr:
             process = Kept(
@@ -80,6 +81,8 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
         raise FleetError(f"no answer after {timeout_s:.0f} s: {said}", _HINT) from error
     finally:
         # Ctrl-C comes this way too: the ranks are in a session of their own, and know nothing.
+        if process is not None:
+            process.end()  # first: `kill_all` finds the keeper as well, which has to end last
         kill_all(folder)
         port.release()
     if code:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.contract import SCRATCH_ENV
 from autotune.devices.hardware import detect_environment
 from autotune.fleet.measuring import measure_on_ranks
 from autotune.fleet.node.processes import processes_of
@@ -26,6 +27,7 @@ HERE = detect_environment()
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(SCRATCH_ENV, str(tmp_path))
     return tmp_path
 
 
