@@ -39,7 +39,10 @@ from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
-METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
+METERS = (
+    *("private_data", "shared", "children", "host_rss"),
+    *("allocated", "reserved", "context_and_comm"),
+)
 """Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
 
 _YEAR_3000_S = 32_503_680_000.0

@@ -117,10 +117,14 @@ class CpuMeter(Meter):
         """See `Meter.read`; adds the highest resident set of the process."""
         self._sample()
         private: int = max(0, self._peak_bytes - self._base_bytes)
-        found = {"private_data": private, "host_rss": peak_rss_bytes()}
+        found = {
+            "peak": max(private, self._total_peak_bytes),
+            "private_data": private,
+            "host_rss": peak_rss_bytes(),
+        }
         if self._shared_peak_bytes:
             found["shared"] = self._shared_peak_bytes
-        return {"peak": max(private, self._total_peak_bytes), **found}
+        return found
 
     def now(self) -> dict[str, int]:
         """See `Meter.now`."""

@@ -65,9 +65,11 @@ def test_names_are_unique_and_explained():
 
 
 def test_every_meter_has_its_column():
-    source = (REPOSITORY / "autotune" / "trial" / "memory.py").read_text(encoding="utf-8")
-    returned = re.findall(r"return \{(\s*\"peak\".*?)\}", source, re.DOTALL)
-    meters = {name for block in returned for name in re.findall(r'"(\w+)":', block)}
+    files = ("trial/memory.py", "fleet/collect.py")
+    source = "".join((REPOSITORY / "autotune" / f).read_text(encoding="utf-8") for f in files)
+    blocks = re.findall(r"\{(\s*\"peak\".*?)\}", source, re.DOTALL)
+    meters = {name for block in blocks for name in re.findall(r'"(\w+)":', block)}
+    meters |= set(re.findall(r'(?:found|memory)\["(\w+)"\] =', source))
     assert meters == {"peak", *table.METERS}
 
 
