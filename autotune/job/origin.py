@@ -79,10 +79,9 @@ def _file_of(module: str) -> str:
     """The file of a module as it would be imported, with nothing imported; empty: not found."""
     folders: Sequence[str] | None = [os.getcwd(), *sys.path]
     found = ""
-    parts = module.split(".")
-    for number in range(len(parts)):
-        name = ".".join(parts[: number + 1])
-        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+    # Each part by its own name: a dotted one asks for its package, which is not imported.
+    for part in module.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None:
             return ""
         found = spec.origin or ", ".join(spec.submodule_search_locations or ())

@@ -202,7 +202,9 @@ def test_where_there_are_no_gpus_the_driver_is_not_asked(
     assert ranks.lacking_bytes({}) == 0
 
 
-def test_temporary_files_of_a_trial_end_with_it(machine: Machine) -> None:
+def test_temporary_files_of_a_trial_end_with_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch itself sets it
+    machine = Machine(tmp_path, monkeypatch)
     environment = machine.ranks._environment
     temporary = Path(environment["TMPDIR"])
     assert temporary.is_dir()

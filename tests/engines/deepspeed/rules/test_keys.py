@@ -135,6 +135,9 @@ def test_values_are_taken_exactly_where_the_installed_classes_take_them(installe
                 ours = key.taken(value)
                 if has_company(name, value) or is_of_another_class(name, value):
                     continue
+                if key.is_raw and isinstance(value, str):  # DeepSpeed fails before its class
+                    assert ours is REFUSED
+                    continue
                 is_alike = (theirs is REFUSED) == (ours is REFUSED)
                 if not is_alike or not (ours is REFUSED or is_same(ours, theirs)):
                     wrong.append((path, name, value, theirs, ours))
