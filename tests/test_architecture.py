@@ -156,7 +156,7 @@ _STARTER = re.compile(
     r"|(\w+\.)*(multiprocessing(?!\.errors\.)|concurrent\.futures)\b.*|(asyncio|anyio)\..*(process|subprocess).*"
     r"|(psutil|_posixsubprocess|pexpect|fabric|invoke|sh|plumbum)\.(Popen|fork_exec|spawn|run)"
     r"|.*\b(ProcessPoolExecutor|DataLoader|start_processes)"
-    r"|torch\.distributed\.(run|launch\w*)"
+    r"|torch\.distributed\.(run|launch\w*)(\.\w+)*"
     r"|(posix|_winapi)\..*"
 )
 
