@@ -148,7 +148,7 @@ STARTS = {
     "trial/launcher.py": {"torch.distributed.run"},
     "trial/warm.py": {"os.fork"},
 }
-"""What starts processes: `Kept`, and a node its ranks; an entry goes as soon as its file does not."""
+"""What starts processes: `Kept`, and a node its ranks."""
 
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
