@@ -119,18 +119,18 @@ def main() -> NoReturn:
             lambda: _become(command, options, scratch.path, inner, libc),
             [parent, above],
             scratch,
-            options["wall_s"],
+            options,
             libc,
         )
 
-    _keep(keep_too, [parent], scratch, options["wall_s"], libc)
+    _keep(keep_too, [parent], scratch, options, libc)
 
 
 def _keep(
     become: Callable[[], NoReturn],
     watched: list[int],
     scratch: Scratch,
-    wall_s: float,
+    options: dict[str, Any],
     libc: Any,
 ) -> NoReturn:
     """Fork what is kept, and end with it; it ends with this process and with those watched."""
@@ -147,9 +147,12 @@ def _keep(
     if child == 0:
         become()
     _let_go_of_pipes()
-    status = _wait(child, watched, woken, asked, wall_s)
+    status = _wait(child, watched, woken, asked, options["wall_s"])
     found = _end_all(child)
     scratch.remove()
+    for folder in options["folders"]:  # the parent's own: their locks are free once it has ended
+        with contextlib.suppress(OSError):
+            _remove_if_left(folder)
     _end_as(found if status is None else status)
 
 

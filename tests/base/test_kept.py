@@ -314,6 +314,26 @@ def test_a_folder_for_temporary_files_goes_with_its_use(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_path):
+    script = (
+        "import os, sys; from autotune.base.kept import Kept, scratch_folder\n"
+        "with scratch_folder() as folder:\n"
+        "    (folder / 'x').touch(); process = Kept(['sleep', '600'])\n"
+        "    ended = Kept(['true']).wait(); print(folder.exists(), flush=True)\n"
+        "    if sys.argv[1] == 'True': os.kill(os.getpid(), 9)\n"
+        "print(process.poll(), flush=True); process.kill(); process.wait()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(is_killed)],
+        env={**os.environ, SCRATCH_ENV: str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == (["True"] if is_killed else ["True", "None"])
+    wait_until(lambda: list(tmp_path.iterdir()) == [])
+
+
 def test_a_folder_with_a_long_name_leaves_no_room_for_sockets(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 90)
     assert temporary_root() == "/tmp"
