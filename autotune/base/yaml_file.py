@@ -35,6 +35,8 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML without what hides mistakes or explodes: no key twice, no great depth or size."""
 
     _depth = 0
+    twice: list[str] | None = None
+    """Where the keys that stand twice are told; None: they are refused."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
@@ -50,7 +52,9 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
+                if key.value in seen and self.twice is not None:
+                    self.twice.append(f"{key.value} (line {key.start_mark.line + 1})")
+                elif key.value in seen:
                     raise _at(f"the key {key.value!r} stands here twice", key.start_mark)
                 seen.add(key.value)
         return node
@@ -240,7 +244,12 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
 
 
 def parse_yaml(
-    text: str, path: Path, *, hint: str = HINT, reads_exponents: bool = False
+    text: str,
+    path: Path,
+    *,
+    hint: str = HINT,
+    reads_exponents: bool = False,
+    twice: list[str] | None = None,
 ) -> dict[str, Any]:
     """The mapping that a YAML text of another program's holds; path and hint are for the error.
 
@@ -250,17 +259,27 @@ def parse_yaml(
         hint: What such a file should hold.
         reads_exponents: Whether `5e8` is a number, as to OmegaConf and jsonargparse; to PyYAML,
             which follows YAML 1.1, it is text, since it has neither point nor sign.
+        twice: Takes up the keys that stand twice in a section, and the last one counts, as to
+            PyYAML; None: they are refused.
 
     Raises:
         JobError: It is not YAML, has a key twice, is nested too deep or large by its aliases, or
             is no mapping.
     """
-    return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, hint)
+    return _mapping(text, path, _ExponentLoader if reads_exponents else _StrictLoader, hint, twice)
 
 
-def _mapping(text: str, path: Path, loader: type[_StrictLoader], hint: str) -> dict[str, Any]:
+def _mapping(
+    text: str,
+    path: Path,
+    loader: type[_StrictLoader],
+    hint: str,
+    twice: list[str] | None = None,
+) -> dict[str, Any]:
     try:
-        data = loader(text).get_single_data()
+        reader = loader(text)
+        reader.twice = twice
+        data = reader.get_single_data()
     except RecursionError as error:
         raise _too_deep(path) from error
     except yaml.MarkedYAMLError as error:

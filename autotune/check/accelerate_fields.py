@@ -8,7 +8,7 @@ launcher hands the section on as variables of the environment, all of them text.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.check.consumers import AUTO
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Violation
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.check.accelerate_fields import KINDS
-from autotune.check.consumers import AUTO
 from autotune.check.launch import count, text_or_none
+from autotune.engines.deepspeed.rules.sections import AUTO
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
@@ -22,6 +22,13 @@ ACCELERATE_OWNED = (
 )
 """Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
 (DeepSpeedPlugin._deepspeed_config_checks)."""
+
+ACCELERATE_ALONE = (
+    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *("offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model"),
+    *("zero3_init_flag", "deepspeed_config_file", "deepspeed_multinode_launcher"),
+)
+"""Fields of an accelerate YAML that no other program has (commands/config/config_args.py)."""
 
 _UNSAID = -1
 """`num_processes` that leaves it to the launch line (config_args.py)."""

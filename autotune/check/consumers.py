@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-AUTO = "auto"
+from autotune.engines.deepspeed.rules.sections import AUTO
 
 
 class Consumer(StrEnum):

@@ -8,7 +8,6 @@ from autotune.check import accelerate_fields
 from autotune.check.accelerate_names import FLAGS, KEYS
 from autotune.check.consumers import (
     ARGUMENTS,
-    AUTO,
     FILLED,
     Consumer,
     autos,
@@ -19,7 +18,7 @@ from autotune.check.consumers import (
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
-from autotune.engines.deepspeed.rules.sections import shown
+from autotune.engines.deepspeed.rules.sections import AUTO, shown
 from autotune.space.rule import Choice, Patch, Violation
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.check.consumers import AUTO
+from autotune.engines.deepspeed.rules.sections import AUTO
 
 _NAMED: Mapping[str, Mapping[str, Any]] = {
     "deepspeed": {},
@@ -48,6 +48,8 @@ _PRECISIONS = {
     **dict.fromkeys(("bf16-mixed", "bf16-true", "bf16"), "bf16"),
 }
 ACCUMULATION = "gradient_accumulation_steps"
+FILLED = ("train_micro_batch_size_per_gpu", ACCUMULATION, "gradient_clipping")
+"""What it fills in where a configuration has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,14 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import by_file, huggingface
+from autotune.check import by_file, huggingface, neox
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
+from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -27,6 +28,8 @@ from autotune.engines.deepspeed.rules.sections import unreadable
 from autotune.space.rule import Level, Patch, UnknownFactError, Violation, listed
 
 _KEY_TWICE = "file.key_twice"
+_AROUND = 200
+"""Lines around a change that are scrubbed with it: more than any key or certificate has."""
 
 
 class CheckExit(IntEnum):
@@ -120,9 +123,10 @@ class CheckReport:
         if self.fixed_text is None:
             return ""
         name, known = str(self.source.path), tuple(withheld(self.source.config))
+        before, after = _scrubbed_lines(self.source.text, self.fixed_text, known)
         lines = difflib.unified_diff(
-            scrubbed_text(self.source.text, known).splitlines(keepends=True),
-            scrubbed_text(self.fixed_text, known).splitlines(keepends=True),
+            before,
+            after,
             fromfile=name,
             tofile=name,
         )
@@ -201,6 +205,26 @@ class _Looked:
     unknown: frozenset[tuple[str, ...]]
     world: int | None
     world_because: str
+
+
+def _scrubbed_lines(before: str, after: str, known: Sequence[str]) -> list[list[str]]:
+    """The lines of two texts, scrubbed where they differ and far around it.
+
+    A diff shows nothing else, and a text of megabytes takes seconds.
+    """
+    texts = [text.splitlines(keepends=True) for text in (before, after)]
+    shortest = min(map(len, texts))
+    same = (a == b for a, b in zip(*texts, strict=False))
+    head = max(0, next((n for n, is_same in enumerate(same) if not is_same), shortest) - _AROUND)
+    same = (a == b for a, b in zip(*map(reversed, texts), strict=False))
+    tail = next((n for n, is_same in enumerate(same) if not is_same), shortest)
+    tail = max(0, min(tail, shortest - head) - _AROUND)
+    scrubbed: list[list[str]] = []
+    for lines in texts:
+        end = len(lines) - tail
+        shown = scrubbed_text("".join(lines[head:end]), known).splitlines(keepends=True)
+        scrubbed.append([*lines[:head], *shown, *lines[end:]])
+    return scrubbed
 
 
 class _Partial(Mapping[str, Any]):
@@ -404,10 +428,12 @@ def _look(
     if _may_read_itself(source) and (whole := by_file.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
         violations = by_file.joined(read, violations)
+    if source.reader == neox.READER:
+        violations = list(map(neox.as_its_own, violations))
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
-    violations = [*huggingface.violations(config, source), *violations]
+    violations = joined_templates(config, [*huggingface.violations(config, source), *violations])
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [
             replace(one, consequence="ignored")
@@ -481,11 +507,14 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
             f"{source.consumer} does not",
             fix="save it as UTF-8 without the mark",
         )
-    if source.syntax == "json" and (names := duplicates(source.text)):
+    names = duplicates(source.text) if source.syntax == "json" else source.twice
+    if names:
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
-        # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
-        is_refused = reads_itself
-        then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
+        # for Trainer and accelerate it is accelerate that reads, with a plain json.load. Of YAML,
+        # PyYAML takes the last one, and OmegaConf refuses the file.
+        is_refused = reads_itself or source.refuses_twice
+        who = "DeepSpeed" if reads_itself else source.reader or "OmegaConf"
+        then = f"{who} refuses the file" if is_refused else "the last one counts"
         yield Violation(
             rule=_KEY_TWICE,
             message=f"{listed(names, ', ')}: written twice in one section, and {then}",

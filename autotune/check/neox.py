@@ -6,10 +6,14 @@ keys of NeoXArgsDeepspeedConfig that are not at NeoX's own default, and `deepspe
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from autotune.check.consumers import AUTO
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.space.rule import Violation
+
+READER = "GPT-NeoX"
 
 _DEFAULTS: Mapping[str, Any] = {
     **{"gradient_accumulation_steps": 1, "gradient_predivide_factor": 1.0},
@@ -91,6 +95,24 @@ def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
         # NeoX itself asserts the product with its default (check_batch_parameters).
         config.setdefault("gradient_accumulation_steps", 1)
     return config
+
+
+def as_its_own(violation: Violation) -> Violation:
+    """A violation as the DeepSpeed that NeoX installs has it.
+
+    That is DeeperSpeed (requirements/requirements.txt), whose sections of precision drop keys that
+    they do not know: NeoX's own 20B.yml says `fp16: {fp16: true}`.
+    """
+    sections = {key.partition(".")[0] for key in violation.at}
+    is_theirs = violation.rule == "schema.unknown_key" and sections <= {"fp16", "bf16"}
+    if not (is_theirs and sections and violation.level == "error"):
+        return violation
+    return replace(
+        violation,
+        message=f"{violation.message}: the DeepSpeed that GPT-NeoX installs drops it, this "
+        "release refuses it",
+        consequence="ignored",
+    )
 
 
 def degrees(data: Mapping[str, Any]) -> tuple[int, int]:

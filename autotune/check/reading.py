@@ -10,21 +10,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.errors import AutotuneError, RenderError
+from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import lightning, neox
 from autotune.check.accelerate_file import AccelerateFile, config_of, is_accelerate
-from autotune.check.consumers import AUTO, Consumer
+from autotune.check.consumers import Consumer
 from autotune.check.kinds import NotADsConfigError, kind_of
 from autotune.check.launch import LaunchLine, typed
 from autotune.check.layout import ExportedLayout
 from autotune.check.sections import is_ds_config, own_keys, sections_inside
+from autotune.check.templates import refuse_template
 from autotune.engines.deepspeed.ds_config_text import (
     MAX_BYTES,
     STANDARD_INPUT,
     parse_config,
     read_text,
 )
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.space.rule import Violation
 
 Syntax = Literal["json", "hjson", "yaml"]
@@ -85,6 +87,8 @@ class Parsed:
 
     data: dict[str, Any]
     syntax: Syntax
+    twice: tuple[str, ...] = ()
+    """Keys of YAML that stand twice in one section, and the line of the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,10 @@ class ReadConfig:
     document: str = ""
     """Which document of a YAML file it is, where the file has several; their text is blank."""
     config: Mapping[str, Any]
+    twice: tuple[str, ...] = ()
+    """Keys of its YAML that stand twice in one section, and the line of the last one."""
+    refuses_twice: bool = False
+    """Whether its reader refuses such a YAML: OmegaConf does, PyYAML takes the last one."""
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
     is_named: bool = False
@@ -155,8 +163,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
             "pipe a file in, such as `autotune check - < ds_config.json`",
         )
     is_yaml = _is_yaml(text, path)
-    if is_yaml and (data := _json_in_yaml(text, path)) is not None:
-        return Parsed(data=data, syntax="json")
+    if is_yaml and (in_json := _json_in_yaml(text, path)) is not None:
+        return Parsed(data=in_json, syntax="json")
     if is_yaml:
         if len(text) > _UNPROMISING and _WORDS.search(text) is None:
             raise NotADsConfigError(path, "no word in it is DeepSpeed's")
@@ -166,10 +174,21 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
                 "is so long",
                 "name the configuration itself",
             )
-        data, is_hjson = parse_yaml(text, path, reads_exponents=reads_exponents), False
-    else:
-        data, is_hjson = parse_config(text, path)
-    return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+    twice: list[str] = []
+    is_hjson = False
+    try:
+        if is_yaml:
+            data = parse_yaml(text, path, reads_exponents=reads_exponents, twice=twice)
+        else:
+            data, is_hjson = parse_config(text, path)
+    except (JobError, RenderError) as error:
+        refuse_template(text, path, error, has_words=is_yaml)
+        raise
+    return Parsed(
+        data=data,
+        syntax="yaml" if is_yaml else "hjson" if is_hjson else "json",
+        twice=tuple(twice),
+    )
 
 
 def _is_yaml(text: str, path: Path) -> bool:
@@ -209,8 +228,15 @@ def sections_of(
     found = parsed(text, path)
     if found.syntax == "yaml" and _EXPONENT.search(text) and _reads_exponents(found.data):
         found = parsed(text, path, reads_exponents=True)
-    here = ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
     data = found.data
+    here = ReadConfig(
+        path=path,
+        text=text,
+        syntax=found.syntax,
+        config=data,
+        twice=found.twice,
+        refuses_twice=bool(found.twice) and _is_omegaconfs(data),
+    )
     as_neox = neox.with_underscores(data)
     if neox.is_neox(as_neox):
         return [_of_neox(here, as_neox)]
@@ -258,12 +284,26 @@ def _of_documents(
         said = f"document {number} of {len(documents)}"
         try:
             for one in sections_of(text, path, line, has_accelerate=has_accelerate):
-                found.append(replace(one, document=said) if one.path == path else one)
+                refused = (*one.refused, *_of_many(one, path, len(documents)))
+                where = said if one.path == path else ""
+                found.append(replace(one, document=where, refused=refused))
         except AutotuneError as one:
             error = one
     if not found:
         raise error
     return found
+
+
+def _of_many(one: ReadConfig, path: Path, n_documents: int) -> Iterator[Violation]:
+    """What a known reader of a YAML says of several documents: each reads one, and no more."""
+    if one.accelerate is None and one.consumer is None:
+        return
+    who = one.reader or ("accelerate" if one.accelerate is not None else str(one.consumer))
+    yield Violation(
+        rule="file.documents",
+        message=f"{path} holds {n_documents} documents: {who} reads files of one, and refuses it",
+        fix="give each document a file of its own",
+    )
 
 
 def _reads_exponents(data: Mapping[str, Any]) -> bool:
@@ -274,12 +314,12 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
     Lightning. axolotl (cli/config.py), accelerate, ms-swift (cli/main.py) and GPT-NeoX read with
     PyYAML.
     """
+    return _is_omegaconfs(data) or lightning.strategy_of(data) is not None
+
+
+def _is_omegaconfs(data: Mapping[str, Any]) -> bool:
     is_hydra = isinstance(data.get("defaults"), list) or "hydra" in data or _has_target(data)
-    return (
-        is_hydra
-        or _trainer_of(data) == "LLaMA-Factory"
-        or (lightning.strategy_of(data) is not None)
-    )
+    return is_hydra or _trainer_of(data) == "LLaMA-Factory"
 
 
 def _has_target(value: Any) -> bool:
@@ -317,7 +357,7 @@ def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
         unknown=_autos_at_top(config),
         consumer=Consumer.DEEPSPEED,
         because=f"{here.path} is GPT-NeoX's, which hands it these keys",
-        reader="GPT-NeoX",
+        reader=neox.READER,
         world=neox.world_of(data),
         split=tp if pp == 1 else 1,
         layout=ExportedLayout(pp=pp, tp=tp if pp > 1 else 1),
@@ -477,7 +517,14 @@ def _named(name: str, base: Path) -> ReadConfig:
         )
     text = read_text(path)
     found = parsed(text, path)
-    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data, is_named=True)
+    return ReadConfig(
+        path=path,
+        text=text,
+        syntax=found.syntax,
+        config=found.data,
+        twice=found.twice,
+        is_named=True,
+    )
 
 
 def _of_swift(name: str, base: Path) -> Path:

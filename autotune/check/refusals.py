@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import look_up
+from autotune.check.accelerate_file import ACCELERATE_ALONE
 from autotune.check.consumers import Consumer, is_known_value
 from autotune.check.launch import MEGATRON
 from autotune.check.reading import ReadConfig
@@ -58,6 +59,8 @@ def refusals(
         )
     if consumer is Consumer.TRAINER and not reader:
         yield from _texts(section, arguments)
+    if consumer is Consumer.TRAINER:
+        yield from _accelerates(section.arguments)
     if reader != MEGATRON:
         return
     for flag, name, then in _MEGATRON_FLAGS:
@@ -68,6 +71,20 @@ def refusals(
                 message=f"--{flag.replace('_', '-')} {said} against {name}={value}: {then}",
                 fix=f"give both the same value: set {name} to {said}",
                 consequence="differs",
+            )
+
+
+def _accelerates(arguments: Mapping[str, Any]) -> Iterator[Violation]:
+    """Fields of accelerate's YAML that stand among the arguments of Trainer."""
+    for name in ACCELERATE_ALONE:
+        if name in arguments:
+            yield Violation(
+                rule="huggingface.accelerates_field",
+                message=f"{name} beside deepspeed is a field of accelerate's file, and no "
+                "argument of Trainer's: the ds_config decides, or the script refuses it",
+                fix=f"remove {name}, and say it in the ds_config",
+                consequence="ignored",
+                at=(name,),
             )
 
 

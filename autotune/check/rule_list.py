@@ -36,9 +36,22 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="error",
         source="deepspeed/runtime/config.py, accelerate/utils/deepspeed.py",
     ),
+    "file.documents": FileRule(
+        says="A YAML holds several documents. Accelerate, Trainer, Lightning, GPT-NeoX and others "
+        "read files of one document, and refuse it.",
+        level="error",
+        source="PyYAML: get_single_node",
+    ),
+    "file.template": FileRule(
+        says="Placeholders such as `${LR}`, `{{ lr }}` or `<LR>` stand where numbers or switches "
+        "belong: whatever fills in the template has not done so. What they do not touch is checked.",
+        level="error",
+        source="deepspeed/runtime/config.py",
+    ),
     "file.key_twice": FileRule(
         says="A section holds a key twice. DeepSpeed refuses such a file; for Trainer and "
-        "accelerate, accelerate reads it, and the last one counts.",
+        "accelerate, accelerate reads it, and the last one counts. In YAML the last one counts to "
+        "PyYAML; OmegaConf (LLaMA-Factory, Hydra) refuses the file.",
         level="error",
         source="deepspeed/runtime/config_utils.py",
     ),
@@ -57,6 +70,12 @@ FILE_RULES: Mapping[str, FileRule] = {
         says='"auto" stands at a key that the consumer does not fill in. It refuses the word.',
         level="error",
         source=f"{_ACCELERATE}: deepspeed_config_process",
+    ),
+    "huggingface.accelerates_field": FileRule(
+        says="A field of accelerate's file, such as zero_stage, stands beside `deepspeed` among "
+        "the arguments of Trainer, which has none of that name. The ds_config decides.",
+        level="warning",
+        source="transformers/hf_argparser.py: HfArgumentParser",
     ),
     "huggingface.no_zero_section": FileRule(
         says="The file has no zero_optimization section. Accelerate refuses it.",

@@ -11,6 +11,27 @@ _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _PARSER = "HfArgumentParser"
 
 
+def uses_lightnings(path: Path) -> bool:
+    """Whether a script hands its configuration to Lightning's DeepSpeed strategy.
+
+    It was a plugin until Lightning 1.6.
+    """
+    try:
+        tree = ast.parse(read_text(path))
+    except (RenderError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    modules = (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = (
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
+    if not any("lightning" in (module or "") for module in (*modules, *names)):
+        return False  # accelerate has a DeepSpeedPlugin, too
+    return any(any(_calls(tree, name)) for name in ("DeepSpeedStrategy", "DeepSpeedPlugin"))
+
+
 def own_defaults(path: Path) -> frozenset[str] | None:
     """Fields of Trainer's arguments for which a script has defaults of its own.
 

@@ -2,19 +2,21 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.check import lightning
 from autotune.check.accelerate_file import AccelerateFile
 from autotune.check.consumers import FILLED, Consumer, autos
 from autotune.check.launch import TRL, LaunchLine, read_launch
 from autotune.check.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.check.reading import ReadConfig, Syntax, parsed, sections_of
 from autotune.check.refusals import refusals
-from autotune.check.script import own_defaults
+from autotune.check.script import own_defaults, uses_lightnings
 from autotune.engines.deepspeed.ds_config_text import read_text
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.space.rule import Violation
 
 _TELLING = frozenset(
@@ -50,6 +52,10 @@ class Source:
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
     """Whether the reader makes the configuration out of keys of its own."""
+    twice: tuple[str, ...] = ()
+    """Keys of its YAML that stand twice in one section, and the line of the last one."""
+    refuses_twice: bool = False
+    """Whether its reader refuses such a YAML."""
     is_part: bool = False
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
@@ -181,6 +187,16 @@ def _source(
     ranks = line.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
+    if consumer is Consumer.DEEPSPEED and not reader and _is_lightnings(line.script, asked):
+        # Lightning's own arguments stand in the script: what the file lacks is known to it alone.
+        made = {name: AUTO for name in lightning.FILLED} | dict(section.config)
+        section = replace(
+            section,
+            config=made,
+            is_made=True,
+            unknown=frozenset((name,) for name in made if name not in section.config),
+        )
+        reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
     arguments = {**section.arguments, **line.arguments}
     return Source(
@@ -193,6 +209,8 @@ def _source(
         config=section.config,
         is_made=section.is_made,
         is_part=section.is_part,
+        twice=section.twice,
+        refuses_twice=section.refuses_twice,
         unknown=section.unknown,
         consumer=consumer,
         because=because,
@@ -214,10 +232,19 @@ def _source(
     )
 
 
-def _defaults_of(script: str, asked: Path) -> frozenset[str] | None:
+def _is_lightnings(script: str, asked: Path) -> bool:
+    found = _script(script, asked)
+    return found is not None and uses_lightnings(found)
+
+
+def _script(name: str, asked: Path) -> Path | None:
     """From where one stands, else from beside the file."""
-    near = (Path(script), asked.parent / script)
-    found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+    near = (Path(name), asked.parent / name)
+    return next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+
+
+def _defaults_of(script: str, asked: Path) -> frozenset[str] | None:
+    found = _script(script, asked)
     return None if found is None else own_defaults(found)
 
 

@@ -34,6 +34,7 @@ from autotune.engines.deepspeed.rules.constructors import (
 )
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import (
+    AUTO,
     PARAMS,
     as_read,
     dotted,
@@ -175,7 +176,7 @@ def _acts(setup: Setup, written: Mapping[str, Any], found: Finding) -> bool:
 
 def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
     """Whether DeepSpeed takes "auto" for some value of a key that it reads as it is."""
-    return not section.is_strict(setup.version) and key.taken("auto") is not REFUSED
+    return not section.is_strict(setup.version) and key.taken(AUTO) is not REFUSED
 
 
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
@@ -325,7 +326,7 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
+        yield from ((path, str(name)) for name, value in given.items() if is_auto(value))
 
 
 @rule(
@@ -366,12 +367,12 @@ def _is_word(setup: Setup, path: str, name: str) -> bool:
     if is_optimizers and setup.optimizer in ("adam", "adamw") and name in TAKEN_OUT:
         if made is None or setup.optimizer == "adamw":
             return True
-        return not made.refusal(name, "auto", accelerator=setup.accelerator)
+        return not made.refusal(name, AUTO, accelerator=setup.accelerator)
     if made is None or name not in made.takes or not made.refuses:
         return False
     if is_optimizers and name == "lr" and schedule_decides(setup, made):
         return True
-    return not made.refusal(name, "auto", accelerator=setup.accelerator)
+    return not made.refusal(name, AUTO, accelerator=setup.accelerator)
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
@@ -674,7 +675,7 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
 def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with those of its values that only its consumer knows: the file says "auto"."""
     hidden = [name for name in SECTIONS["bf16"].keys if name in section and name not in [*section]]
-    return {**dict(section.items()), **dict.fromkeys(hidden, "auto")}
+    return {**dict(section.items()), **dict.fromkeys(hidden, AUTO)}
 
 
 @rule(

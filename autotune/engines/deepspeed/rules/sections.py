@@ -12,6 +12,9 @@ from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
 from autotune.space.rule import Patch, UnknownFactError
 
+AUTO = "auto"
+"""What stands where other software fills in the value."""
+
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
 
@@ -42,7 +45,7 @@ def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) 
             if inner in tables:
                 if not _is_plain(value, inner, tables):
                     return False
-            elif inner in PARAMS and "auto" in map(str, value.values()):
+            elif inner in PARAMS and any(map(is_auto, value.values())):
                 return False
     return True
 
@@ -176,4 +179,4 @@ def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def is_auto(value: Any) -> bool:
     """Whether a value is "auto", which other software fills in, but not DeepSpeed."""
-    return isinstance(value, str) and value == "auto"
+    return isinstance(value, str) and value == AUTO
