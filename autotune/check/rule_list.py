@@ -44,7 +44,7 @@ FILE_RULES: Mapping[str, FileRule] = {
     ),
     "file.template": FileRule(
         says="Placeholders such as `${LR}`, `{{ lr }}` or `<LR>` stand where numbers or switches "
-        "belong: whatever fills in the template has not done so. What they do not touch is checked.",
+        "belong: whatever fills in the template has not done so. All else is checked.",
         level="error",
         source="deepspeed/runtime/config.py",
     ),

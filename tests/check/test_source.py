@@ -249,7 +249,6 @@ def test_a_section_inside_arguments_is_mended_there(tmp_path):
         ("[]", "x.json", RenderError, "holds a list"),
         ("a: [", "x.yaml", JobError, "not valid YAML"),
         ("- 1", "x.yml", JobError, "not a mapping"),
-        ("a: 1\na: 2", "x.yml", JobError, "the key 'a' stands here twice"),
         ("deepspeed: &x {a: 1, self: *x}", "x.yml", JobError, "than anybody reads"),
         (
             "".join(
