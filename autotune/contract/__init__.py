@@ -30,7 +30,7 @@ from autotune.contract.files import (
     read_text,
     write_json,
 )
-from autotune.contract.plausible import check_result
+from autotune.contract.plausible import METER_SLACK, check_result
 from autotune.contract.result import (
     COORDINATOR_ENDED,
     Collective,
@@ -74,6 +74,7 @@ __all__ = [
     "CONFIG_DIR",
     "COORDINATOR_ENDED",
     "LIST_VARIABLES",
+    "METER_SLACK",
     "NODE_FILE",
     "PARENT_ENV",
     "RANKS_DIR",
