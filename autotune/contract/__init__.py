@@ -30,7 +30,7 @@ from autotune.contract.files import (
     read_text,
     write_json,
 )
-from autotune.contract.plausible import METER_SLACK, check_result
+from autotune.contract.plausible import METER_SLACK, ROUNDING, check_result
 from autotune.contract.result import (
     COORDINATOR_ENDED,
     Collective,
@@ -79,6 +79,7 @@ __all__ = [
     "PARENT_ENV",
     "RANKS_DIR",
     "RESULT_FILE",
+    "ROUNDING",
     "SCHEMA_VERSION",
     "SCRATCH_ENV",
     "SPEC_FILE",
