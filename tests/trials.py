@@ -143,5 +143,6 @@ def wait_until(condition, what, timeout_s=60.0):
 
 
 def agents() -> list[psutil.Process]:
-    """The agents of this process's fleets, each under its keeper."""
-    return [agent for keeper in psutil.Process().children() for agent in keeper.children()]
+    """The agents of this process's fleets, each under its two keepers."""
+    keepers = [inner for outer in psutil.Process().children() for inner in outer.children()]
+    return [agent for keeper in keepers for agent in keeper.children()]

@@ -5,6 +5,9 @@ import glob
 import os
 from collections.abc import Sequence
 
+LIFTED = 2**62
+"""Soft limit of private data (`RLIMIT_DATA`) of a rank that has lifted it itself, because nothing
+is measured any more: a limit that somebody else has raised still counts."""
 _FOLDER = "/dev/shm"
 _BLOCK_BYTES = 512  # whatever the file system's own
 _NOTICED_BYTES = 2**20
