@@ -183,9 +183,11 @@ def _become(
         os._exit(127)
 
 
-def _limit(which: int, soft: int) -> None:
+def _limit(which: int, most: int) -> None:
+    """Set a limit that the command cannot raise: libraries do, to what the hard one allows."""
     _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
 
 
 def _let_go_of_pipes() -> None:
