@@ -22,6 +22,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -76,8 +77,7 @@ def sweep(root: str) -> None:
 
 def _remove_if_left(path: str) -> None:
     status = os.lstat(path)
-    is_folder = (status.st_mode & 0o170000) == 0o040000
-    if not is_folder or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         return  # none that was made here
     # One without its lock file is being made just now.
     lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -183,9 +183,11 @@ def _become(
         os._exit(127)
 
 
-def _limit(which: int, soft: int) -> None:
+def _limit(which: int, most: int) -> None:
+    """Set a limit that the command cannot raise: libraries do, to what the hard one allows."""
     _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
 
 
 def _let_go_of_pipes() -> None:

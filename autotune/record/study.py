@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -26,6 +27,7 @@ from autotune.contract import (
     SPEC_FILE,
     SPEC_SCHEMA_VERSION,
     ContractError,
+    Diagnosis,
     NotAFileError,
     Outcome,
     TrialResult,
@@ -37,7 +39,8 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.facts import environment_at
+from autotune.record.facts import environment_at, said_origin_of
+from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
 LOCK_FILE = "lock"
@@ -288,14 +291,17 @@ class Study:
     def take_result(self, folder: Path, spec: TrialSpec, result: TrialResult) -> TrialResult:
         """Write what a fleet says of a trial; returns what the record makes of it.
 
-        Figures that cannot be are damage, as they are where they are read.
+        Figures that cannot be are damage, as they are where they are read. Those of a diagnostic
+        pass alone cost a trial nothing but them.
 
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
+        facts = self.read_state()
+        result = _with_sound_diagnosis(result, spec, facts)
         self.write_result(folder, result)
         try:
-            _check(result, spec, self.read_state())
+            _check(result, spec, facts)
         except ContractError as error:
             lost = Trial(folder=folder, spec=spec, result=None, problem=str(error))
             result = lost_result(lost)
@@ -366,6 +372,26 @@ def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> No
             # A rank may have the whole host, and what it maps and never touches counts, too.
             memory_bytes *= 2 * here.n_devices
     check_result(result, spec, device_memory_bytes=memory_bytes)
+    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
+    said = said_origin_of(facts)
+    if said is not None and result.origin is not said and result.outcome.is_measured:
+        raise ContractError(f"its figures are {result.origin}, those of the study {said}")
+
+
+def _with_sound_diagnosis(
+    result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]
+) -> TrialResult:
+    """A result whose diagnosis alone cannot be, with what is wrong with that in its place."""
+    if result.diagnosis is None:
+        return result
+    try:
+        _check(result, spec, facts)
+    except ContractError as error:
+        bare = dataclasses.replace(result, diagnosis=Diagnosis(problem=str(error)))
+        with contextlib.suppress(ContractError):
+            _check(bare, spec, facts)
+            return bare
+    return result
 
 
 def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
@@ -377,6 +403,7 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
         for name, value in spec.identity.knobs.items():
             if name in knobs and not knobs[name].is_of_type(value):
                 raise ContractError(f"its spec says {name}={value!r}: of another type")
+        _check_candidate(spec)
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))
     if not os.path.lexists(folder / RESULT_FILE):
@@ -387,6 +414,24 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
+
+
+def _check_candidate(spec: TrialSpec) -> None:
+    """Check that a spec's candidate is the one that it names, and its layout that candidate's.
+
+    Raises:
+        ContractError: It is another: its figures would be taken for those of a third.
+    """
+    identity, layout = spec.identity, spec.layout
+    if "micro_batch" not in identity.knobs:
+        raise ContractError("its spec names no micro_batch")
+    candidate = candidate_of(spec)
+    if candidate.hash != identity.candidate_hash:
+        raise ContractError(
+            f"its spec names candidate {identity.candidate_hash}, its knobs are {candidate.hash}"
+        )
+    if layout_of(candidate, layout.accelerator) != layout:
+        raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
 def _safe(data: dict[str, Any]) -> dict[str, Any]:

@@ -200,8 +200,14 @@ def test_a_command_that_ends_closes_its_pipes_and_reads_its_input():
     assert run_kept(["cat"], input="said", timeout_s=30).stdout == "said"
 
 
-def test_the_memory_of_a_command_is_limited():
-    command = [sys.executable, "-c", "x = bytearray(300 * 2**20); print('had it')"]
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_memory_of_a_command_is_limited(raises):
+    raised = (
+        "import resource as r; _, hard = r.getrlimit(r.RLIMIT_DATA); "
+        "r.setrlimit(r.RLIMIT_DATA, (hard, hard)); "
+    )
+    script = f"{raised if raises else ''}x = bytearray(300 * 2**20); print('had it')"
+    command = [sys.executable, "-c", script]
     done = run_kept(command, timeout_s=30, data_bytes=200 * 2**20)
     assert "MemoryError" in done.stderr
     assert "had it" in run_kept(command, timeout_s=30).stdout

@@ -82,34 +82,30 @@ def _hides(factory: str, start: Start, ground: Ground) -> None:
 
 
 def _litters(factory: str, start: Start, ground: Ground) -> None:
-    arena = ground.arena
-    result = arena.run(factory, start)
-    outcome = Outcome.CRASH if "kill" in factory else Outcome.OK
-    must(result.outcome is outcome, f"{result.outcome}: {result.evidence}")
-    litter = Path((arena.study.trial_folder(result.number) / LITTER).read_text())
+    litter = Path(_told_by(factory, start, ground))
     must(not litter.exists(), f"{litter} is left")
     must(not litter.parent.exists(), f"{litter.parent} is left")
-    arena.check()
+    ground.arena.check()
 
 
 def _names_in_memory(factory: str, start: Start, ground: Ground) -> None:
-    arena = ground.arena
-    result = arena.run(factory, start)
-    outcome = Outcome.CRASH if "kill" in factory else Outcome.OK
-    must(result.outcome is outcome, f"{result.outcome}: {result.evidence}")
-    name = Path((arena.study.trial_folder(result.number) / LITTER).read_text())
+    name = Path(_told_by(factory, start, ground))
     must(not name.exists(), f"{name} is left")
-    arena.check()
+    ground.arena.check()
 
 
 def _leaves_a_daemon(factory: str, start: Start, ground: Ground) -> None:
-    arena = ground.arena
-    result = arena.run(factory, start)
-    outcome = Outcome.CRASH if "kills" in factory else Outcome.OK
-    must(result.outcome is outcome, f"{result.outcome}: {result.evidence}")
-    pid = int((arena.study.trial_folder(result.number) / LITTER).read_text())
+    pid = int(_told_by(factory, start, ground))
     wait_until(lambda: not psutil.pid_exists(pid), "the daemon ends with its trial", 10.0)
-    arena.check()
+    ground.arena.check()
+
+
+def _told_by(factory: str, start: Start, ground: Ground) -> str:
+    """What a model says that it leaves, once its trial has ended as it should."""
+    result = ground.arena.run(factory, start)
+    outcome = Outcome.CRASH if "kill" in factory else Outcome.OK
+    must(result.outcome is outcome, f"{result.outcome}: {result.evidence}")
+    return (ground.arena.study.trial_folder(result.number) / LITTER).read_text()
 
 
 def _keeper_killed(which: str, ground: Ground) -> None:

@@ -5,9 +5,9 @@ below the limit. Shared memory is no private data, and a child has a limit of it
 looks from outside, a few times a second, and a rank that goes over its limit that way is ended.
 
 Pages are counted once. Shared memory counts where it is mapped and resident, or in files that are
-held open (`autotune.fleet.node.memory_files`). A child counts with
-what it does not share with its rank: of what it has allocated since its fork (or in all, if it
-runs another program) its proportional share (PSS), and whatever it has written of its own.
+held open (`autotune.fleet.node.memory_files`). A child counts with what it does not share with its
+rank: the proportional share (PSS) of what it has allocated since its fork (of all, if it runs
+another program), or what it has written of its own, whichever is more.
 
 To read a share costs milliseconds, in which the process that it is of may wait: it is read when a
 process has grown, and otherwise rarely. A rank without children costs some files of a line each.

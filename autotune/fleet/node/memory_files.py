@@ -13,12 +13,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from autotune.trial.shared_memory import BLOCK_BYTES
+
 _LEAST_BYTES = 2**20
 """Size of a file that is looked at."""
 _OLD_S = 2.0
 """Age at which it is read anew which of the same files are mapped: that takes milliseconds."""
 _IN_MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
-_BLOCK_BYTES = 512  # whatever the file system's own
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
 _SEGMENTS = Path("/proc/sysvipc/shm")
 
@@ -68,7 +69,7 @@ class FilesInMemory:
             for number in os.listdir(folder):
                 with suppress(OSError):  # it was closed meanwhile
                     status = os.stat(f"{folder}/{number}")
-                    size_bytes = status.st_blocks * _BLOCK_BYTES
+                    size_bytes = status.st_blocks * BLOCK_BYTES
                     if status.st_dev not in _devices() or size_bytes < _LEAST_BYTES:
                         continue
                     # One that is only read, and has a name, was there before: a data set.
