@@ -140,6 +140,102 @@ def test_data_is_never_code(path: Path) -> None:
     assert not [f"{path.name}:{line} calls {name}" for line, name in calls if name in banned]
 
 
+STARTS = {
+    "base/keeper.py": {"os.execvp", "os.fork"},
+    "base/kept.py": {"subprocess.Popen"},
+    "fleet/node/ranks.py": {"subprocess.Popen"},
+    "fleet/node/warm.py": {"subprocess.Popen"},
+    "trial/launcher.py": {"torch.distributed.run"},
+    "trial/warm.py": {"os.fork"},
+}
+"""What starts processes: `Kept`, and a node its ranks."""
+
+_STARTER = re.compile(
+    r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
+    r"|subprocess\.(?!(PIPE|STDOUT|DEVNULL|\w+Error|TimeoutExpired|CompletedProcess)$)\w+"
+    r"|(\w+\.)*(multiprocessing(?!\.errors\.)|concurrent\.futures)\b.*|(asyncio|anyio)\..*(process|subprocess).*"
+    r"|(psutil|_posixsubprocess|pexpect|fabric|invoke|sh|plumbum)\.(Popen|fork_exec|spawn|run)"
+    r"|.*\b(ProcessPoolExecutor|DataLoader|start_processes)"
+    r"|torch\.distributed\.(run|launch\w*)(\.\w+)*"
+    r"|(posix|_winapi)\..*"
+)
+
+
+def starters(tree: ast.AST) -> set[str]:
+    """Names of what a file may start processes with; a type of `Popen` starts none."""
+    annotations = {
+        id(inner)
+        for node in ast.walk(tree)
+        for noted in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if noted is not None
+        for inner in ast.walk(noted)
+    }
+    modules = {
+        (alias.asname or alias.name): alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in annotations:
+            first, dot, rest = ast.unparse(node).partition(".")
+            found.add(modules.get(first, first) + dot + rest)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if _STARTER.fullmatch(name)}
+
+
+def test_every_process_is_started_in_the_one_way() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in MODULES
+        if (names := starters(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert found == STARTS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess; subprocess.run(['ls'])",
+        "import subprocess as s; s.check_output(['ls'])",
+        "from subprocess import Popen",
+        "from subprocess import Popen as P",
+        "import os; os.system('ls')",
+        "import os as o; o.fork()",
+        "from os import posix_spawn",
+        "import os; start = os.spawnvp",
+        "import multiprocessing",
+        "import torch.multiprocessing as mp",
+        "from multiprocessing import Process",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "import asyncio; asyncio.create_subprocess_exec('ls')",
+        "import pty; pty.fork()",
+        "import psutil; psutil.Popen(['ls'])",
+        "from torch.distributed.run import main",
+        "import torch; torch.utils.data.DataLoader(x)",
+    ],
+)
+def test_a_start_of_a_process_is_seen(code: str) -> None:
+    assert starters(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess\nf(stdin=subprocess.DEVNULL)",
+        "import subprocess\ndef f(p: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]: ...",
+        "import subprocess\ntry: f()\nexcept subprocess.TimeoutExpired: g()",
+        "import os; os.kill(1, 9)",
+    ],
+)
+def test_what_starts_no_process_is_not(code: str) -> None:
+    assert not starters(ast.parse(code))
+
+
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_files_say_what_they_are_for(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

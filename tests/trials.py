@@ -17,6 +17,7 @@ from autotune.contract import (
     Workload,
 )
 from autotune.devices.hardware import Environment
+from autotune.space.candidate import candidate_of
 from autotune.trial.transformer_shape import script_settings, shape_of
 
 TESTS = Path(__file__).parent
@@ -62,7 +63,7 @@ def spec(number=0, *, factory="tiny", **fields) -> TrialSpec:
             study="test",
             number=number,
             role=Role.SEARCH,
-            candidate_hash=f"{number:012d}",
+            candidate_hash="",
             knobs={},
         ),
         layout=Layout(
@@ -89,7 +90,15 @@ def spec(number=0, *, factory="tiny", **fields) -> TrialSpec:
         engine=EngineSettings(expected={}),
         measure=dataclasses.replace(QUICK, timeout_s=120.0),
     )
-    return changed(made, **fields)
+    found = changed(made, **fields)
+    if "candidate_hash" in fields:
+        return found
+    # A candidate of its own for each number, unless its knobs are given.
+    knobs = {"micro_batch": found.layout.micro_batch, "trial": number, **fields.get("knobs", {})}
+    if "knobs" in fields:
+        del knobs["trial"]
+    found = changed(found, knobs=knobs)
+    return changed(found, candidate_hash=candidate_of(found).hash)
 
 
 def changed(spec: TrialSpec, **fields) -> TrialSpec:
@@ -134,5 +143,6 @@ def wait_until(condition, what, timeout_s=60.0):
 
 
 def agents() -> list[psutil.Process]:
-    """The agents of this process's fleets, each under its keeper."""
-    return [agent for keeper in psutil.Process().children() for agent in keeper.children()]
+    """The agents of this process's fleets, each under its two keepers."""
+    keepers = [inner for outer in psutil.Process().children() for inner in outer.children()]
+    return [agent for keeper in keepers for agent in keeper.children()]

@@ -44,8 +44,8 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     """
     facts = study.read_state()
     _check_measured(study, facts)
-    answer = answer_of(facts, study)
     recorded = study.read()
+    answer = answer_of(facts, study, recorded)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.best is not None:

@@ -24,7 +24,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
-from autotune.record.facts import baseline_of, origin_of
+from autotune.record.facts import baseline_of, origin_of, said_origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
@@ -172,8 +172,8 @@ def _origins_of(study: Study) -> set[Origin]:
     facts = study.read_state()
     if not study.next_number():
         return set()
-    if "origin" in facts:
-        return {origin_of(facts)}
+    if (said := said_origin_of(facts)) is not None:
+        return {said}
     ended = [trial.result for trial in study.trials() if trial.result is not None]
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     return {result.origin for result in ended if result.outcome is not Outcome.LOST}

@@ -90,8 +90,9 @@ def state_of(study: Study) -> State:
         StudyError: The record cannot be read.
     """
     facts = study.read_state()
-    history = history_of(study.read(), facts)
-    answer = answer_of(facts, study)
+    recorded = study.read()
+    history = history_of(recorded, facts)
+    answer = answer_of(facts, study, recorded)
     best = None if answer is None else answer.best
     speedup = None if answer is None else answer.speedup
     return State(

@@ -9,6 +9,9 @@ A signal at the parent's death (PR_SET_PDEATHSIG) alone reaches neither compiler
 the command started, and comes already when the *thread* that started the command ends. So the
 keeper watches the parent by a pidfd, and adopts orphans (PR_SET_CHILD_SUBREAPER). The command has
 the signal as well, bound to the keeper, whose only thread lives as long as itself.
+
+Keepers are two, one below the other, and each watches the parent and the other one: whichever is
+killed or stopped, the other ends the rest.
 """
 
 import contextlib
@@ -19,9 +22,10 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 PREFIX = "autotune-run-"
@@ -73,8 +77,7 @@ def sweep(root: str) -> None:
 
 def _remove_if_left(path: str) -> None:
     status = os.lstat(path)
-    is_folder = (status.st_mode & 0o170000) == 0o040000
-    if not is_folder or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         return  # none that was made here
     # One without its lock file is being made just now.
     lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -97,6 +100,40 @@ def main() -> NoReturn:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself
         os.execvp(command[0], command)
+    try:
+        parent = os.pidfd_open(options["parent"])
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != options["parent"]:
+        os._exit(1)  # it ended before its pidfd was opened, which may be another's by now
+    scratch = Scratch(options["root"])
+    outer = os.getpid()
+
+    def keep_too() -> NoReturn:
+        os.setsid()  # what is sent to the group of one does not reach the other
+        above = os.pidfd_open(outer)
+        if os.getppid() != outer:
+            os._exit(1)
+        inner = os.getpid()
+        _keep(
+            lambda: _become(command, options, scratch.path, inner, libc),
+            [parent, above],
+            scratch,
+            options,
+            libc,
+        )
+
+    _keep(keep_too, [parent], scratch, options, libc)
+
+
+def _keep(
+    become: Callable[[], NoReturn],
+    watched: list[int],
+    scratch: Scratch,
+    options: dict[str, Any],
+    libc: Any,
+) -> NoReturn:
+    """Fork what is kept, and end with it; it ends with this process and with those watched."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -106,21 +143,16 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        parent = os.pidfd_open(options["parent"])
-    except ProcessLookupError:
-        os._exit(1)
-    if os.getppid() != options["parent"]:
-        os._exit(1)  # it ended before its pidfd was opened, which may be another's by now
-    scratch = Scratch(options["root"])
-    keeper = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, options, scratch.path, keeper, libc)
+        become()
     _let_go_of_pipes()
-    status = _wait(child, parent, woken, asked, options["wall_s"])
+    status = _wait(child, watched, woken, asked, options["wall_s"])
     found = _end_all(child)
     scratch.remove()
+    for folder in options["folders"]:  # the parent's own: their locks are free once it has ended
+        with contextlib.suppress(OSError):
+            _remove_if_left(folder)
     _end_as(found if status is None else status)
 
 
@@ -151,9 +183,11 @@ def _become(
         os._exit(127)
 
 
-def _limit(which: int, soft: int) -> None:
+def _limit(which: int, most: int) -> None:
+    """Set a limit that the command cannot raise: libraries do, to what the hard one allows."""
     _, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
 
 
 def _let_go_of_pipes() -> None:
@@ -163,12 +197,14 @@ def _let_go_of_pipes() -> None:
         os.dup2(null, file)
 
 
-def _wait(child: int, parent: int, woken: int, asked: list[int], wall_s: float) -> int | None:
+def _wait(
+    child: int, watched: list[int], woken: int, asked: list[int], wall_s: float
+) -> int | None:
     """Wait for the child; its status, or None where something else comes first."""
     until_s = time.monotonic() + wall_s if wall_s else None
     while not asked:
         left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-        ready, _, _ = select.select([parent, woken], [], [], left_s)
+        ready, _, _ = select.select([*watched, woken], [], [], left_s)
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
@@ -176,7 +212,7 @@ def _wait(child: int, parent: int, woken: int, asked: list[int], wall_s: float) 
         for pid, status in _reaped():
             if pid == child:
                 return status
-        if parent in ready or not ready:
+        if not ready or any(each in ready for each in watched):
             break
     return None
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_OF_SESSIONS = "/run/user/{user}"
+_SESSION_FOLDER = "/run/user/{user}"
 """Folder that systemd makes for a user who has logged in; only some sessions are told of it."""
 
 
@@ -37,7 +37,7 @@ def private_folder() -> Path:
             is the error of the one in the temporary directory.
     """
     user = os.getuid()
-    runtime = [os.environ.get("XDG_RUNTIME_DIR"), _OF_SESSIONS.format(user=user)]
+    runtime = [os.environ.get("XDG_RUNTIME_DIR"), _SESSION_FOLDER.format(user=user)]
     for folder in (Path(name) for name in runtime if name):
         with contextlib.suppress(OSError):
             if folder.is_absolute():

@@ -225,33 +225,10 @@ _HEADER = re.compile(
 """A header: all of its line is its value."""
 
 
-_MAY_NAME = [
-    "pass",
-    "pwd",
-    "secret",
-    "token",
-    "key",
-    "auth",
-    "cookie",
-    "session",
-    "dsn",
-    "cred",
-    "bearer",
-    "hook",
-    "sig",
-    "sas",
-    "jwt",
-    "pat",
-    "otp",
-    "conn",
-    "hmac",
-    "mnemonic",
-    "netrc",
-    "csrf",
-    "xsrf",
-    "phrase",
-    "kennwort",
-]
+_MAY_NAME = _words(
+    "pass pwd secret token key auth cookie session dsn cred bearer hook sig sas jwt pat otp "
+    "conn hmac mnemonic netrc csrf xsrf phrase kennwort"
+)
 """What every name of a secret has in it: most texts have none, and this is quick."""
 
 
@@ -269,7 +246,7 @@ def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
             text = text.replace(secret, HIDDEN)
     if len(text) >= _LEAST_KNOWN:
         text = _without_known(text)
-    if "-----BEGIN" in text or _may_hold_form(text):
+    if "-----BEGIN" in text or _MARKS.search(text):
         text = _FORMS.sub(HIDDEN, text)
     if "://" in text:
         text = _HOOKS.sub(rf"\g<1>{HIDDEN}", text)
@@ -396,10 +373,7 @@ _MARKS = re.compile(
     r"GOCSPX|eyJ|npm_|r8_|gsk_|do[por]_v1|shp|lin_api|figd|secret_|rubygems|pul_|sntrys|sbp_|whsec|"
     r"tskey|ntn_|re_|hv[bsr]|ops_|gl[cs]|dp\.|pypi-|dckr|nvapi|pplx|SG\.|AC|SK|key-|dapi|ATATT|EAA|:AA|sq0|AGE-"
 )
-
-
-def _may_hold_form(text: str) -> bool:
-    return _MARKS.search(text) is not None
+"""How the texts of `_FORMS` begin: most texts hold none of these, and this search is quick."""
 
 
 def _userinfo(match: re.Match[str]) -> str:

@@ -31,7 +31,7 @@ from autotune.contract.files import (
     read_text,
     write_json,
 )
-from autotune.contract.plausible import check_result
+from autotune.contract.plausible import METER_SLACK, ROUNDING, check_result
 from autotune.contract.result import (
     COORDINATOR_ENDED,
     Collective,
@@ -75,10 +75,12 @@ __all__ = [
     "CONFIG_DIR",
     "COORDINATOR_ENDED",
     "LIST_VARIABLES",
+    "METER_SLACK",
     "NODE_FILE",
     "PARENT_ENV",
     "RANKS_DIR",
     "RESULT_FILE",
+    "ROUNDING",
     "SCHEMA_VERSION",
     "SCRATCH_ENV",
     "SPEC_FILE",

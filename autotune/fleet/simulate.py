@@ -92,13 +92,13 @@ class _SimulatedPlace(Place):
             return float(predicted.step_time_s[0]), float(predicted.peak_memory_bytes[0])
 
         say(lattice.candidates[0])  # what cannot be predicted is said now
-        limit_bytes = job.memory_limit_bytes or self.environment.device_memory_bytes
-        answer = simulated(say, Luck(seed=job.seed), device_memory_bytes=limit_bytes)
+        have_bytes = self.environment.device_memory_bytes
+        answer = simulated(say, Luck(seed=job.seed), device_memory_bytes=have_bytes)
         return partial(AnsweringFleet, answer, self.origin)
 
 
 def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
-    """What devices might have measured; `device_memory_bytes` limits a trial without a limit."""
+    """What devices might have measured; no trial gets more than the `device_memory_bytes`."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)
@@ -113,7 +113,9 @@ def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
             return fault(Outcome.COMM, evidence="simulated: a collective timed out")
         step_time_s = step_time_s * _factor(own, luck.time_error) * _factor(reduced, differs)
         peak_bytes *= _factor(own, luck.memory_error)
-        limit_bytes = spec.measure.memory_limit_bytes or device_memory_bytes
+        limit_bytes = min(
+            spec.measure.memory_limit_bytes or device_memory_bytes, device_memory_bytes
+        )
         if peak_bytes > limit_bytes:
             evidence = f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B"
             return fault(Outcome.OOM, evidence=evidence)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -158,27 +157,38 @@ def disk(clock: Clock, folder: str, rank: int) -> Points:
     memory = torch.empty(_DISK_CHUNK_BYTES + 4096, dtype=torch.uint8)
     start = -memory.data_ptr() % 4096
     chunk = memoryview(memory.numpy())[start : start + _DISK_CHUNK_BYTES]
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".autotune-probe-{rank}-") as made:
-        path = Path(made) / "data"
-        for kind, flags in (("write", os.O_WRONLY | os.O_CREAT), ("read", os.O_RDONLY)):
-            seconds = _through(path, flags, chunk, size_bytes)
+    handle = _nameless(Path(folder), rank)
+    try:
+        for kind, move in (("write", os.writev), ("read", os.readv)):
+            os.lseek(handle, 0, os.SEEK_SET)
+            seconds = _through(handle, move, chunk, size_bytes)
             yield {"kind": kind, "bytes": size_bytes, "seconds": seconds, "scatter": 0.0}
+    finally:
+        os.close(handle)
 
 
-def _through(path: Path, flags: int, chunk: memoryview, size_bytes: int) -> float:
-    """Seconds to move `size_bytes` between a file and memory, on the disk at the end."""
+def _nameless(folder: Path, rank: int) -> int:
+    """A file in a folder that is gone as soon as it is closed, or its process is killed."""
+    path = folder / f".autotune-probe-{rank}-{os.urandom(8).hex()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         handle = os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError:  # tmpfs and some network file systems know no unbuffered access
+        path.unlink(missing_ok=True)  # some make it all the same
         handle = os.open(path, flags, 0o600)
-    try:
-        start_s = time.perf_counter()
-        for _ in range(math.ceil(size_bytes / len(chunk))):
-            if flags & os.O_WRONLY:
-                os.writev(handle, [chunk])
-            else:
-                os.readv(handle, [chunk])
-        os.fsync(handle)
-        return time.perf_counter() - start_s
-    finally:
-        os.close(handle)
+    path.unlink()
+    return handle
+
+
+def _through(
+    handle: int,
+    move: Callable[[int, list[memoryview]], int],
+    chunk: memoryview,
+    size_bytes: int,
+) -> float:
+    """Seconds to move `size_bytes` between a file and memory, on the disk at the end."""
+    start_s = time.perf_counter()
+    for _ in range(math.ceil(size_bytes / len(chunk))):
+        move(handle, [chunk])
+    os.fsync(handle)
+    return time.perf_counter() - start_s

@@ -31,7 +31,7 @@ _WORDS = (
     *("correct", "horse", "battery", "staple", "quick", "brown", "fox", "jumps", "lazy", "dog"),
     *("january", "february", "march", "april", "june", "july", "august", "september", "october"),
     *("november", "december", "summer", "winter", "spring", "autumn", "hunter", "localhost"),
-    *("openssl", "rand", "hex", "deepspeed", "megatron", "google", "azure", "amazon", "ubuntu"),
+    *("openssl", "rand", "hex", "google", "azure", "amazon", "ubuntu"),
     *("please", "temporary", "placeholder", "insert", "your", "here", "the", "this", "is", "my"),
 )
 """Words that everybody tries, the longer ones among those that begin alike first."""

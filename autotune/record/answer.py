@@ -1,14 +1,15 @@
 """The answer of a search: one value from the loop to the page, and JSON only in `study.json`."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from autotune.base.plugins import load_plugin
-from autotune.contract import CONFIG_DIR, KnobValue, Origin, Outcome
-from autotune.record.facts import PassedOver, context_of, read_fact
-from autotune.record.study import Study
+from autotune.contract import CONFIG_DIR, ROUNDING, KnobValue, Origin, Outcome
+from autotune.record.facts import PassedOver, context_of, read_fact, said_origin_of
+from autotune.record.study import Recorded, Study
 from autotune.space.candidate import Candidate
 
 
@@ -159,14 +160,16 @@ def config_of(study: Study, trial: int, engine: str) -> Path:
     return study.trial_folder(trial) / CONFIG_DIR / name
 
 
-def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
+def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> SearchAnswer | None:
     """The answer of the last search, by `study.json`; None: there is none, or it is damaged.
+
+    It is damaged where its figures cannot be, or are none of the record's.
 
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
     kept, context = read_fact(_Kept, facts.get("answer")), context_of(facts)
-    if kept is None or context is None:
+    if kept is None or context is None or not _can_be(kept, facts, recorded):
         return None
     ratios = (kept.speedup, kept.speedup_low, kept.speedup_high)
     ratio, low, high = ratios
@@ -213,3 +216,65 @@ class _Kept(_Ending):
     speedup_high: float | None
     substitute_baseline: bool = False
     front: list[_KeptStanding] = field(default_factory=list)
+
+
+_MOST_TRIALS = 10**6
+
+
+def _can_be(kept: _Kept, facts: Mapping[str, Any], recorded: Recorded) -> bool:
+    """Whether an answer's figures can be, and are those of the record as far as it is whole."""
+    said = said_origin_of(facts)
+    if said is not None and kept.origin is not said:
+        return False
+    if not all(0 <= count <= _MOST_TRIALS for count in kept.counts.values()):
+        return False
+    named = [s for s in (kept.baseline, kept.best, *kept.ties, *kept.front) if s is not None]
+    runs = [_runs_of(its, recorded) for its in named]
+    if not all(map(_is_figure, named)) or None in runs:
+        return False
+    if any(its and not _is_of(standing, its) for standing, its in zip(named, runs, strict=True)):
+        return False
+    ratio, low, high = kept.speedup, kept.speedup_low, kept.speedup_high
+    if ratio is None or low is None or high is None:
+        return True
+    return 0 < low <= ratio <= high < math.inf
+
+
+def _is_figure(its: _KeptStanding) -> bool:
+    low, rate, high = its.samples_per_s_low, its.samples_per_s, its.samples_per_s_high
+    peak = its.peak_memory_bytes
+    return (
+        0 < low <= rate <= high < math.inf
+        and 0 <= its.n_disturbed <= its.n_runs <= _MOST_TRIALS
+        and its.n_runs > 0
+        and 0 <= its.trial < _MOST_TRIALS
+        and (peak is None or peak > 0)
+    )
+
+
+def _runs_of(its: _KeptStanding, recorded: Recorded) -> Sequence[tuple[float, int | None]] | None:
+    """Samples/s and peak of each run of a standing's candidate.
+
+    Returns:
+        Empty where the record is not whole, None where its trial ran another candidate.
+    """
+    trials = {t.spec.identity.number: t for t in recorded.trials}
+    stands_for_it = trials.get(its.trial)
+    if stands_for_it is None:
+        return ()
+    identity = stands_for_it.spec.identity
+    if identity.knobs != its.candidate:
+        return None
+    own = [t for t in recorded.trials if t.spec.identity.candidate_hash == identity.candidate_hash]
+    results = [t.result for t in own if t.result is not None]
+    if recorded.unreadable or len(results) < len(own):
+        return ()
+    return [(r.samples_per_s, r.peak_memory_bytes) for r in results if r.samples_per_s is not None]
+
+
+def _is_of(its: _KeptStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
+    """Whether a figure is a mean of some of these runs, and its peak that of one."""
+    rates = [rate for rate, _ in runs]
+    least, most = min(rates) * (1 - ROUNDING), max(rates) * (1 + ROUNDING)
+    is_mean = least <= its.samples_per_s <= most
+    return is_mean and its.peak_memory_bytes in [peak for _, peak in runs]

@@ -17,6 +17,11 @@ from autotune.space.knob import Context
 
 T = TypeVar("T")
 
+_MOST_DEVICES = 10**6
+_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 2**20, 2**50
+_MOST_FLOPS = 1e20
+"""What no device has more or less of: facts beyond are damaged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
@@ -90,7 +95,7 @@ def baseline_of(facts: Mapping[str, Any]) -> BaselineFacts:
 
 def environment_of(facts: Mapping[str, Any]) -> Environment | None:
     """Where the study was last searched."""
-    return read_fact(Environment, facts.get("environment"))
+    return _read_environment(facts.get("environment"))
 
 
 def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
@@ -100,11 +105,24 @@ def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
         return None
     found = None
     for data in environments:
-        since, here = read_fact(_Since, data), read_fact(Environment, data)
+        since, here = read_fact(_Since, data), _read_environment(data)
         if since is not None and since.since_trial <= number:
             # A damaged entry hides those before it: this trial did not run in their environment.
             found = here
     return found
+
+
+def _read_environment(data: object) -> Environment | None:
+    """The devices; None where there are none such: by them results would be judged."""
+    here = read_fact(Environment, data)
+    if here is None:
+        return None
+    is_sound = (
+        1 <= here.n_devices <= _MOST_DEVICES
+        and _LEAST_MEMORY_BYTES <= here.device_memory_bytes <= _MOST_MEMORY_BYTES
+        and (here.peak_flops is None or 1e6 <= here.peak_flops <= _MOST_FLOPS)
+    )
+    return here if is_sound else None
 
 
 def context_of(facts: Mapping[str, Any]) -> Context | None:
@@ -120,8 +138,12 @@ def engine_name_of(facts: Mapping[str, Any]) -> str:
 
 def origin_of(facts: Mapping[str, Any]) -> Origin:
     """Where the figures of the study come from; measured where it does not say."""
-    origin = read_fact(Origin, facts.get("origin"))
-    return Origin.MEASURED if origin is None else origin
+    return said_origin_of(facts) or Origin.MEASURED
+
+
+def said_origin_of(facts: Mapping[str, Any]) -> Origin | None:
+    """Where it says that its figures come from; None: it does not say."""
+    return read_fact(Origin, facts.get("origin"))
 
 
 def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:
@@ -133,7 +155,7 @@ def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:
 def allowed_bytes_of(facts: Mapping[str, Any]) -> float:
     """What a trial may use of a device; no limit where it is not said."""
     allowed_bytes = read_fact(float, facts.get("allowed_bytes"))
-    return float("inf") if allowed_bytes is None else allowed_bytes
+    return allowed_bytes if allowed_bytes is not None and allowed_bytes > 0 else float("inf")
 
 
 def left_out_of(facts: Mapping[str, Any]) -> frozenset[int]:

@@ -2,19 +2,25 @@
 
 import dataclasses
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from autotune.base.errors import StudyError
 from autotune.base.units import format_bytes
-from autotune.contract import ContractError, read_json, write_json
+from autotune.contract import METER_SLACK, ContractError, read_json, write_json
+from autotune.record.facts import read_fact
 
 SOAK_FILE = "soak.json"
 SOAK_FOLDER = "soak"
 """Folder beside it for the soak's own trials, apart from the search's."""
 SOAK_VERSION = 1
+
+_MOST_MINUTES = 1e6
+_LEAST_STEP_S = 1e-6
+_MOST_RATE = 1e12
+_MOST_BYTES = 2**50
+"""What no soak goes beyond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +113,69 @@ def write_soak(folder: Path, soak: SoakResult) -> Path:
 
 
 def read_soak(folder: Path) -> SoakResult | None:
-    """The last soak of a folder; None if there was none, or if it is unreadable."""
+    """The last soak of a folder; None if there was none, or if it is unreadable or cannot be."""
     try:
-        return TypeAdapter(SoakResult).validate_python(read_json(folder / SOAK_FILE))
-    except (ContractError, ValidationError):
+        soak = read_fact(SoakResult, read_json(folder / SOAK_FILE))
+    except ContractError:
         return None
+    return soak if soak is not None and _can_be(soak) else None
+
+
+def _can_be(soak: SoakResult) -> bool:
+    """Whether a soak can have found this: figures within what there is, and its own verdict."""
+    sizes = (soak.peak_memory_bytes, soak.memory_limit_bytes)
+    figures_can_be = (
+        soak.version == SOAK_VERSION
+        and 0 < soak.minutes_asked <= _MOST_MINUTES
+        and 0 <= soak.minutes <= _MOST_MINUTES
+        and 0 <= soak.steps <= soak.minutes * 60 / _LEAST_STEP_S
+        and soak.seq_len > 0
+        and (soak.trial is None or soak.trial >= 0)
+        and (soak.samples_per_s is None or 0 < soak.samples_per_s <= _MOST_RATE)
+        and all(size is None or 0 < size <= _MOST_BYTES for size in sizes)
+        and math.isfinite(soak.started_at_s)
+        and all(map(_can_grow, soak.growth))
+        and (soak.checkpoint is None or _can_be_resumed(soak.checkpoint))
+        and soak.passed == (not soak.problems)
+    )
+    return figures_can_be and (not soak.passed or _can_have_passed(soak))
+
+
+def _can_grow(growth: Growth) -> bool:
+    return (
+        math.isfinite(growth.slope_bytes_per_hour)
+        and 0 <= growth.allowed_bytes_per_hour < math.inf
+        and 0 <= growth.watched_s <= _MOST_MINUTES * 60
+    )
+
+
+def _can_be_resumed(checkpoint: Resumed) -> bool:
+    times_s = (checkpoint.save_s, checkpoint.load_s)
+    deviation = checkpoint.loss_deviation
+    return (
+        checkpoint.steps >= 0
+        and 0 <= checkpoint.size_bytes <= _MOST_BYTES
+        and all(seconds is None or 0 <= seconds <= _MOST_MINUTES * 60 for seconds in times_s)
+        and checkpoint.steps_compared >= 0
+        and (deviation is None or deviation >= 0)
+        and 0 < checkpoint.loss_tolerance < 1
+    )
+
+
+def _can_have_passed(soak: SoakResult) -> bool:
+    """Whether what has to be seen was seen, and stayed within its limits."""
+    peak, limit, checkpoint = soak.peak_memory_bytes, soak.memory_limit_bytes, soak.checkpoint
+    return (
+        soak.steps > 0
+        and soak.samples_per_s is not None
+        and (peak is None or limit is None or peak <= limit * (1 + METER_SLACK))
+        and all(each.slope_bytes_per_hour <= each.allowed_bytes_per_hour for each in soak.growth)
+        and checkpoint is not None
+        and checkpoint.load_s is not None
+        and checkpoint.steps_compared > 0
+        and checkpoint.loss_deviation is not None
+        and checkpoint.loss_deviation <= checkpoint.loss_tolerance
+    )
 
 
 def describe_soak(soak: SoakResult) -> str:

@@ -37,7 +37,8 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.record.facts import environment_at
+from autotune.record.facts import environment_at, said_origin_of
+from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
 LOCK_FILE = "lock"
@@ -366,6 +367,10 @@ def _check(result: TrialResult, spec: TrialSpec, facts: Mapping[str, Any]) -> No
             # A rank may have the whole host, and what it maps and never touches counts, too.
             memory_bytes *= 2 * here.n_devices
     check_result(result, spec, device_memory_bytes=memory_bytes)
+    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
+    said = said_origin_of(facts)
+    if said is not None and result.origin is not said and result.outcome.is_measured:
+        raise ContractError(f"its figures are {result.origin}, those of the study {said}")
 
 
 def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
@@ -377,6 +382,7 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
         for name, value in spec.identity.knobs.items():
             if name in knobs and not knobs[name].is_of_type(value):
                 raise ContractError(f"its spec says {name}={value!r}: of another type")
+        _check_candidate(spec)
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))
     if not os.path.lexists(folder / RESULT_FILE):
@@ -387,6 +393,24 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
+
+
+def _check_candidate(spec: TrialSpec) -> None:
+    """Check that a spec's candidate is the one that it names, and its layout that candidate's.
+
+    Raises:
+        ContractError: It is another: its figures would be taken for those of a third.
+    """
+    identity, layout = spec.identity, spec.layout
+    if "micro_batch" not in identity.knobs:
+        raise ContractError("its spec names no micro_batch")
+    candidate = candidate_of(spec)
+    if candidate.hash != identity.candidate_hash:
+        raise ContractError(
+            f"its spec names candidate {identity.candidate_hash}, its knobs are {candidate.hash}"
+        )
+    if layout_of(candidate, layout.accelerator) != layout:
+        raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
 def _safe(data: dict[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,9 @@ class Configuration:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The highest that its rows state."""
-        return max((p for row in self.rows if (p := row.peak_memory_bytes)), default=None)
+        """The highest that its rows state, of those that ran."""
+        ran = (row.peak_memory_bytes for row in self.rows if row.outcome is Outcome.OK)
+        return max((peak for peak in ran if peak), default=None)
 
     @cached_property
     def _measured(self) -> list[float]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.contract import KnobValue, is_count
+from autotune.base.units import format_bytes
+from autotune.contract import METER_SLACK, KnobValue, Outcome, is_count
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.plans import Plans
@@ -160,7 +161,26 @@ def read_problem(path: Path, wanted: str) -> ReplayProblem:
         raise JobError(
             f"{first.where}: {read.reasons[0]}", "mend the row, or choose another group"
         )
-    return ReplayProblem(group=group, plans=read.plans)
+    problem = ReplayProblem(group=group, plans=read.plans)
+    _check_peaks(problem)
+    return problem
+
+
+def _check_peaks(problem: ReplayProblem) -> None:
+    """Check that nothing ran in more memory than its devices have.
+
+    Raises:
+        JobError: A row says so.
+    """
+    most_bytes = problem.device_memory_bytes * (1 + METER_SLACK)
+    for row in (row for each in problem.group.configurations for row in each.rows):
+        peak_bytes = row.peak_memory_bytes
+        if peak_bytes is not None and peak_bytes > most_bytes and row.outcome is Outcome.OK:
+            raise JobError(
+                f"{row.where}: peak_mem_gb: {format_bytes(peak_bytes)} is more than the "
+                f"{format_bytes(problem.device_memory_bytes)} of a {problem.device_name}",
+                "mend peak_mem_gb, its unit or gpu_mem_gb, or leave them blank",
+            )
 
 
 def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:

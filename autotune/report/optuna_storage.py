@@ -5,10 +5,8 @@ Optuna 5 keeps them, and as the list in the system attribute `constraints` that 
 0.21 still reads alone; without it, it would crown a trial that ran out of memory.
 """
 
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -18,6 +16,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotune.base.kept import scratch_folder
 from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
@@ -86,8 +85,8 @@ class OptunaJournal(RecordDialect):
         """
         report = read_report(study)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with tempfile.TemporaryDirectory(prefix="autotune-optuna-") as folder:
-            file = Path(folder) / "journal"
+        with scratch_folder() as folder:
+            file = folder / "journal"
             told = optuna.create_study(
                 study_name=report.study,
                 storage=JournalStorage(JournalFileBackend(str(file))),

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.contract import Outcome, TrialResult
+from autotune.contract import METER_SLACK, Outcome, TrialResult
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job, ObjectiveWish
 from autotune.record.spread import Spread, is_figure
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
 
-METER_SLACK = 0.02
-"""A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
-little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
 LOSING_SHARE = 0.6
 """Share of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from autotune.base.errors import StudyError
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import (
+    METER_SLACK,
     Checkpoint,
     Measure,
     RankReport,
@@ -30,7 +31,6 @@ from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Study
 from autotune.search.in_flight import CANCEL_WAIT_S
 from autotune.search.interrupt import Interrupt
-from autotune.search.objective import METER_SLACK
 from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4

@@ -1,18 +1,21 @@
 """Every collective of one optimizer step that goes through DeepSpeed, by its comms logger.
 
-The logger times each call until the device is synchronised after it. This module mends three of
-its faults (0.19.8): its timer is never reset, so that each figure holds all calls before it; a
+The logger times each call until the device is synchronised after it. This module mends four of
+its faults (0.19.8): its timer is never reset, so that each figure holds all calls before it; on
+CPU that timer reads the wall clock, which somebody may set; a
 call with `async_op` is timed until it is launched where the accelerator has no streams (CPU); and
 an operation whose bandwidth it cannot tell ends the process.
 """
 
 import functools
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from deepspeed.comm import comm
+from deepspeed.utils import timer
 
 from autotune.contract import CollectiveCalls
 
@@ -40,6 +43,12 @@ MAX_CALLS = 4000
 """Calls of one step that are kept; later ones are ignored."""
 
 
+class _Steady:
+    """What DeepSpeed's timers know of `time` while they are listened to."""
+
+    time = staticmethod(time.monotonic)
+
+
 class CommLog:
     """Listens between `start` and `stop`."""
 
@@ -59,11 +68,13 @@ class CommLog:
         for name in _COLLECTIVES:
             if (method := getattr(comm.cdb, name, None)) is not None:
                 setattr(comm.cdb, name, self._blocking(method))
+        timer.time = _Steady
         comm.configure(enabled=True, prof_all=True, verbose=False, debug=False)
 
     def stop(self) -> None:
         """Listen no more, and leave the logger as it was."""
         comm.configure(**self._settings)
+        timer.time = time
         del comm.comms_logger.append
         for name in _COLLECTIVES:
             vars(comm.cdb).pop(name, None)
@@ -88,8 +99,7 @@ class CommLog:
         if not self.is_cut:
             group_size = 2 if raw_name in _PAIRWISE else self._group_size
             key = (raw_name, int(msg_size), group_size)
-            # By the wall clock, which somebody may set back meanwhile.
-            self._calls.setdefault(key, []).append(max(0.0, latency / 1e3))
+            self._calls.setdefault(key, []).append(latency / 1e3)
         self._group_size = dist.get_world_size()
 
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:

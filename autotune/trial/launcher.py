@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, write_json
+from autotune.trial.descent import adopt_orphans, end_all_below
 
 EXIT_FILE = "exit_{node:02d}.json"
 LOOPBACK = "127.0.0.1"
@@ -25,6 +26,7 @@ def main() -> None:
     """Run torchrun until every rank of this node has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     end_with_parent(int(os.environ[PARENT_ENV]))
+    adopt_orphans()
     os.environ[PARENT_ENV] = str(os.getpid())  # as its ranks find it
     folder, node, address, _, *arguments = sys.argv[1:]
 
@@ -43,6 +45,8 @@ def main() -> None:
     except BaseException as error:
         print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        end_all_below()
 
 
 def end_with_parent(parent: int) -> None:

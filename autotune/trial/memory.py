@@ -3,8 +3,10 @@
 CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
 `RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
 are virtual memory: a bucket that is allocated and never touched counts, as it would on a GPU.
-Shared memory is added as far as it is resident, without the buffers that the engine's own
-collectives have there: those are no more the configuration's than code is. Its limit is looked
+Memory that was filled and then protected from writing, or lies where a stack grows, is no private
+data to the kernel, nor under its limit: it is seen by what is resident, and looked at as shared
+memory is. Shared memory is added as far as it is resident, without the buffers that the engine's
+own collectives have there: those are no more the configuration's than code is. Its limit is looked
 at between steps; the node sees it as well, and the rank's child processes: see
 `autotune.fleet.node.memory`.
 
@@ -24,9 +26,11 @@ import pynvml
 import torch
 
 from autotune.trial.faults import OutOfMemoryError
-from autotune.trial.shared_memory import SharedMemory
+from autotune.trial.shared_memory import LIFTED, SharedMemory
 
 _AT_LIMIT = 0.97
+_NOTICED_BYTES = 8 * 2**20
+"""Resident memory beyond what private data has grown by that counts; a stack is less, too."""
 _PAGE_BYTES = resource.getpagesize()
 _RESIDENT, _SHARED, _PRIVATE_DATA = 1, 2, 5
 """Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack. Shared are
@@ -83,25 +87,33 @@ class CpuMeter(Meter):
         """Make one; `segments` are the engine's files in /dev/shm, as patterns."""
         self._period_s = self.close_period_s
         self._base_bytes = 0
+        self._resident_base_bytes = 0
+        self._has_base = threading.Event()
         self._peak_bytes = 0
+        """Highest private data above the base."""
         self._shared = SharedMemory("self", segments)
         self._shared_peak_bytes = 0
         self._total_peak_bytes = 0
         """Highest sum of private data and shared memory, while there was any of the latter."""
-        self._is_over = False
+        self._over = ""
+        """What went over the limit, in words; empty: nothing did."""
         self._is_lifted = False
         self._limit_bytes: int | None = None
 
     def start(self, limit_bytes: int | None) -> None:
         """See `Meter.start`."""
+        # Its stack is part of the base.
         threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
-        self._base_bytes = _statm_bytes(_PRIVATE_DATA)
+        fields = _statm_fields()
+        self._base_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES
+        self._resident_base_bytes = _resident_bytes(fields)
         self._limit_bytes = limit_bytes
         if limit_bytes is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # none may raise its own
             cap = self._base_bytes + limit_bytes
             cap = cap if hard == resource.RLIM_INFINITY else min(cap, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))
+        self._has_base.set()
 
     def settle(self) -> None:
         """See `Meter.settle`."""
@@ -110,16 +122,16 @@ class CpuMeter(Meter):
     def lift(self) -> None:
         """See `Meter.lift`."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        lifted = LIFTED if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_DATA, (lifted, hard))
         self._is_lifted = True
 
     def read(self) -> dict[str, int]:
         """See `Meter.read`; adds the highest resident set of the process."""
         self._sample()
-        private: int = max(0, self._peak_bytes - self._base_bytes)
         found = {
-            "peak": max(private, self._total_peak_bytes),
-            "private_data": private,
+            "peak": max(self._peak_bytes, self._total_peak_bytes),
+            "private_data": self._peak_bytes,
             "host_rss": peak_rss_bytes(),
         }
         if self._shared_peak_bytes:
@@ -135,12 +147,8 @@ class CpuMeter(Meter):
         """See `Meter.check`."""
         if not self._is_lifted:
             self._sample()
-        if self._is_over:
-            raise OutOfMemoryError(
-                f"out of memory: private data and shared memory came to {self._total_peak_bytes} "
-                f"bytes, {self._shared_peak_bytes} of them shared: over the limit of "
-                f"{self._limit_bytes} bytes"
-            )
+        if self._over:
+            raise OutOfMemoryError(self._over)
 
     def explains(self, error: BaseException) -> bool:
         """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
@@ -153,18 +161,32 @@ class CpuMeter(Meter):
 
     def _sample(self) -> None:
         fields = _statm_fields()
-        data_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES
-        self._peak_bytes = max(self._peak_bytes, data_bytes)
+        own_bytes = self._own_bytes(fields)
+        self._peak_bytes = max(self._peak_bytes, own_bytes)
         shared_bytes = self._shared.read_if_grown(int(fields[_SHARED]) * _PAGE_BYTES)
-        if not shared_bytes:
+        total_bytes = own_bytes + shared_bytes
+        if shared_bytes:
+            self._shared_peak_bytes = max(self._shared_peak_bytes, shared_bytes)
+            self._total_peak_bytes = max(self._total_peak_bytes, total_bytes)
+        if self._limit_bytes is None or self._is_lifted:
             return
-        total_bytes = max(0, data_bytes - self._base_bytes) + shared_bytes
-        self._shared_peak_bytes = max(self._shared_peak_bytes, shared_bytes)
-        self._total_peak_bytes = max(self._total_peak_bytes, total_bytes)
-        if self._limit_bytes is not None and not self._is_lifted:
-            self._is_over |= total_bytes > self._limit_bytes
+        # Private data alone may stand above by the stack, to which its limit does not apply.
+        margin_bytes = 0 if shared_bytes else _NOTICED_BYTES
+        if total_bytes > self._limit_bytes + margin_bytes and not self._over:
+            self._over = (
+                f"out of memory: private data and shared memory came to {total_bytes} bytes, "
+                f"{shared_bytes} of them shared: over the limit of {self._limit_bytes} bytes"
+            )
+
+    def _own_bytes(self, fields: list[bytes]) -> int:
+        """Private data above the base, or the resident part, if that has grown by more."""
+        data_bytes = int(fields[_PRIVATE_DATA]) * _PAGE_BYTES - self._base_bytes
+        resident_bytes = _resident_bytes(fields) - self._resident_base_bytes
+        is_hidden = resident_bytes - data_bytes > _NOTICED_BYTES
+        return max(0, resident_bytes if is_hidden else data_bytes)
 
     def _watch(self) -> None:
+        self._has_base.wait()
         period = threading.Event()
         while not period.wait(self._period_s):
             self._sample()
@@ -240,6 +262,11 @@ def _nvml_device(local_rank: int) -> Any:
     if name.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name))
     return pynvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _resident_bytes(fields: list[bytes]) -> int:
+    """Resident memory of a process that no file is behind, and that it shares with none."""
+    return (int(fields[_RESIDENT]) - int(fields[_SHARED])) * _PAGE_BYTES
 
 
 def _statm_bytes(field: int) -> int:

@@ -27,6 +27,8 @@ from autotune.contract import ContractError, read_json, write_json
 BUILT_FILE = "autotune.built"
 """File in an extension's folder once its build has ended well; a library may be half linked."""
 
+COMPILER_PREFIX = ".compiler-"
+"""How the names of folders begin in which a build has its compiler."""
 NEEDED = {
     "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
     "cuda": ("fused_adam", "cpu_adam"),
@@ -70,7 +72,7 @@ def without_debug_information() -> Iterator[None]:
         return
     before = os.environ["PATH"]
     # Beside the extensions, where nobody else can write: what lies there is run.
-    with tempfile.TemporaryDirectory(prefix=".compiler-", dir=_folder()) as folder:
+    with tempfile.TemporaryDirectory(prefix=COMPILER_PREFIX, dir=_folder()) as folder:
         script = Path(folder, "c++")
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n', encoding="utf-8")
         script.chmod(0o755)

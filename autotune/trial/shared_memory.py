@@ -5,10 +5,14 @@ import glob
 import os
 from collections.abc import Sequence
 
+LIFTED = 2**62
+"""Soft limit of private data (`RLIMIT_DATA`) of a rank that has lifted it itself, because nothing
+is measured any more: a limit that somebody else has raised still counts."""
 _FOLDER = "/dev/shm"
-_BLOCK_BYTES = 512  # whatever the file system's own
+BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the block size of the file system."""
 _NOTICED_BYTES = 2**20
-"""Growth of what is shared that is looked at: less are pages of code, and semaphores."""
+"""Change of shared memory that is noticed: less comes from pages of code and semaphores."""
 
 
 class SharedMemory:
@@ -45,5 +49,5 @@ class SharedMemory:
         for pattern in self._segments:
             for path in glob.iglob(f"{_FOLDER}/{pattern}"):
                 with contextlib.suppress(OSError):
-                    total += os.stat(path).st_blocks * _BLOCK_BYTES
+                    total += os.stat(path).st_blocks * BLOCK_BYTES
         return total

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
+from autotune.trial.descent import adopt_orphans, end_all_below
 from autotune.trial.launcher import (
     EXIT_FILE,
     LOOPBACK,
@@ -97,6 +98,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     _redirect(stdout, 1)
     _redirect(stderr, 2)
     end_with_parent(parent)
+    adopt_orphans()
     _show_trial(request["folder"])
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -114,6 +116,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
             write_json(exit_file, {str(r): c for r, c in codes.items()})
         code = 1 if codes else 0
     finally:
+        end_all_below()
         os.write(status, str(code).encode())
     return code
 
@@ -182,6 +185,8 @@ def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
     while ranks:
         # Waiting costs the ranks nothing; only once one has failed is there something to do.
         pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+        if pid and pid not in ranks:
+            continue  # it was orphaned by one
         if pid:
             rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
             # A rank that a signal kills takes a moment to end: its neighbour, whose connection

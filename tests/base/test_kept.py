@@ -113,6 +113,58 @@ def test_nothing_outlives_a_kill_of_the_command(shape, mark):
     assert marked(mark) == []
 
 
+def keepers(process: Kept) -> dict[str, psutil.Process]:
+    """The two of a command that is there."""
+    outer = psutil.Process(process.pid)
+    return {"outer": outer, "inner": outer.children()[0]}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["a child", "an orphan in a session of its own", "one that is stopped", "a keeper's own"],
+)
+@pytest.mark.parametrize("which", ["outer", "inner"])
+def test_nothing_outlives_a_killed_keeper(which, shape, mark):
+    process = Kept(shaped(shape), env={**os.environ, MARK: mark, SCRATCH_ENV: mark})
+    wait_until(lambda: asleep(mark))
+    keepers(process)[which].kill()
+    assert process.wait() == -signal.SIGKILL
+    wait_until(lambda: not marked(mark))
+    wait_until(lambda: not list(Path(mark).iterdir()))
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+def test_nothing_outlives_a_killed_parent_though_a_keeper_is_stopped(which, mark):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *shaped("an orphan")],
+        env={**os.environ, MARK: mark, SCRATCH_ENV: mark},
+        stdout=subprocess.PIPE,
+    )
+    wait_until(lambda: asleep(mark))
+    outer = psutil.Process(parent.pid).children()[0]
+    stopped = outer if which == "outer" else outer.children()[0]
+    stopped.suspend()
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: [p.pid for p in marked(mark)] in ([], [stopped.pid]))
+    wait_until(lambda: not list(Path(mark).iterdir()))
+    if stopped.is_running():  # the outer one has only itself to end
+        stopped.resume()
+    wait_until(lambda: not marked(mark))
+
+
+@pytest.mark.parametrize("clears", ["env -i", "env -i setsid"])
+def test_a_daemon_without_an_environment_is_found_by_its_descent(clears, mark, tmp_path):
+    told = tmp_path / "pid"
+    daemon = f"({clears} sh -c 'echo $$ > {told}.part; mv {told}.part {told}; sleep 600; true' &)"
+    process = Kept(["sh", "-c", f"{daemon}; sleep 600"], env={**os.environ, MARK: mark})
+    wait_until(told.exists)
+    found = psutil.Process(int(told.read_text()))
+    process.kill()
+    process.wait()
+    assert not found.is_running()
+
+
 def test_nothing_outlives_the_end_of_the_command(mark):
     command = ["sh", "-c", "(setsid sleep 600 &); echo done; exit 5"]
     done = run_kept(command, timeout_s=30, env={**os.environ, MARK: mark})
@@ -148,8 +200,14 @@ def test_a_command_that_ends_closes_its_pipes_and_reads_its_input():
     assert run_kept(["cat"], input="said", timeout_s=30).stdout == "said"
 
 
-def test_the_memory_of_a_command_is_limited():
-    command = [sys.executable, "-c", "x = bytearray(300 * 2**20); print('had it')"]
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_memory_of_a_command_is_limited(raises):
+    raised = (
+        "import resource as r; _, hard = r.getrlimit(r.RLIMIT_DATA); "
+        "r.setrlimit(r.RLIMIT_DATA, (hard, hard)); "
+    )
+    script = f"{raised if raises else ''}x = bytearray(300 * 2**20); print('had it')"
+    command = [sys.executable, "-c", script]
     done = run_kept(command, timeout_s=30, data_bytes=200 * 2**20)
     assert "MemoryError" in done.stderr
     assert "had it" in run_kept(command, timeout_s=30).stdout
@@ -260,6 +318,26 @@ def test_a_folder_for_temporary_files_goes_with_its_use(tmp_path, monkeypatch):
         assert folder.parent == tmp_path
         (folder / "x").touch()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_path):
+    script = (
+        "import os, sys; from autotune.base.kept import Kept, scratch_folder\n"
+        "with scratch_folder() as folder:\n"
+        "    (folder / 'x').touch(); process = Kept(['sleep', '600'])\n"
+        "    ended = Kept(['true']).wait(); print(folder.exists(), flush=True)\n"
+        "    if sys.argv[1] == 'True': os.kill(os.getpid(), 9)\n"
+        "print(process.poll(), flush=True); process.kill(); process.wait()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(is_killed)],
+        env={**os.environ, SCRATCH_ENV: str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == (["True"] if is_killed else ["True", "None"])
+    wait_until(lambda: list(tmp_path.iterdir()) == [])
 
 
 def test_a_folder_with_a_long_name_leaves_no_room_for_sockets(monkeypatch):

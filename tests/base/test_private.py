@@ -31,7 +31,7 @@ def around(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(private, "_OF_SESSIONS", str(tmp_path / "run" / "{user}"))
+    monkeypatch.setattr(private, "_SESSION_FOLDER", str(tmp_path / "run" / "{user}"))
     return place
 
 

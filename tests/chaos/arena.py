@@ -12,7 +12,6 @@ from tests.chaos.faults import HANGING, must
 from tests.chaos.invariants import Digests, check_nothing_is_left, check_record
 from tests.trials import CPU, TESTS, changed, ds_config, files, spec, wait_until
 
-_PATH = [str(TESTS.parent)]
 _BLOCKED_S = 1.0
 """Time for the other ranks to enter the collective that the victim never joins."""
 _TRIAL_S = 180.0

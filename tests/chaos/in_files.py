@@ -231,7 +231,7 @@ def _alone(folder: Path) -> Iterator[None]:
     with (
         mock.patch.dict(os.environ, told),
         mock.patch.object(tempfile, "tempdir", str(folder / "tmp")),
-        mock.patch.object(private, "_OF_SESSIONS", str(folder / "none")),
+        mock.patch.object(private, "_SESSION_FOLDER", str(folder / "none")),
     ):
         yield
 

@@ -9,7 +9,6 @@ from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 
 _SIGNALS = ("sigkill", "sigsegv", "sigabrt")
-_BEFORE_STEPS = ("build", "initialize", "first")
 _MEASURED = ("forward", "backward", "optimizer")
 _PHASES = {
     "build": "model",

@@ -3,6 +3,7 @@
 Ranks import this, never the suite itself. The last rank is the victim; the others are well.
 """
 
+import ctypes
 import itertools
 import json
 import mmap
@@ -34,6 +35,8 @@ _HIDDEN_BYTES = 320 * 2**20
 """Memory that is hidden from its own meter, above the limit of those trials."""
 _SEEN_S = 0.3
 """Time in which a rank's own meter looks, also while steps are measured."""
+_NAMED_S = 2.0
+"""Time in which a node has surely looked once."""
 _LOOKED_AT_S = 60.0
 """Time in which a node looks, on the busiest machine; the rank is killed long before."""
 _KEPT = []
@@ -265,6 +268,80 @@ def keeps_in_children(loss):
     return loss
 
 
+def protects(loss):
+    """Pieces that are filled and then only read: no private data to the kernel any more."""
+    libc = ctypes.CDLL(None)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    n_pieces = 10
+    for _ in range(n_pieces):
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        piece = _filled(mmap.mmap(-1, _HIDDEN_BYTES // n_pieces, flags=private))
+        at = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+        must_be_zero = libc.mprotect(at, len(piece), mmap.PROT_READ)
+        assert must_be_zero == 0
+        _KEPT.append(piece)
+    return loss
+
+
+def writes_to_a_memfd(loss):
+    """A file in memory that nobody maps."""
+    file = os.memfd_create("hidden")
+    for _ in range(_HIDDEN_BYTES // 2**20):
+        os.write(file, bytes(2**20))
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def has_a_daemon(loss):
+    """A child in a session of its own, without a parent or an environment."""
+    _start_daemon(f"import time; x = bytearray({_HIDDEN_BYTES}); time.sleep(600)")
+    time.sleep(_LOOKED_AT_S)
+    return loss
+
+
+def leaves_a_daemon(loss):
+    """The same, small, and the trial ends well."""
+    told = str(_trial_file(LITTER))
+    _start_daemon(
+        f"import os, time; file = open({told!r} + '.new', 'w'); file.write(str(os.getpid())); "
+        f"file.close(); os.rename({told!r} + '.new', {told!r}); time.sleep(600)"
+    )
+    while not _trial_file(LITTER).exists():
+        time.sleep(0.01)
+    return loss
+
+
+def leaves_a_daemon_and_kills_the_launcher(loss):
+    """And then nobody adopts it."""
+    leaves_a_daemon(loss)
+    os.kill(os.getppid(), signal.SIGKILL)
+    return loss
+
+
+def names_in_memory(loss):
+    """A file in /dev/shm, as a queue of tensors leaves one."""
+    file = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="chaos-", delete=False)  # noqa: SIM115
+    _KEPT.append(file)
+    _trial_file(LITTER).write_text(file.name)
+    time.sleep(_NAMED_S)
+    return loss
+
+
+def names_in_memory_and_is_killed(loss):
+    names_in_memory(loss)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_daemon(script):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve(sys.executable, [sys.executable, "-c", script], {})
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def _filled(mapping):
     for at in range(0, len(mapping), mmap.PAGESIZE):
         mapping[at] = 1
@@ -326,6 +403,13 @@ _ACTIONS = {
     "spawns": spawns,
     "orphans": orphans,
     "keepsinchildren": keeps_in_children,
+    "protects": protects,
+    "writesmemfd": writes_to_a_memfd,
+    "daemon": has_a_daemon,
+    "leavesdaemon": leaves_a_daemon,
+    "leavesdaemonandkills": leaves_a_daemon_and_kills_the_launcher,
+    "names": names_in_memory,
+    "namesandkill": names_in_memory_and_is_killed,
     "litter": litters,
     "litterandkill": litters_and_is_killed,
 }

@@ -127,14 +127,14 @@ def _of_structure(seed: bytes, draw: random.Random, dump: Callable[[Data], str])
     data = yaml.safe_load(seed) if dump is dump_yaml else json.loads(seed)
     try:
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            data = _with_one_change(copy.deepcopy(data), draw)
+            data = with_one_change(copy.deepcopy(data), draw)
         return dump(data).encode("utf-8", "surrogatepass")
     # Such as a number too long to be written, or more levels than the writer can go down.
     except (yaml.YAMLError, ValueError, RecursionError):
         return of_bytes(seed, draw)
 
 
-def _with_one_change(data: Data, draw: random.Random) -> Data:
+def with_one_change(data: Data, draw: random.Random) -> Data:
     places = [place for place in _places(data) if place]
     if not places:
         return draw.choice(WEIRD)

@@ -138,7 +138,15 @@ SOAK = {
             "watched_s": 700.0,
         }
     ],
-    "checkpoint": None,
+    "checkpoint": {
+        "steps": 500,
+        "size_bytes": 2**20,
+        "save_s": 0.5,
+        "load_s": 0.5,
+        "steps_compared": 4,
+        "loss_deviation": 1e-6,
+        "loss_tolerance": 5e-4,
+    },
     "device_name": "cpu",
     "deepspeed_version": "0.19.8",
     "torch_version": "2.13.0",

@@ -13,7 +13,7 @@ from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.job import model
 from tests.chaos import fuzz
-from tests.chaos.mutations import NO_FILES, TEXTS, _with_one_change, dump_json, mutate
+from tests.chaos.mutations import NO_FILES, TEXTS, dump_json, mutate, with_one_change
 from tests.chaos.readers import Reader, make_readers
 
 RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.json"
@@ -116,4 +116,4 @@ def test_the_same_seed_draws_the_same_inputs():
 def test_a_number_of_too_many_digits_is_changed_further():
     digits = 10**5000
     for number in range(400):
-        _with_one_change({"a": digits}, random.Random(number))
+        with_one_change({"a": digits}, random.Random(number))

@@ -40,10 +40,10 @@ STEP_S = SPEC.layout.global_batch / RATE
 GOOD = dataclasses.replace(
     ok(SPEC, RATE),
     wall_s=60.0,
-    phases_s={"spawn": 1.0, "measured": 50.0},
+    phases_s={"spawn": 57.0, "measured": 1.0},
     warmup_step_times_s=[2 * STEP_S],
-    tokens_per_step=900.0,
-    padded_tokens_per_step=1000.0,
+    tokens_per_step=50.0,
+    padded_tokens_per_step=60.0,
     devices=["localhost:0", "localhost:1"],
     host_construction_bytes=GIB,
 )
@@ -82,6 +82,19 @@ GPU = GpuUse(
 NAN, INF = math.nan, math.inf
 
 
+def scaled(by, *, measured_s):
+    """All of a trial's steps shorter, and every figure that follows from them."""
+    times = ("step_time_s", "step_time_low_s", "step_time_high_s")
+    rates = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+    return {
+        **{name: getattr(GOOD, name) / by for name in times},
+        **{name: getattr(GOOD, name) * by for name in rates},
+        "step_times_s": [seconds / by for seconds in GOOD.step_times_s],
+        "warmup_step_times_s": [],
+        "phases_s": {"measured": measured_s},
+    }
+
+
 def split(**changes):
     return {"diagnosis": Diagnosis(rank=0, split=dataclasses.replace(SPLIT, **changes))}
 
@@ -116,13 +129,13 @@ CANNOT_BE = [
         {"step_time_high_s": STEP_S / 1.1, "samples_per_s_low": RATE * 1.1},
     ),
     ("step_times_s", {"step_times_s": []}),
-    ("step_times_s", {"step_times_s": [STEP_S] * (SPEC.measure.max_steps + 1), "wall_s": 0.0}),
+    ("step_times_s", {"step_times_s": [STEP_S] * (SPEC.measure.max_steps + 1)}),
     ("step_times_s, together", {"wall_s": 0.4, "phases_s": {}}),
     ("warmup_step_times_s", {"warmup_step_times_s": [-1.0]}),
-    ("warmup_step_times_s", {"warmup_step_times_s": [NAN], "wall_s": 0.0}),
+    ("warmup_step_times_s", {"warmup_step_times_s": [NAN], "wall_s": 0.0, "phases_s": {}}),
     ("peak_memory_bytes", {"peak_memory_bytes": -1}),
     ("peak_memory_bytes", {"peak_memory_bytes": 0}),
-    ("peak_memory_bytes", {"peak_memory_bytes": 81 * GIB + 81 * GIB // 40}),
+    ("peak_memory_bytes", {"peak_memory_bytes": 83 * GIB, "memory_bytes": {}}),
     ("memory_bytes: peak", {"memory_bytes": {"peak": -1}}),
     ("memory_bytes: host_rss", {"memory_bytes": {"host_rss": -(2**40)}}),
     ("host_construction_bytes", {"host_construction_bytes": -5}),
@@ -149,7 +162,45 @@ CANNOT_BE = [
     ("diagnosis: waiting_s", {"diagnosis": Diagnosis(waiting_s=-0.1)}),
     ("diagnosis: split: forward_s", split(forward_s=-0.1)),
     ("diagnosis: split: host_s", split(host_s=NAN)),
-    ("diagnosis: split, together", split(backward_s=3.0)),
+    ("diagnosis: split, together from forward_s", split(backward_s=3.0)),
+    ("diagnosis: split, together from forward_s", split(step_s=0.0)),
+    ("diagnosis: split, together from forward_s", split(step_s=0.9)),
+    ("diagnosis: split, together from matmul_s", split(matmul_s=3.0)),
+    ("diagnosis: split, together from overlapped_s", split(overlapped_s=2.0)),
+    ("diagnosis: split: step_s", split(step_s=1e8)),
+    ("diagnosis: steps", {"diagnosis": Diagnosis(steps=-1)}),
+    ("diagnosis: steps", {"diagnosis": Diagnosis(steps=10**18)}),
+    ("diagnosis: waiting_s", {"diagnosis": Diagnosis(waiting_s=86400.0)}),
+    ("diagnosis: all_reduce: waiting_s", call(waiting_s=86400.0)),
+    ("diagnosis: all_reduce: transfer_s", call(transfer_s=1e20)),
+    ("diagnosis: all_reduce: message_bytes", call(message_bytes=10**18)),
+    ("diagnosis: all_reduce: calls", call(calls=10**18)),
+    ("diagnosis: all_reduce: group_size", call(group_size=3)),
+    ("diagnosis: all_reduce: algbw_bytes_per_s", call(algbw_bytes_per_s=1e300)),
+    ("use: cpu_s", {"use": dataclasses.replace(USE, cpu_s=1e9)}),
+    ("use: cpu_utilization", {"use": dataclasses.replace(USE, cpu_utilization=1e9)}),
+    ("use: gpu: samples", gpu(samples=10**18)),
+    ("use: gpu: power_w", gpu(power_w=1e300)),
+    ("use: gpu: energy_j", gpu(energy_j=1e300)),
+    ("use: gpu: clock_hz", gpu(clock_hz=INF)),
+    ("wall_s", {"wall_s": 0.0}),
+    ("wall_s", {"origin": Origin.SIMULATED}),
+    ("wall_s", {"origin": Origin.REPLAYED}),
+    ("phases_s", {"origin": Origin.REPLAYED, "wall_s": 0.0}),
+    ("devices", {"origin": Origin.SIMULATED, "wall_s": 0.0, "phases_s": {}}),
+    ("devices", {"devices": ["localhost:0", "localhost:0"]}),
+    ("steps_skipped", {"steps_skipped": 10**18}),
+    ("memory_bytes: peak", {"memory_bytes": {"peak": 2**40}}),
+    ("memory_bytes: host_rss", {"memory_bytes": {"host_rss": 10**18}}),
+    ("host_construction_bytes", {"host_construction_bytes": 10**18}),
+    ("peak_memory_bytes", {"peak_memory_bytes": 1, "memory_bytes": {}}),
+    ("tokens_per_step", {"tokens_per_step": 65.0, "padded_tokens_per_step": None}),
+    ("padded_tokens_per_step", {"padded_tokens_per_step": 1e25}),
+    ("step_times_s, together", {"phases_s": {"measured": 0.0}}),
+    ("step_times_s, together", {"phases_s": {"measured": 50.0}}),
+    *(("step_times_s, together", scaled(by, measured_s=10.0)) for by in (10, 1e3)),
+    ("step_times_s", scaled(1e6, measured_s=0.0)),
+    ("step_times_s", scaled(1e25, measured_s=0.0)),
     ("diagnosis: all_reduce: calls", call(calls=0)),
     ("diagnosis: all_reduce: group_size", call(group_size=-1)),
     ("diagnosis: all_reduce: transfer_s", call(transfer_s=-0.1)),
@@ -179,17 +230,20 @@ def test_what_cannot_be_is_named(name, changes):
     "changes",
     [
         {"samples_per_s": RATE * (1 + 1e-9)},  # as JSON may round it
-        {"wall_s": 50.9},  # two clocks' rounding
-        {"peak_memory_bytes": 80 * GIB + GIB},  # the driver's own, within the meter's room
+        {"wall_s": 57.0},  # two clocks' rounding
+        # The driver's own, within the meter's room.
+        {"peak_memory_bytes": 80 * GIB + GIB, "memory_bytes": {"peak": 80 * GIB + GIB}},
         {"peak_memory_bytes": None, "memory_bytes": {}},
         {"loss_last": NAN},
-        {"wall_s": 0.0, "phases_s": {}, "origin": Origin.SIMULATED},
+        {"wall_s": 0.0, "phases_s": {}, "devices": [], "origin": Origin.SIMULATED},
+        {"phases_s": {"measured": 50.0}, "steps_skipped": 40},  # those have no time
         {
             "step_time_low_s": None,
             "step_time_high_s": None,
             "samples_per_s_low": None,
             "samples_per_s_high": None,
             "origin": Origin.REPLAYED,
+            **{"wall_s": 0.0, "phases_s": {}, "devices": []},
         },
     ],
 )

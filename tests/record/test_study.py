@@ -3,6 +3,7 @@ import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from autotune import contract
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialSpec, to_dict
 from autotune.record.study import Study, lost_result
+from autotune.space.candidate import Candidate
 from tests.chaos.mutations import NO_FILES
 from tests.search.scripted import candidate, make, ok
 from tests.search.test_sampler import spec_of
@@ -78,14 +80,16 @@ def test_a_spec_with_a_knob_of_another_type_is_unreadable(study: Study, value: o
     path = folder / "spec.json"
     data = json.loads(path.read_text())
 
-    def with_knobs(knobs: dict[str, object]) -> str:
-        return json.dumps(data | {"identity": data["identity"] | {"knobs": knobs}})
+    def with_knobs(knobs: dict[str, Any]) -> str:
+        named = Candidate.of(knobs, world=2, global_batch=16).hash
+        identity = data["identity"] | {"knobs": knobs, "candidate_hash": named}
+        return json.dumps(data | {"identity": identity})
 
     path.write_text(with_knobs({"micro_batch": 2, "zero.stage": value}))
     assert study.trials() == ()
     (unreadable,) = study.read().unreadable
     assert "zero.stage" in unreadable.problem
-    path.write_text(with_knobs({"a knob of a later version": value}))
+    path.write_text(with_knobs({"micro_batch": 2, "a knob of a later version": value}))
     assert len(study.trials()) == 1
 
 

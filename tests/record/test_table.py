@@ -29,8 +29,9 @@ def detailed(spec: TrialSpec) -> TrialResult:
         return result
     return dataclasses.replace(
         result,
-        phases_s={phase.value: 0.5 for phase in Phase},
-        memory_bytes={"peak": 7, "private_data": 7, "host_rss": 9},
+        phases_s={phase.value: 1.0 for phase in Phase},
+        memory_bytes={"peak": 7 * GIB, "private_data": 7 * GIB, "host_rss": 9 * GIB},
+        peak_memory_bytes=7 * GIB,
         host_construction_bytes=11,
         loss_first=6.5,
         loss_last=float("nan"),
@@ -103,8 +104,8 @@ def test_a_measured_row(study: Study):
     flops = train_flops_per_token(make().model.shape, 64) * row["tokens_per_s"] / 2
     assert row["tflops_per_device"] == pytest.approx(flops / 1e12)
     assert row["mfu"] == pytest.approx(flops / 1e12)  # the scripted peak is 1 TFLOP/s
-    assert (row["n_steps"], row["phase.import_s"]) == (5, 0.5)
-    assert (row["memory.private_data_bytes"], row["host_construction_bytes"]) == (7, 11)
+    assert (row["n_steps"], row["phase.import_s"]) == (5, 1.0)
+    assert (row["memory.private_data_bytes"], row["host_construction_bytes"]) == (7 * GIB, 11)
     assert pd.isna(row["memory.allocated_bytes"])
     assert row["devices"] == "localhost:0 localhost:1"
     assert row["environment"] == '{"OMP_NUM_THREADS": "1"}'

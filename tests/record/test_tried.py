@@ -155,7 +155,7 @@ def test_a_study_is_evidence_of_its_measured_trials_alone(tmp_path):
     write_trial(study, {"zero.stage": 2}, outcome=Outcome.OOM)
     write_trial(study, {"zero.stage": 3}, differences=["stage: asked 3, the engine has 0"])
     made = run_of_study(study.folder)
-    assert made.trained == {"zero.stage": [1]}
+    assert made.trained == {"zero.stage": [1], "micro_batch": [2]}
     assert (made.ranks, made.nodes) == (good.layout.world, 1)
 
 

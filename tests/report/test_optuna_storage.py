@@ -111,7 +111,7 @@ def test_a_full_disk_names_the_file_that_is_not_there(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr("os.mkdir", full)
     out = tmp_path / "study.journal"
     with pytest.raises(StudyError, match=r"study\.journal: cannot be written: No space left"):
         export_study(wide, out, to="optuna", trial=None)

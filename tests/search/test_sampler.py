@@ -8,11 +8,11 @@ from optuna.trial import TrialState
 
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
-from autotune.contract import KnobValue, Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import METER_SLACK, KnobValue, Outcome, Role, TrialResult, TrialSpec
 from autotune.job.job import Job
 from autotune.record.study import Trial
 from autotune.search.history import History
-from autotune.search.objective import METER_SLACK, Objective
+from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, make_axes, sampler_seed, told_trials
 from autotune.search.samplers.of_optuna import Gp, OptunasSampler, Random, Tpe
 from autotune.search.trial_spec import Run, make_spec

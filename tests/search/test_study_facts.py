@@ -63,7 +63,9 @@ def test_the_versions_are_those_that_the_trials_report(study: Study):
 def test_trials_on_other_devices_are_not_taken_for_these(study: Study, devices: str):
     wide: dict[str, Any] = {"memory_limit": None, "head_room": 0.1}
     search(study, make(trials=2, **wide))
-    elsewhere = {"accelerator": "cuda"} if devices == "accelerator" else {"device_memory_bytes": 7}
+    elsewhere = (
+        {"accelerator": "cuda"} if devices == "accelerator" else {"device_memory_bytes": 7 * 2**20}
+    )
     here = replace(ENVIRONMENT, **elsewhere)
     notes = Notebook()
     found = environments_of(task(study, make(**wide), here), {}, notes.on_note)

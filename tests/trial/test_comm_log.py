@@ -1,10 +1,13 @@
 """What DeepSpeed's own logger says of collectives while we listen, over a backend of one rank."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.utils import timer
 
 from autotune.trial import comm_log, diagnose
 from autotune.trial.comm_log import CommLog
@@ -55,14 +58,28 @@ def backend(monkeypatch):
 @pytest.fixture
 def ticks(monkeypatch):
     """DeepSpeed's timers read a clock that goes on by a second each time it is looked at."""
-    from deepspeed.utils import timer
 
     now = iter(range(10_000))
     monkeypatch.setattr(timer.time, "time", lambda: float(next(now)))
 
 
-@pytest.mark.usefixtures("ticks")
-def test_every_call_is_told_with_its_own_time(backend):
+def test_a_wall_clock_that_is_set_changes_no_call(backend, monkeypatch):
+    """DeepSpeed's timers read that one on CPU: a day between two looks."""
+    days = iter(range(10_000))
+    monkeypatch.setattr(timer.time, "time", lambda: 86400.0 * next(days))
+    log = CommLog()
+    log.start()
+    for _ in range(3):
+        comm.all_reduce(torch.zeros(8))
+    log.stop()
+    assert timer.time is time, "and they have it back"
+    ((first, *others),) = [call.seconds for call in log.calls]
+    assert all(0 <= seconds < 3600 for seconds in (first, *others))
+
+
+def test_every_call_is_told_with_its_own_time(backend, monkeypatch):
+    now = iter(range(10_000))
+    monkeypatch.setattr(comm_log._Steady, "time", lambda: float(next(now)))
     log = CommLog()
     log.start()
     for size in (8, 8, 8, 16):

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -30,7 +31,7 @@ from autotune.base.private import (
     user_cache,
 )
 from autotune.contract import read_text
-from autotune.trial.prebuilt import BUILT_FILE, NEEDED
+from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED
 
 _NVME = ("async_io", "pin_memory")
 """Extensions for swapping to a disk; releases before 0.19 pin memory within async_io."""
@@ -274,10 +275,12 @@ def _told_by_cause(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _prepared(folder: Path) -> Iterator[int]:
-    """The folder, made and held."""
+    """The folder, made and held, without what killed builds left."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_own(folder)
     with _held(folder, blocking=True) as lock:
+        for left in folder.glob(f"{COMPILER_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
         yield lock
 
 

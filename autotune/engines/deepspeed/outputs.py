@@ -23,16 +23,23 @@ _STAY = re.compile(
     r"zero_optimization\.offload_(param|optimizer)\.nvme_path"
     # What is only read.
     r"|(.*\.)?(index_to_sample_path|index_to_metric_path|metrics_path|load_path)"
+    # Names of modules: `attention.out` is none of a file.
+    r"|(.*\.)?(modules|related_modules|layer_name)"
 )
 _NAMES = re.compile(
-    r"(^|_)(paths?|files?|filename|logfile|dirs?|directory|folders?|outputs?)(_|$)", re.IGNORECASE
+    r"(^|_)(\w*(path|(?<!pro)file|dir|folder)s?|pathname|filename|\w*director(y|ies)|outputs?"
+    r"|location|destination|(save|write|export|dump|log|trace|copy)_to)(_|$)"
+    r"|(^|_)(root|cache|storage|dump|snapshot|log|trace|socket|ur[il])s?$",
+    re.IGNORECASE,
 )
 """Names of keys whose text is a path, whatever it looks like."""
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 """Between the words of a name, besides underscores."""
 _VALUES = re.compile(
-    r"\s*[~$]|.*[/\\]|.*\.(json|jsonl|txt|csv|tsv|log|out|pt|pth|pkl|pickle|bin|prof|trace|gz|html|db"
-    r"|sqlite|npy|npz|safetensors|parquet)\s*$",
+    r"\s*([~$%@|>&]|\.{1,2}\s*$|(file|data|mem|fd|unix|[a-z0-9]+fs|s3|gs|https?):)|.*[/\\]"
+    r"|.*\.(json|jsonl|txt|csv|tsv|log|out|pt|pth|ckpt|pkl|pickle|bin|prof|trace|html|xml|md|db|sqlite"
+    r"|npy|npz|h5|hdf5|arrow|safetensors|parquet|distcp|onnx|so|ya?ml|toml|ini|gz|tgz|tar|zip|xz|bz2"
+    r"|zst|tmp|bak|lock|sock|svg|png|pdf|dot|etl|tfevents|nsys-rep|ncu-rep|qdrep)\s*$",
     re.IGNORECASE | re.DOTALL,
 )
 """Texts that are a path, whatever their key is called."""
@@ -56,7 +63,9 @@ def _without_paths(
     kept: dict[str, Any] = {}
     for key, value in section.items():
         where = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if _VALUES.match(str(key)):  # a table of paths
+            notes[where] = (value, None)
+        elif isinstance(value, Mapping):
             kept[key] = _without_paths(value, notes, f"{where}.")
         elif _is_path(str(key), value) and not _STAY.fullmatch(where):
             notes[where] = (value, None)
@@ -70,7 +79,10 @@ def _is_path(key: str, value: Any) -> bool:
     if isinstance(value, list):
         return any(_is_path(key, item) for item in value)
     if isinstance(value, Mapping):  # inside of a list
-        return any(_is_path(str(name), item) for name, item in value.items())
+        return any(
+            bool(_VALUES.match(str(name))) or _is_path(str(name), item)
+            for name, item in value.items()
+        )
     if not isinstance(value, str) or not value.strip():
         return False
     return bool(_NAMES.search(_WORDS.sub("_", key)) or _VALUES.match(value))

@@ -32,6 +32,7 @@ from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
+from autotune.trial.descent import below, children_of
 from autotune.trial.launcher import end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
@@ -40,7 +41,9 @@ _CHUNK_BYTES = 64 * 1024
 class Agent:
     """Trials on this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: int | None = None) -> None:
+        """Run nothing yet; the `keeper` above this process, if there is one, adopts orphans."""
+        self._keeper = keeper
         self._templates = WarmTemplates()
         self._running: dict[str, LocalRanks] = {}
 
@@ -105,7 +108,21 @@ class Agent:
                 _say_failed(folder, error)
                 continue
             del self._running[folder]
+            self._end_strangers()
             _say("ended", folder=folder, problem=problem)
+
+    def _end_strangers(self) -> None:
+        """Kill orphans of trials whose launcher was killed, and that bear no mark of theirs.
+
+        The keeper has them, and nothing else but this process. Whose they are is not known, so
+        those of one trial live on while another one runs.
+        """
+        if self._keeper is None or self._running:
+            return
+        for child in children_of(self._keeper):
+            for pid in (child, *below(child)) if child != os.getpid() else ():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _by_own_clock(part: NodePart) -> NodePart:
@@ -132,9 +149,10 @@ def _say(said: str, **what: Any) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
-    if PARENT_ENV in os.environ:
-        end_with_parent(int(os.environ[PARENT_ENV]))
+    keeper = int(os.environ[PARENT_ENV]) if PARENT_ENV in os.environ else None
+    if keeper is not None:
+        end_with_parent(keeper)
     # Whatever started it: what the ranks leave among temporary files goes with it.
     with scratch_folder() as scratch:
         os.environ[SCRATCH_ENV] = str(scratch)
-        Agent().serve(sys.stdin.fileno())
+        Agent(keeper).serve(sys.stdin.fileno())

@@ -4,27 +4,34 @@ A rank's own meter (`autotune.trial.memory`) counts its private data, and `RLIMI
 below the limit. Shared memory is no private data, and a child has a limit of its own. So the node
 looks from outside, a few times a second, and a rank that goes over its limit that way is ended.
 
-Pages are counted once. Shared memory counts where it is mapped and resident. A child counts with
-what it does not share with its rank: of what it has allocated since its fork (or in all, if it
-runs another program) its proportional share (PSS), and whatever it has written of its own.
+Pages are counted once. Shared memory counts where it is mapped and resident, or in files that are
+held open (`autotune.fleet.node.memory_files`). A child counts with what it does not share with its
+rank: the proportional share (PSS) of what it has allocated since its fork (of all, if it runs
+another program), or what it has written of its own, whichever is more.
 
 To read a share costs milliseconds, in which the process that it is of may wait: it is read when a
 process has grown, and otherwise rarely. A rank without children costs some files of a line each.
 
-Not seen: files in /dev/shm and of memfd_create that no process has mapped, the page cache, memory
-of the kernel, what was swapped out, and what comes and goes between two looks.
+What a rank orphans is adopted by its launcher, and so is found without any mark of the trial's.
+
+Not seen: files in /dev/shm that no process has open or mapped, the page cache, memory of the
+kernel (pipes and sockets), what was swapped out, and what comes and goes between two looks. A
+control group would count some of these, and needs one that is delegated to this user, into which
+the ranks are moved: no such machine was there to try it on, so none is made.
 """
 
 import contextlib
+import fnmatch
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.contract import TRIAL_ENV
-from autotune.trial.shared_memory import SharedMemory
+from autotune.fleet.node.memory_files import FilesInMemory
+from autotune.trial.descent import ancestors, below, children_of, parent_of
+from autotune.trial.shared_memory import LIFTED, SharedMemory
 
 PERIOD_S = 0.25
 """Time between two looks."""
@@ -68,6 +75,13 @@ class _Child:
 class _Rank:
     pid: int
     shared: SharedMemory
+    files: FilesInMemory
+    launcher: int
+    """Its parent, which adopts what it orphans; 0: that has ended."""
+    cap_bytes: int | None = None
+    """Its own limit as it was first seen."""
+    ever: set[int] = field(default_factory=set)
+    """Itself and every child of it that was seen."""
     held: HeldOutside = field(default_factory=HeldOutside)
     children: dict[int, _Child] = field(default_factory=dict)
 
@@ -81,26 +95,24 @@ class MemoryWatch:
         *,
         limit_bytes: int | None,
         segments: Sequence[str],
-        adopter: int | None = None,
+        n_ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch the trial in a folder; of no rank anything is known yet.
 
         Args:
-            folder: The trial's, absolute.
+            folder: The trial's, absolute; what is written there is no memory of its ranks.
             limit_bytes: A rank's limit; None: it is only looked.
             segments: Patterns of the files in /dev/shm that belong to the engine.
-            adopter: Process that gets the orphans of ranks; None: the keeper above this process.
+            n_ranks: Ranks on this node.
             clock: Seconds.
         """
         self._folder = str(folder)
         self._limit_bytes = limit_bytes
         self._segments = segments
-        self._adopter = os.getppid() if adopter is None else adopter
+        self._n_ranks = n_ranks
         self._clock = clock
         self._ranks: dict[int, _Rank] = {}
-        self._strangers: set[int] = set()
-        """Orphans of other trials."""
 
     def is_known(self, rank: int) -> bool:
         """Whether the process of a rank is known."""
@@ -108,7 +120,27 @@ class MemoryWatch:
 
     def add(self, rank: int, pid: int) -> None:
         """Watch a rank."""
-        self._ranks[rank] = _Rank(pid=pid, shared=SharedMemory(str(pid), self._segments))
+        with contextlib.suppress(OSError):  # it has ended
+            launcher = parent_of(pid)
+            # What has adopted the rank itself has other children, too.
+            is_it = launcher not in (os.getpid(), *ancestors(os.getpid()))
+            self._ranks[rank] = _Rank(
+                pid=pid,
+                shared=SharedMemory(str(pid), self._segments),
+                files=FilesInMemory(self._is_apart, clock=self._clock),
+                launcher=launcher if is_it else 0,
+                ever={pid},
+            )
+
+    def _is_apart(self, path: str) -> bool:
+        """Whether a file is the engine's or the trial's own: a log, not the candidate's memory."""
+        in_folder = path.startswith(self._folder + os.sep)
+        name = path.removeprefix("/dev/shm/").removesuffix(" (deleted)")
+        return in_folder or any(fnmatch.fnmatchcase(name, each) for each in self._segments)
+
+    def pids(self) -> set[int]:
+        """Processes that belong to the ranks and were seen, whether or not they are there."""
+        return {pid for rank in self._ranks.values() for pid in rank.ever}
 
     def held(self) -> Mapping[int, HeldOutside]:
         """What each rank held besides its private data, at the worst."""
@@ -124,13 +156,12 @@ class MemoryWatch:
         return None
 
     def _look_at(self, rank: _Rank, orphans: list[int]) -> bool:
-        soft, _ = resource.prlimit(rank.pid, resource.RLIMIT_DATA)
-        if soft == resource.RLIM_INFINITY and self._limit_bytes is not None:
-            return False  # the limit does not hold yet, or any more
+        soft, hard = resource.prlimit(rank.pid, resource.RLIMIT_DATA)
+        if self._limit_bytes is not None and not _holds(rank, soft, hard):
+            return False
         data_bytes, _ = _sizes(rank.pid)
-        pids = [*_below(rank.pid), *orphans]
-        if rank.pid in pids:
-            pids.remove(rank.pid)
+        pids = [*below(rank.pid), *orphans]
+        rank.ever.update(pids)
         self._see_children(rank, pids, data_bytes)
         children = rank.children.values()
         children_bytes = sum(child.own_bytes for child in children)
@@ -142,13 +173,16 @@ class MemoryWatch:
             # What the rank has mapped as well is in both: together their shares count it once.
             together = _share_of(rank.pid)["Pss_Shmem"] + elsewhere - rank.shared.segment_bytes()
             shared_bytes = max(shared_bytes, together)
+        shared_bytes += rank.files.bytes_of([rank.pid, *pids], rank.ever)
         held = rank.held
         held.children_bytes = max(held.children_bytes, children_bytes)
         outside_bytes = children_bytes + shared_bytes
         if not outside_bytes:
             return False
         limit_bytes = self._limit_bytes
-        own_bytes = 0 if limit_bytes is None else max(0, data_bytes - (soft - limit_bytes))
+        own_bytes = 0
+        if limit_bytes is not None and rank.cap_bytes is not None:
+            own_bytes = max(0, data_bytes - (rank.cap_bytes - limit_bytes))
         held.total_bytes = max(held.total_bytes, own_bytes + outside_bytes)
         if limit_bytes is None or own_bytes + outside_bytes <= limit_bytes:
             return False
@@ -185,35 +219,27 @@ class MemoryWatch:
         child.read_at_s, child.resident_bytes = now_s, resident_bytes
 
     def _orphans(self) -> list[int]:
-        """Processes of this trial whose parents have ended: the keeper of this node has them."""
-        found = []
+        """Processes of this trial whose parents have ended: the launcher has them."""
         ranks = {rank.pid for rank in self._ranks.values()}
-        for pid in _children(self._adopter):
-            if pid == os.getpid() or pid in self._strangers or pid in ranks:
-                continue
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if f"{TRIAL_ENV}={self._folder}".encode() in variables:
-                    found += [pid, *_below(pid)]
-                else:
-                    self._strangers.add(pid)
+        if len(ranks) < self._n_ranks:
+            return []  # among its children are ranks that are not known yet
+        found = []
+        for launcher in {rank.launcher for rank in self._ranks.values()}:
+            for pid in children_of(launcher):
+                if pid not in ranks:
+                    found += [pid, *below(pid)]
         return found
 
 
-def _below(pid: int) -> Iterator[int]:
-    """All that a process has started, directly or not."""
-    for child in _children(pid):
-        yield child
-        yield from _below(child)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += [int(child) for child in file.read().split()]
-    return found
+def _holds(rank: _Rank, soft: int, hard: int) -> bool:
+    """Whether a rank's limit holds: from its first step on, until the rank itself lifts it."""
+    is_limited = soft not in (resource.RLIM_INFINITY, LIFTED)
+    if rank.cap_bytes is None and is_limited:
+        rank.cap_bytes = soft
+    if rank.cap_bytes is None or soft == LIFTED:
+        return False
+    # A hard limit of the machine's own is what it is lifted to. What else raised it lifts nothing.
+    return soft == rank.cap_bytes or soft != hard or hard == resource.RLIM_INFINITY
 
 
 def _sizes(pid: int) -> tuple[int, int]:

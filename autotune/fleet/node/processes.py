@@ -1,7 +1,8 @@
 """Starts, finds and ends the processes of a trial, wherever they hang in the process tree.
 
 Every process of a trial carries the trial's folder in its environment (`TRIAL_ENV`), and so do
-its children: that finds ranks whose torchrun is gone and workers whose rank is gone.
+its children: that finds ranks whose torchrun is gone and workers whose rank is gone. A child that
+has cleared its environment is found by its descent: a trial's launcher adopts its orphans.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from autotune.contract import TRIAL_ENV
+from autotune.trial.descent import below
 from autotune.trial.launcher import LOOPBACK
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
@@ -70,14 +72,17 @@ def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> li
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Processes of the trial in `folder`, or of all trials below it."""
     root = str(folder.resolve())
-    found = []
+    found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(*_GONE):
             trial = process.environ().get(TRIAL_ENV, "")
-            is_ours = trial == root or trial.startswith(root + os.sep)
-            if is_ours and process.pid != os.getpid():
-                found.append(process)
-    return found
+            if trial == root or trial.startswith(root + os.sep):
+                found[process.pid] = process
+    for pid in [child for marked in found for child in below(marked)]:
+        with contextlib.suppress(*_GONE):
+            found.setdefault(pid, psutil.Process(pid))
+    found.pop(os.getpid(), None)
+    return list(found.values())
 
 
 def kill_all(folder: Path) -> None:

@@ -33,6 +33,7 @@ from autotune.contract import (
 from autotune.devices import cgroup
 from autotune.devices.hardware import visible_gpus
 from autotune.fleet.node.environment import allowed_environment, rank_environment
+from autotune.fleet.node.leavings import Leavings
 from autotune.fleet.node.memory import PERIOD_S, MemoryWatch
 from autotune.fleet.node.ports import PortLease, lease_port, segments_at
 from autotune.fleet.node.processes import (
@@ -40,6 +41,7 @@ from autotune.fleet.node.processes import (
     ask_for_stacks,
     is_stopped,
     kill_once,
+    processes_of,
     ranks_command,
 )
 from autotune.fleet.node.telemetry import Telemetry
@@ -135,9 +137,13 @@ class LocalRanks:
                 self.folder,
                 limit_bytes=self._spec.measure.memory_limit_bytes or part.capacity_bytes or None,
                 segments=segments_at(self.port, part.address),
+                n_ranks=len(part.devices),
                 clock=clock,
             )
-        self._memory_looked_s = clock()
+        self._leavings = Leavings()
+        self._pids: set[int] = set()
+        """The trial's processes that were seen, whether or not they are there."""
+        self._looked_s = clock()
         self._launch(partial(self._start, templates))
         if self._telemetry is not None:
             self._telemetry.start()
@@ -191,9 +197,9 @@ class LocalRanks:
 
     def _is_over_limit(self) -> bool:
         """Look whether a rank holds more than it may where no allocation fails for it."""
-        if self._memory is None or self._clock() - self._memory_looked_s < PERIOD_S:
+        if self._memory is None or self._clock() - self._looked_s < PERIOD_S:
             return False
-        self._memory_looked_s = self._clock()
+        self._looked_s = self._clock()
         n_ranks = len(self._part.devices)
         first = self._part.node * n_ranks
         if not all(map(self._memory.is_known, range(first, first + n_ranks))):
@@ -201,6 +207,8 @@ class LocalRanks:
                 if not self._memory.is_known(report.rank):
                     self._memory.add(report.rank, report.pid)
         rank = self._memory.look()
+        self._pids |= self._memory.pids()
+        self._leavings.look(lambda: self._pids)
         if rank is None:
             return False
         self._seen |= {"over_limit": self._memory.held()[rank].over, "over_limit_rank": rank}
@@ -213,12 +221,16 @@ class LocalRanks:
         return self._clock() >= self._until_s
 
     def _kill(self, *, hangs: bool) -> None:
+        self._pids.update(process.pid for process in processes_of(self.folder))
+        self._leavings.look(lambda: self._pids)  # it is not seen any more once they have ended
         if isinstance(self._launcher, WarmProcess):
             self._launcher.give_up(hangs=hangs)
         self._enter(_EndStage.KILLED, KILL_WAIT_S)
 
     def _is_gone(self) -> bool:
-        return not kill_once(self.folder) and self._launcher.poll() is not None
+        killed = kill_once(self.folder)
+        self._pids.update(process.pid for process in killed)
+        return not killed and self._launcher.poll() is not None
 
     def _is_drained(self) -> bool:
         try:
@@ -234,6 +246,8 @@ class LocalRanks:
     def _finish(self) -> None:
         self._stage = _EndStage.ENDED
         shutil.rmtree(self._temporary, ignore_errors=True)
+        self._pids.update(report.pid for report in self._reports())
+        self._leavings.remove(self._pids)
         if self._lease is not None:
             self._lease.release()
             self._lease = None

@@ -105,6 +105,6 @@ def read_report(study: Study) -> StudyReport:
         objective=objective,
         rows=make_rows(history, objective),
         context=context,
-        answer=answer_of(facts, study),
+        answer=answer_of(facts, study, recorded),
         recorded=recorded,
     )

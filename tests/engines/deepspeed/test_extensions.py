@@ -240,6 +240,15 @@ def test_code_of_another_user_is_not_loaded(folder, which):
     assert "TORCH_EXTENSIONS_DIR" in caught.value.hint
 
 
+def test_the_compiler_of_a_killed_build_goes_with_the_next_one(folder):
+    left = folder / ".compiler-x"
+    left.mkdir()
+    (left / "c++").touch()
+    with extensions._prepared(folder):
+        assert not left.exists()
+    assert (folder / "fused_adam" / BUILT_FILE).exists()
+
+
 def test_a_folder_where_everybody_may_write_is_refused(folder):
     folder.chmod(0o777)
     with pytest.raises(FleetError, match="chmod o-w"):

@@ -34,6 +34,30 @@ WRITTEN = [
     ("zero_optimization.log_folder", "zero"),
     ("zero_optimization.offload_optimizer.other_path", "/nvme"),
     ("a_plugin.of.somebody.debug", "/tmp/debug"),
+    ("checkpoint.location", "saved"),
+    ("checkpoint.destination", "saved"),
+    ("checkpoint.root", "saved"),
+    ("checkpoint.save_to", "saved"),
+    ("checkpoint.saveTo", "saved"),
+    ("checkpoint.export-to", "saved"),
+    ("checkpoint.savedir", "saved"),
+    ("checkpoint.directories", ["a", "b"]),
+    ("profiler.filepath", "x"),
+    ("profiler.dumpfile", "x"),
+    ("profiler.LOGDIR", "x"),
+    ("profiler.traces", "x"),
+    ("profiler.anything", "file:x"),
+    ("profiler.anything", "FILE:///home/me/x"),
+    ("profiler.anything", ".."),
+    ("profiler.anything", "%TEMP%"),
+    ("profiler.anything", "|tee x"),
+    ("profiler.anything", "x.nsys-rep"),
+    ("profiler.anything", "x.tar.gz"),
+    ("profiler.anything", "x.yaml"),
+    ("profiler.anything", [["a", [{"b": "../c"}]]]),
+    ("profiler.anything", [{"/home/me/a": True}]),
+    ("compile.options.cache", "here"),
+    ("aio.socket", "x"),
 ]
 STAYS = [
     ("zero_optimization.offload_optimizer.nvme_path", "/nvme"),
@@ -48,6 +72,15 @@ STAYS = [
     ("optimizer.type", "OneBitAdam"),
     ("compile.backend", "inductor"),
     ("profile", "a line of text. It ends."),
+    ("checkpoint.writer.type", "fast"),
+    ("compression_training.sparse_pruning.different_groups.a.modules", ["attention.out", "*"]),
+    ("eigenvalue.layer_name", "bert.encoder.layer"),
+    ("scheduler.type", "WarmupLR"),
+    ("zero_optimization.offload_optimizer.device", "cpu"),
+    ("dtypes.half", "torch.float16"),
+    ("memory_profile", "full"),
+    ("comms_logger.log_level", "info"),
+    ("data_efficiency.data_sampling.curriculum_learning.x.schedule_type", "fixed_root"),
 ]
 
 
@@ -70,6 +103,12 @@ def test_what_would_be_written_is_left_out_and_told(path, value):
 @pytest.mark.parametrize(("path", "value"), STAYS)
 def test_what_writes_nothing_stays(path, value):
     assert without_outputs(nested(path, value)) == (nested(path, value), {})
+
+
+def test_a_table_of_paths_is_left_out():
+    config, notes = without_outputs({"profiler": {"targets": {"/home/me/a": True, "rank": 0}}})
+    assert config == {"profiler": {"targets": {"rank": 0}}}
+    assert notes == {"profiler.targets./home/me/a": (True, None)}
 
 
 @pytest.mark.parametrize(

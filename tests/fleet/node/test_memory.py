@@ -1,26 +1,35 @@
 """What a rank holds outside of its private data is seen, once, and nothing else is."""
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from autotune.contract import TRIAL_ENV
 from autotune.fleet.node.memory import MemoryWatch
+from autotune.fleet.node.processes import kill_all
+from autotune.trial.shared_memory import LIFTED
 
 MIB = 2**20
 LIMIT = 64 * MIB
 HIDDEN = 96 * MIB
-PR_SET_CHILD_SUBREAPER = 36
 
 RANK = """
-import mmap, os, resource, subprocess, sys, time
+import ctypes, mmap, os, resource, subprocess, sys, tempfile, time
+sys.path.insert(0, {package!r})
+from autotune.trial.descent import adopt_orphans
+adopt_orphans()  # as a launcher does
+if launched := os.fork():
+    os.waitpid(launched, 0)
+    os._exit(0)
+os.write(1, b"%d " % os.getpid())
+libc = ctypes.CDLL(None)
 MIB, N = 2**20, 96 * 2**20
 inherited = bytearray(48 * MIB)  # as of imports: below the base
 data = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
@@ -53,7 +62,25 @@ def share():
     held = fill(mmap.mmap(-1, N))
     ready()
     wait()
-"""
+def daemon(work):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            work()
+        os._exit(0)
+def write(file):
+    for _ in range(N // MIB):
+        os.write(file, bytes(MIB))
+    ready()
+def segment():
+    number = libc.shmget(0, N, 0o1600)
+    libc.shmat.restype, libc.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    at = libc.shmat(number, None, 0)
+    ctypes.memset(at, 1, N)
+    return number, at
+def unlimited():
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
+""".replace("{package!r}", repr(str(Path(__file__).parents[3])))
 
 HIDES = {
     "a shared mapping": "held = fill(mmap.mmap(-1, N)); ready()",
@@ -89,6 +116,33 @@ HIDES = {
         "    kept = bytearray(N); child(wait); ready(); wait()\n"
         "child(forks)"
     ),
+    "a daemon without an environment": (
+        "daemon(lambda: os.execve(sys.executable, ['x', '-c', "
+        "'import os, time; x = bytearray(96 * 2**20); os.write(1, b\"r\"); time.sleep(600)'], {}))"
+    ),
+    "a file in memory that is not mapped": "write(os.memfd_create('x'))",
+    "a file in memory that only a daemon has open": (
+        "daemon(lambda: (write(os.memfd_create('x')), wait()))"
+    ),
+    "an open file in /dev/shm that is not mapped": (
+        "file = tempfile.NamedTemporaryFile(dir='/dev/shm'); os.unlink(file.name); "
+        "file.close = None; write(file.fileno())"
+    ),
+    "one that is mapped in part": (
+        "fd = os.memfd_create('x'); os.ftruncate(fd, N); held = fill(mmap.mmap(fd, 48 * MIB)); "
+        "write(fd)"
+    ),
+    "a segment that is attached": "number, at = segment(); libc.shmctl(number, 0, None); ready()",
+    "memory that its child gave away as a descriptor": (
+        "import socket\nours, theirs = socket.socketpair()\n"
+        "def gives():\n"
+        "    fd = os.memfd_create('x'); os.ftruncate(fd, N); held = fill(mmap.mmap(fd, N))\n"
+        "    socket.send_fds(theirs, [b'x'], [fd])\n"
+        "child(gives); got = socket.recv_fds(ours, 1, 1); os.wait(); ready()"
+    ),
+    "a thread's mapping": (
+        "import threading; t = threading.Thread(target=share, daemon=True); t.start()"
+    ),
     "children that write to what they had from the rank": (
         "def writes():\n    fill(inherited); ready(); wait()\nchild(writes); child(writes)"
     ),
@@ -102,6 +156,13 @@ IS_FINE = {
     "another small program": "subprocess.Popen(['sh', '-c', 'echo r; sleep 600'])",
     "a mapping that is not touched": "held = mmap.mmap(-1, N); ready()",
     "a small mapping": "held = fill(mmap.mmap(-1, 24 * MIB)); ready()",
+    "a data set in /dev/shm that it reads": (
+        "file = open(os.environ['DATA'], 'rb'); file.read(MIB); ready()"
+    ),
+    "a file in memory that it has mapped": (
+        "fd = os.memfd_create('x'); os.ftruncate(fd, 40 * MIB)\n"
+        "held = fill(mmap.mmap(fd, 40 * MIB)); ready()"
+    ),
     "a mapping that a child shares with it": (
         "held = fill(mmap.mmap(-1, 40 * MIB))\nchild(fills); child(fills)"
     ),
@@ -119,25 +180,29 @@ READY = {"range(4)": 4, "child(fills)": 2, "child(rests)": 2, "child(writes)": 2
 class Rank:
     """A process that holds memory as a script says, under a watch."""
 
-    def __init__(self, body: str, folder: Path, *, segments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, body: str, folder: Path, *, segments: tuple[str, ...] = (), data: str = ""
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{RANK}\n{body}\nwait()"],
             stdout=subprocess.PIPE,
-            env={**os.environ, TRIAL_ENV: str(folder)},
+            env={**os.environ, TRIAL_ENV: str(folder), "DATA": f"/dev/shm/{data}"},
             cwd=folder,
             start_new_session=True,
         )
-        self.watch = MemoryWatch(folder, limit_bytes=LIMIT, segments=segments, adopter=os.getpid())
+        self.watch = MemoryWatch(folder, limit_bytes=LIMIT, segments=segments)
         assert self.process.stdout is not None
+        told = b""
+        while not told.endswith(b" "):
+            told += os.read(self.process.stdout.fileno(), 1)
+        self.pid = int(told)
         for _ in range(max(READY.get(part, 1) for part in [*READY, ""] if part in body)):
             assert os.read(self.process.stdout.fileno(), 1) == b"r"
-        self.watch.add(3, self.process.pid)
+        self.watch.add(3, self.pid)
 
 
 @pytest.fixture
 def start(tmp_path):
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     started: list[Rank] = []
 
     def start(body: str, **options) -> Rank:
@@ -145,18 +210,9 @@ def start(tmp_path):
         return started[-1]
 
     yield start
-    killed = set()
-    while left := of_trial(tmp_path):  # one may be forking
-        killed |= set(left)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    kill_all(tmp_path)
     for rank in started:
         rank.process.communicate()
-    for pid in killed:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def of_trial(folder: Path) -> list[int]:
@@ -182,12 +238,15 @@ def test_what_is_within_the_limit_goes_on(how, start):
     segment = Path(f"/dev/shm/autotune_test_{os.getpid()}")
     segment.touch()
     os.truncate(segment, HIDDEN)
+    data = Path(f"/dev/shm/data_of_{os.getpid()}")
+    data.write_bytes(bytes(HIDDEN))
     try:
-        rank = start(IS_FINE[how], segments=(segment.name,))
+        rank = start(IS_FINE[how], segments=(segment.name,), data=data.name)
         for _ in range(3):
             assert rank.watch.look() is None
     finally:
         segment.unlink()
+        data.unlink()
 
 
 def test_a_rank_without_either_has_no_figure_but_its_own(start):
@@ -203,7 +262,7 @@ def test_a_child_counts_once_and_what_it_held_is_remembered(start):
     held = rank.watch.held()[3]
     assert HIDDEN <= held.children_bytes < HIDDEN + 24 * MIB
     for pid in of_trial(Path(rank.watch._folder)):
-        if pid != rank.process.pid:
+        if pid != rank.pid:
             os.kill(pid, signal.SIGKILL)
     rank.watch.look()
     assert rank.watch.held()[3].children_bytes == held.children_bytes
@@ -211,14 +270,36 @@ def test_a_child_counts_once_and_what_it_held_is_remembered(start):
 
 def test_a_limit_that_was_taken_off_is_none(start):
     rank = start(HIDES["a shared mapping"])
-    infinity = resource.RLIM_INFINITY
-    resource.prlimit(rank.process.pid, resource.RLIMIT_DATA, (infinity, infinity))
+    resource.prlimit(rank.pid, resource.RLIMIT_DATA, (LIFTED, resource.RLIM_INFINITY))
     assert rank.watch.look() is None
+
+
+@pytest.mark.parametrize("raised", [resource.RLIM_INFINITY, 2**50])
+def test_a_limit_that_somebody_raised_still_counts(raised, start):
+    rank = start(
+        "import signal\n"
+        "def grow(*_):\n    global held; held = fill(mmap.mmap(-1, N)); ready()\n"
+        "signal.signal(signal.SIGUSR1, grow); ready()"
+    )
+    assert rank.watch.look() is None
+    resource.prlimit(rank.pid, resource.RLIMIT_DATA, (raised, resource.RLIM_INFINITY))
+    os.kill(rank.pid, signal.SIGUSR1)
+    assert os.read(rank.process.stdout.fileno(), 1) == b"r"
+    assert rank.watch.look() == 3
+
+
+def test_a_log_in_memory_is_no_memory_of_its_rank(start):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        rank = start(f"file = open({folder!r} + '/log', 'wb'); write(file.fileno())")
+        other = MemoryWatch(Path(folder), limit_bytes=LIMIT, segments=())
+        other.add(0, rank.pid)
+        assert other.look() is None
+        assert rank.watch.look() == 3  # to another trial it is as any file
 
 
 def test_an_ended_rank_holds_nothing(start):
     rank = start(HIDES["a shared mapping"])
-    rank.process.kill()
+    os.kill(rank.pid, signal.SIGKILL)
     rank.process.wait()
     assert rank.watch.look() is None
 
@@ -226,23 +307,24 @@ def test_an_ended_rank_holds_nothing(start):
 def test_a_process_that_has_not_grown_is_not_read_again(start, monkeypatch):
     from autotune.fleet.node import memory
 
-    rank = start(IS_FINE["another small program"])
+    # Both have begun by now; a shell would start its program between two looks.
+    rank = start(IS_FINE["children that do nothing"])
     rank.watch._clock = lambda: 100.0
     reads: list[int] = []
     read = memory._share_of
     monkeypatch.setattr(memory, "_share_of", lambda pid: (reads.append(pid), read(pid))[1])
     for _ in range(5):
         rank.watch.look()
-    assert len(reads) == len(set(reads))
+    assert len(reads) == len(set(reads)) == 2
     rank.watch._clock = lambda: 103.0
     rank.watch.look()
-    assert len(reads) == 2 * len(set(reads))
+    assert sorted(reads) == sorted([*set(reads)] * 2)
 
 
 def test_orphans_of_another_trial_are_not_its_own(start, tmp_path):
     rank = start(HIDES["an orphan"])
-    other = MemoryWatch(tmp_path / "other", limit_bytes=LIMIT, segments=(), adopter=os.getpid())
+    other = MemoryWatch(tmp_path / "other", limit_bytes=LIMIT, segments=())
     mine = start(IS_FINE["nothing"])
-    other.add(0, mine.process.pid)
+    other.add(0, mine.pid)
     assert other.look() is None
     assert rank.watch.look() == 3

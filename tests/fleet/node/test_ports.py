@@ -61,7 +61,7 @@ def test_a_port_whose_connections_have_just_ended_is_free():
 def leases(tmp_path, monkeypatch):
     """The folder of leases, in a temporary directory of its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(private, "_OF_SESSIONS", str(tmp_path / "none"))
+    monkeypatch.setattr(private, "_SESSION_FOLDER", str(tmp_path / "none"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     return ports.leases_folder()
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.base.errors import FleetError
@@ -42,7 +43,7 @@ class Machine:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         self.process = Process()
-        self.left: list[str] = []
+        self.left: list[psutil.Process] = []
         """Processes that a kill has not ended yet."""
         self.lacking: list[int | FleetError] = []
         self.asked: list[int] = []
@@ -61,7 +62,7 @@ class Machine:
         part = NodePart(folder=str(folder), devices=["0", "1"])
         self.ranks = ranks.LocalRanks(part, WarmTemplates(), clock=lambda: self.now_s)
 
-    def _kill(self, _: Path) -> list[str]:
+    def _kill(self, _: Path) -> list[psutil.Process]:
         self.n_kills += 1
         left, self.left = self.left, self.left[1:]
         return left
@@ -83,7 +84,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_hung_trial_ends_in_steps_and_none_of_them_waits(machine: Machine) -> None:
-    machine.left, machine.lacking = ["rank", "rank"], [2**30, 2**30, 0]
+    machine.left, machine.lacking = [psutil.Process()] * 2, [2**30, 2**30, 0]
     assert not machine.ranks.advance()
     machine.ranks.end(hangs=True)
     assert machine.asked == [os.getpid()]
@@ -103,7 +104,7 @@ def test_a_hung_trial_ends_in_steps_and_none_of_them_waits(machine: Machine) -> 
 
 
 def test_a_process_that_does_not_die_is_left_to_itself(machine: Machine) -> None:
-    machine.left = ["rank"] * 9
+    machine.left = [psutil.Process()] * 9
     machine.ranks.end(hangs=False)
     assert not machine.ranks.advance()
     machine.now_s = ranks.KILL_WAIT_S

@@ -1,0 +1,206 @@
+"""What a study's own files say of figures, edited by hand: nothing that cannot be is believed."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.contract import Outcome, read_json, write_json
+from autotune.record.answer import answer_of
+from autotune.record.facts import allowed_bytes_of, environment_at
+from autotune.record.soak import SOAK_FILE, read_soak
+from autotune.record.study import Study
+from tests.chaos.readers import SOAK
+from tests.record.test_study import FILES, a_spec
+from tests.report.test_terminal import finished
+from tests.search.scripted import ok
+
+
+def edited(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy with another value at `a/0/b`."""
+    changed = copy.deepcopy(data)
+    at: Any = changed
+    *above, last = path.split("/")
+    for key in above:
+        at = at[int(key)] if isinstance(at, list) else at[key]
+    at[last] = value
+    return json.loads(json.dumps(changed))
+
+
+SPEC_LIES = [
+    ("layout/world", 10**12),
+    ("layout/world", 0),
+    ("layout/world", 4),
+    ("layout/tp", 0),
+    ("layout/dp", 7),
+    ("layout/micro_batch", 10**9),
+    ("layout/grad_accum", -1),
+    ("layout/global_batch", 0),
+    ("workload/seq_len", 0),
+    ("workload/seq_len", 10**15),
+    ("measure/max_steps", -1),
+    ("measure/warmup_steps", -10),
+    ("measure/budget_s", math.nan),
+    ("measure/timeout_s", math.inf),
+    ("measure/memory_limit_bytes", -5),
+    ("measure/target_half_width", math.nan),
+    ("identity/confirm_round", -1),
+    ("identity/confirm_round", 10**18),
+    ("identity/knobs/micro_batch", 8),
+    ("identity/knobs", {}),
+    ("identity/candidate_hash", "0" * 12),
+    ("identity/fidelity", {"layers": 3, "world": None}),
+    ("provenance/retry_of", 5),
+    ("provenance/retry_of", -1),
+    ("provenance/repeat_of", 10**18),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), SPEC_LIES, ids=[f"{p}-{v}" for p, v in SPEC_LIES])
+def test_a_spec_that_cannot_be_is_damaged(tmp_path: Path, path: str, value: object) -> None:
+    """Otherwise a figure would be taken for that of another candidate."""
+    study = Study(tmp_path, "a")
+    study.trials_folder.mkdir(parents=True)
+    folder = study.write_spec(a_spec(5), FILES)
+    study.write_result(folder, ok(a_spec(5), 100.0))
+    assert study.trials()[0].result is not None
+    spec = read_json(folder / "spec.json")
+    write_json(folder / "spec.json", edited(spec, path, value))
+    assert study.trials() == ()
+    assert len(study.read().unreadable) == 1
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return finished(tmp_path_factory.mktemp("finished"))
+
+
+ANSWER_LIES = [
+    ("best/samples_per_s", 5000.0),
+    ("best/samples_per_s", -1.0),
+    ("best/samples_per_s", math.inf),
+    ("best/samples_per_s", True),
+    ("best/samples_per_s_low", 1e9),
+    ("best/samples_per_s_high", math.nan),
+    ("best/peak_memory_bytes", -1),
+    ("best/peak_memory_bytes", 4096),
+    ("best/n_runs", 0),
+    ("best/n_runs", 10**18),
+    ("best/n_disturbed", 99),
+    ("best/trial", -1),
+    ("best/trial", 10**12),
+    ("best/trial", 1),
+    ("best/candidate/micro_batch", 1024),
+    ("baseline/samples_per_s", 1e-300),
+    ("speedup", 1e9),
+    ("speedup", -3.0),
+    ("speedup_low", math.nan),
+    ("speedup_high", math.inf),
+    ("counts", {"ok": -4}),
+    ("counts", {"ok": 10**18}),
+    ("origin", "simulated"),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), ANSWER_LIES, ids=[f"{p}-{v}" for p, v in ANSWER_LIES])
+def test_an_answer_that_is_not_the_records_is_none(study: Study, path: str, value: object) -> None:
+    facts, recorded = {**study.read_state(), "origin": "measured"}, study.read()
+    assert answer_of(facts, study, recorded) is not None
+    assert answer_of(edited(facts, f"answer/{path}", value), study, recorded) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device_memory_bytes", -1),
+        ("device_memory_bytes", 7),
+        ("device_memory_bytes", 10**18),
+        ("device_memory_bytes", math.inf),
+        ("n_devices", 0),
+        ("n_devices", -3),
+        ("n_devices", 10**18),
+        ("n_devices", True),
+        ("peak_flops", -1.0),
+        ("peak_flops", math.nan),
+        ("peak_flops", 1e300),
+    ],
+)
+def test_devices_that_cannot_be_condemn_no_trial(study: Study, field: str, value: object) -> None:
+    facts = study.read_state()
+    damaged = edited(facts, f"environments/0/{field}", value)
+    assert environment_at(facts, 0) is not None
+    assert environment_at(damaged, 0) is None
+    try:
+        study.write_state(damaged)
+        assert not [t.problem for t in study.trials() if t.problem]
+    finally:
+        study.write_state(facts)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, 0.0, "much"])
+def test_a_limit_that_cannot_be_is_none(value: object) -> None:
+    assert allowed_bytes_of({"allowed_bytes": value}) == math.inf
+
+
+@pytest.mark.parametrize(("said", "outcome"), [("simulated", None), ("measured", Outcome.OK)])
+def test_figures_of_another_origin_are_damaged(
+    tmp_path: Path, said: str, outcome: Outcome | None
+) -> None:
+    study = Study(tmp_path, "a")
+    study.trials_folder.mkdir(parents=True)
+    study.write_state({"origin": said})
+    folder = study.write_spec(a_spec(0), FILES)
+    study.write_result(folder, ok(a_spec(0), 100.0))
+    (trial,) = study.trials()
+    assert (trial.result and trial.result.outcome) == outcome
+
+
+SOAK_LIES = [
+    ("passed", "yes"),
+    ("passed", False),
+    ("problems", ["memory grows"]),
+    ("minutes", -1.0),
+    ("minutes", math.nan),
+    ("minutes", 1e300),
+    ("minutes_asked", 0.0),
+    ("steps", -1),
+    ("steps", 0),
+    ("steps", 10**18),
+    ("steps", True),
+    ("seq_len", 0),
+    ("trial", -3),
+    ("samples_per_s", None),
+    ("samples_per_s", math.inf),
+    ("samples_per_s", "12.5"),
+    ("peak_memory_bytes", -1),
+    ("peak_memory_bytes", 10**18),
+    ("memory_limit_bytes", 2**20),
+    ("growth/0/slope_bytes_per_hour", 1e9),
+    ("growth/0/slope_bytes_per_hour", math.nan),
+    ("growth/0/allowed_bytes_per_hour", math.inf),
+    ("growth/0/watched_s", -1.0),
+    ("checkpoint", None),
+    ("checkpoint/load_s", None),
+    ("checkpoint/save_s", -1.0),
+    ("checkpoint/steps_compared", 0),
+    ("checkpoint/loss_deviation", 0.5),
+    ("checkpoint/loss_deviation", math.nan),
+    ("checkpoint/loss_tolerance", 1e9),
+    ("checkpoint/size_bytes", -1),
+    ("started_at_s", math.inf),
+    ("version", 2),
+]
+
+
+def test_a_soak_that_can_be_is_read(tmp_path: Path) -> None:
+    write_json(tmp_path / SOAK_FILE, SOAK)
+    assert read_soak(tmp_path) is not None
+
+
+@pytest.mark.parametrize(("path", "value"), SOAK_LIES, ids=[f"{p}-{v}" for p, v in SOAK_LIES])
+def test_a_soak_that_cannot_be_is_none(tmp_path: Path, path: str, value: object) -> None:
+    write_json(tmp_path / SOAK_FILE, edited(SOAK, path, value))
+    assert read_soak(tmp_path) is None
