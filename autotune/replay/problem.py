@@ -178,7 +178,7 @@ def _check_peaks(problem: ReplayProblem) -> None:
         if peak_bytes is not None and peak_bytes > most_bytes and row.outcome is Outcome.OK:
             raise JobError(
                 f"{row.where}: peak_mem_gb: {format_bytes(peak_bytes)} is more than the "
-                f"{format_bytes(problem.device_memory_bytes)} of a {problem.device_name}",
+                f"{format_bytes(problem.device_memory_bytes)} of one {problem.device_name}",
                 "mend peak_mem_gb, its unit or gpu_mem_gb, or leave them blank",
             )
 

@@ -94,3 +94,23 @@ def test_a_device_that_nobody_knows_is_named(tmp_path: Path) -> None:
     rows = [row(tp=tp, gpu_type="Abacus 9000") for tp in (1, 2)]
     with pytest.raises(JobError, match="Abacus 9000"):
         problem(tmp_path, *rows)
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_refused"),
+    [
+        ({"peak_mem_gb": "79.9", "peak_mem_unit": "GiB"}, False),
+        ({"peak_mem_gb": "96", "peak_mem_unit": "GiB"}, True),
+        ({"peak_mem_gb": "900000"}, True),
+        ({"peak_mem_gb": "96", "status": "oom"}, False),  # what it asked for, and did not get
+    ],
+)
+def test_nothing_ran_in_more_memory_than_its_device_has(
+    tmp_path: Path, cells: dict[str, str], is_refused: bool
+) -> None:
+    rows = (row(), row(tp=2), row(tp=4, **cells))
+    if is_refused:
+        with pytest.raises(JobError, match=r"runs\.csv:4: peak_mem_gb: .* of one A100"):
+            problem(tmp_path, *rows)
+    else:
+        assert len(problem(tmp_path, *rows).configurations) == 3
