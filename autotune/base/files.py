@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.private import refuse_prepared
-from autotune.contract import NotAFileError, mode_of, open_regular
+from autotune.contract import NotAFileError, aside_prefix, mode_of, open_regular
 
 _HEAD_BYTES = 8192
 
@@ -56,8 +56,8 @@ def write_text(
     away can have taken.
     """
     try:
-        refuse_prepared(path.parent)
         if makes_folder:
+            refuse_prepared(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
     except OSError as failure:
@@ -84,9 +84,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written aside, then move it; one that is there keeps its permissions.
 
     Raises:
+        PreparedError: Another user made the folder where everybody may write.
         OSError: The disk is full or the folder cannot be written; the old file still stands.
     """
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    refuse_prepared(path.parent)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=aside_prefix(path))
     os.close(handle)
     try:
         write(Path(aside))

@@ -123,10 +123,11 @@ def refuse_prepared(path: Path) -> None:
     there is well.
 
     Raises:
-        PreparedError: Another user made it, or the link that leads to it.
+        PreparedError: Another user made it, a folder that it lies in, or a link that leads there.
         OSError: It cannot be looked at.
     """
-    for each in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
+    ways = (Path(os.path.abspath(path)), Path(os.path.realpath(path)))
+    for each in dict.fromkeys(step for way in ways for step in (*reversed(way.parents), way)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found, around = os.lstat(each), os.stat(each.parent)
             if around.st_mode & stat.S_IWOTH and found.st_uid not in (os.getuid(), 0):
@@ -138,6 +139,9 @@ def refuse_prepared(path: Path) -> None:
 def _check_movable(folder: Path) -> None:
     """See that nobody can put another folder in the place of this one."""
     around = os.stat(folder.parent)
+    if around.st_uid not in (os.getuid(), 0):
+        who = _owner(around)
+        raise PreparedError(folder, f"can be replaced by {who}, who owns {folder.parent}")
     if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
         raise PreparedError(
             folder, f"can be replaced by anybody: everybody may write in {folder.parent}"
@@ -166,6 +170,20 @@ def open_lock(path: Path, mode: int = 0o600) -> int:
         os.close(handle)
         raise _no_lock(path, found)
     return handle
+
+
+def open_new(path: Path) -> int:
+    """A descriptor to write a file that is new, in place of what was there.
+
+    What stood there is neither written to nor waited for: a link, a second name, a pipe.
+
+    Raises:
+        OSError: It cannot be made, or a folder stands there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o666)
 
 
 def _no_lock(path: Path, found: os.stat_result) -> PreparedError:

@@ -24,6 +24,10 @@ _MOST_NODES = 100_000
 """Keys and values of a document, with its aliases written out: what is bounded is the time."""
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
+_BREAKS = re.compile("[\x85\u2028\u2029]")
+"""Ends of lines to YAML 1.1, and to PyYAML, but characters as any other to YAML 1.2.
+
+Source: YAML 1.2.2, 5.4 (line break characters)."""
 HINT = "write `key: value` lines"
 
 
@@ -130,9 +134,23 @@ _OF_STRUCTURE = {f"{_TAG}{kind}" for kind in ("str", "seq", "map")}
 class _CoreLoader(_StrictLoader):
     """YAML 1.2, of which the core schema and no other tag, and no aliases."""
 
+    def __init__(self, text: str) -> None:
+        if found := _BREAKS.search(text):
+            # PyYAML would see a line end, and so a key or a comment, where YAML 1.2 has none.
+            line = text.count("\n", 0, found.start())
+            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
+            mark = yaml.Mark("", found.start(), line, column, None, 0)
+            said = f"the character U+{ord(found[0]):04X} is not allowed, unless it is escaped"
+            raise _at(f"{said} in quotes", mark)
+        super().__init__(text)
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise _at("aliases are not allowed: write the value out", self.get_mark())
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs lack its types
+        if getattr(event, "tag", None) == "!":
+            # Text to YAML 1.2; PyYAML would make a number of it.
+            raise _at("the tag '!' is not allowed: write text in quotes", self.get_mark())
         node = super().compose_node(parent, index)
         if node is not None and node.tag not in _CORE and node.tag not in _OF_STRUCTURE:
             raise _at(f"the tag {node.tag[:60]!r} is not allowed", node.start_mark)

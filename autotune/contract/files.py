@@ -29,6 +29,8 @@ _HANDED = re.compile(r"/dev/stdin|/dev/fd/[0-9]{1,9}|/proc/(self|[0-9]{1,9})/fd/
 """Pipes that a shell hands over, such as `<(command)`: they end. One with a name of its own may
 have no writer."""
 _COUNT = re.compile("[0-9]{1,8}")
+_LONGEST_ASIDE = 200
+"""Bytes of a name of at most 255: dots and what mkstemp draws come besides."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -80,7 +82,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
         OSError: The disk is full or the folder cannot be written; the old file still stands.
     """
     text = json.dumps(data, indent=2, sort_keys=True, allow_nan=True) + "\n"
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=aside_prefix(path))
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -93,14 +95,24 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
         raise
 
 
+def aside_prefix(path: Path) -> str:
+    """How the name begins under which a file is written before it is moved to a path.
+
+    Cut short, since the name with what follows has to fit where the path's own just does.
+    """
+    return f".{os.fsdecode(os.fsencode(path.name)[:_LONGEST_ASIDE])}."
+
+
 def mode_of(path: Path) -> int:
     """Permissions for what is written aside and then moved to a path; mkstemp makes it private.
 
-    A file that is there keeps its own, a new one is as readable as its neighbours.
+    A file that is there keeps its own, a new one is as readable as its neighbours. What another
+    user has put there says nothing: they would have chosen who may write in a file of ours.
     """
     with contextlib.suppress(OSError):
-        if stat.S_ISREG(mode := path.stat().st_mode):
-            return mode & 0o777
+        found, owners = path.stat(), {path.lstat().st_uid, path.stat().st_uid}
+        if stat.S_ISREG(found.st_mode) and owners == {os.geteuid()}:
+            return found.st_mode & 0o777
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask

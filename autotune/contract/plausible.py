@@ -101,8 +101,8 @@ def _with_room(seconds: float) -> float:
 
 
 def _of_an_answer(result: TrialResult) -> Iterator[Complaint]:
-    """Whoever answers instead of running took no time, and no devices, for it."""
-    ran = {"wall_s": result.wall_s, "phases_s": result.phases_s, "devices": result.devices}
+    """Whoever answers instead of running has no phases and no devices; a time may be told, too."""
+    ran = {"phases_s": result.phases_s, "devices": result.devices}
     for name, value in {**ran, "use": result.use, "diagnosis": result.diagnosis}.items():
         if value:
             yield name, value, f"nothing ran: its figures are {result.origin}"

@@ -6,6 +6,7 @@ wants; a job that came from elsewhere shall not have it by being named with `--j
 
 import importlib.machinery
 import os
+import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,18 +27,24 @@ _PATHS = {
 def is_inside(file: Path, folder: Path) -> bool:
     """Whether a file is one's own: in a folder or below, links followed, and nobody else's.
 
-    In a folder where everybody may write, such as /tmp, a file of another user is not. Whoever
-    owns the folder counts as its user: a container's root works in the folders of others.
+    In a folder where everybody may write, such as /tmp, a file of another user is not. To root,
+    whoever owns the folder counts as its user: a container's root works in the folders of others.
     """
     real, root = os.path.realpath(file), os.path.realpath(folder)
     if os.path.commonpath((real, root)) != root:
         return False
-    return is_ours(file) or _owner(Path(real)) == _owner(Path(root))
+    if is_ours(file):
+        return True
+    is_of_folder = os.getuid() == 0 and _owner(Path(real)) == _owner(Path(root))
+    return is_of_folder and not _is_anybodys(file)
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a file is this user's or root's; one that is not there is nobody else's."""
-    return _owner(file) in (os.getuid(), 0, None)
+    """Whether a file is this user's or root's; one that is not there is nobody else's.
+
+    One in which everybody may write is nobody's: its owner says nothing about who wrote it.
+    """
+    return _owner(file) in (os.getuid(), 0, None) and not _is_anybodys(file)
 
 
 def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[str]:
@@ -87,6 +94,13 @@ def _file_of(module: str) -> str:
         found = spec.origin or ", ".join(spec.submodule_search_locations or ())
         folders = [*spec.submodule_search_locations] if spec.submodule_search_locations else []
     return found
+
+
+def _is_anybodys(file: Path) -> bool:
+    try:
+        return bool(os.stat(file).st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
 
 
 def _owner(path: Path) -> int | None:

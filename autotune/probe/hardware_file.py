@@ -1,6 +1,7 @@
 """The file of a probe: an entry for the table of accelerators, and how it came about."""
 
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 
 from autotune.base.errors import JobError
 from autotune.base.files import is_foreign, write_whole
+from autotune.base.private import refuse_prepared
 from autotune.base.yaml_file import Dumper
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -50,12 +52,12 @@ def check_writable(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise JobError(f"--out {path}: its folder is not there", f"make it, or {_NAME_HINT}")
-    attempt = path.with_name(f".{path.name}.try")
     try:
         foreign = is_foreign(path, MARK.encode())
         if not foreign:
-            write_whole(attempt, lambda aside: aside.touch())
-            attempt.unlink()
+            refuse_prepared(folder)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
+                pass
     except OSError as error:
         raise _not_written(path, error) from error
     if foreign:

@@ -1,12 +1,16 @@
 """The secret by which nodes know each other: where it is from, and whether it can be guessed."""
 
+import base64
+import contextlib
 import itertools
 import os
 import re
 import stat
+from collections import Counter
 from pathlib import Path
 
 from autotune.base.errors import JobError
+from autotune.contract import NotAFileError, open_regular
 
 TOKEN_ENV = "AUTOTUNE_TOKEN"
 LEAST_CHARACTERS = 16
@@ -24,9 +28,53 @@ _WORDS = (
     *("hello", "world", "test", "cluster", "node", "probe", "autotune", "neural"),
     *("training", "qwertyuiop", "qwerty", "asdfghjkl", "asdfgh", "zxcvbnm", "iloveyou", "dragon"),
     *("monkey", "football", "sunshine", "princess", "trustno", "nvidia", "pytorch", "slurm"),
+    *("correct", "horse", "battery", "staple", "quick", "brown", "fox", "jumps", "lazy", "dog"),
+    *("january", "february", "march", "april", "june", "july", "august", "september", "october"),
+    *("november", "december", "summer", "winter", "spring", "autumn", "hunter", "localhost"),
+    *("openssl", "rand", "hex", "google", "azure", "amazon", "ubuntu"),
     *("please", "temporary", "placeholder", "insert", "your", "here", "the", "this", "is", "my"),
 )
 """Words that everybody tries, the longer ones among those that begin alike first."""
+_KEYS = ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm")
+_ROWS = (
+    *_KEYS,
+    "0123456789abcdef",
+    "abcdefghijklmnopqrstuvwxyz",
+    '!@#$%^&*()_+{}|:"<>?',
+    "qwertzuiopasdfghjklyxcvbnm",
+    "azertyuiopqsdfghjklmwxcvbn",
+    "pyfgcrlaoeuidhtnsqjkxbmwvz",
+    *("".join(column) for column in zip(*(row[:7] for row in _KEYS), strict=True)),
+    "".join(itertools.chain.from_iterable(zip(*(row[:7] for row in _KEYS), strict=True))),
+)
+"""Letters and keys as they follow each other."""
+_ROW = re.compile(
+    "|".join(
+        re.escape(way[at : at + 4])
+        for row in _ROWS
+        for way in (row, row[::-1])
+        for at in range(len(way) - 3)
+    )
+)
+_PRINTED = re.compile(
+    r"[\d.,:/+ -]{1,24}(t[\d.,:/+ -]{0,20})?(utc|gmt|z)?"
+    r"|[\w.-]*[a-z][\w.-]*:\d{1,5}\W*[\w.-]{0,8}"
+)
+"""Dates, numbers, and addresses with a port: what one copies from a screen."""
+_MOSTLY = 0.75
+_KNOWN = frozenset(
+    (
+        "d41d8cd98f00b204e9800998ecf8427e",
+        "da39a3ee5e6b4b0d3255bfef95601890afd80709",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "5f4dcc3b5aa765d61d8327deb882cf99",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "123e4567-e89b-12d3-a456-426614174000",
+        "deadbeefcafebabe",
+        "akiaiosfodnn7example",
+    )
+)
+"""Digests of nothing and of `password`, and examples of manuals."""
 _LOOKALIKES = str.maketrans("013457@$!", "oleastasi")
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 
@@ -58,29 +106,63 @@ def weakness(token: str) -> str:
     if n_different < _LEAST_DIFFERENT:
         return f"only {n_different} different characters; at least {_LEAST_DIFFERENT} are needed"
     low = token.lower()
-    if any(low[period:] == low[:-period] for period in range(1, len(low) // 2 + 1)):
-        return "it repeats itself"
-    steps = [ord(after) - ord(before) for before, after in itertools.pairwise(token)]
-    if 2 * sum(abs(step) <= 1 for step in steps) >= len(steps):
+    for period in range(1, len(low) // 2 + 1):
+        n_same = sum(a == b for a, b in zip(low, low[period:], strict=False))
+        if n_same >= _MOSTLY * (len(low) - period):
+            return "it repeats itself"
+    if _stepped(token) >= 1 / 2:
         return "it is a sequence, such as 1234 or aaaa"
+    # Two that alternate: a1b2c3d4, or q1w2e3r4 on the keyboard.
+    if all(_is_row(low[start::2]) for start in (0, 1)):
+        return "it is two sequences, such as a1b2c3d4"
+    if _PRINTED.fullmatch(low):
+        return "it is an address, a date or a number"
+    if low in _KNOWN:
+        return "it is one that stands in books"
     # A spelling with digits is tried as well; a year or a sign at the end adds little.
-    for spelling in (low, low.translate(_LOOKALIKES)):
+    for spelling in {low, low.translate(_LOOKALIKES), low[::-1], *_decoded(token)}:
         plain = re.sub(r"[\W_]+", "", spelling)
         rest = _WORD.sub("", plain)
+        if len(rest) < len(plain):
+            rest = _ROW.sub("", rest)
         if len(rest) < min(len(plain), _LEAST_BESIDE_WORDS):
             return "it is made of words that everybody tries"
+        if 2 * len(_ROW.sub("", spelling)) <= len(spelling):
+            return "it is made of rows of keys or letters"
     return ""
+
+
+def _is_row(text: str) -> bool:
+    """Whether characters stand side by side, or at one distance, in an alphabet or on keys."""
+    return _stepped(text) >= _MOSTLY or any(text in row or text in row[::-1] for row in _ROWS)
+
+
+def _stepped(text: str) -> float:
+    """Share of a text's steps that lead nowhere, to a neighbour, or as far as most others."""
+    steps = [ord(after) - ord(before) for before, after in itertools.pairwise(text)]
+    near = sum(abs(step) <= 1 for step in steps)
+    return max(near, *Counter(steps).values()) / len(steps)
+
+
+def _decoded(token: str) -> list[str]:
+    """What a token is the hexadecimal or base 64 spelling of, where that is text."""
+    found = []
+    for decode in (bytes.fromhex, base64.urlsafe_b64decode, base64.b64decode):
+        with contextlib.suppress(ValueError):
+            text = decode(token).decode("ascii").strip()
+            if text.isprintable():
+                found.append(text.lower())
+    return found
 
 
 def _from_file(file: Path) -> str:
     """The text of a file that is its owner's alone."""
     hint = "write the secret into a file of your own that nobody else may read: chmod 600"
     try:
-        # Non-blocking: a pipe without a writer would wait for one for ever.
-        opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = open_regular(file)
         try:
             about = os.fstat(opened)
-            if not stat.S_ISREG(about.st_mode):
+            if not stat.S_ISREG(about.st_mode):  # a pipe that a shell hands over
                 raise JobError(f"--token-file {file}: is no regular file", hint)
             if about.st_uid not in (os.getuid(), 0):
                 raise JobError(f"--token-file {file}: belongs to somebody else", hint)
@@ -93,6 +175,8 @@ def _from_file(file: Path) -> str:
             data = os.read(opened, _MOST_BYTES + 1)
         finally:
             os.close(opened)
+    except NotAFileError as error:
+        raise JobError(f"--token-file {file}: is no regular file", hint) from error
     except OSError as error:
         raise JobError(f"--token-file {file}: {error.strerror or error}", hint) from error
     try:

@@ -13,6 +13,7 @@ from autotune.base.private import (
     PreparedError,
     check_code_folder,
     open_lock,
+    open_new,
     private_folder,
     refuse_prepared,
 )
@@ -208,3 +209,34 @@ def test_code_is_loaded_from_folders_of_this_user_alone(tmp_path):
     belongs_to_another(folder)
     with pytest.raises(PreparedError, match="whose code"):
         check_code_folder(link)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NO_LOCKS if kind != "a folder"])
+def test_what_is_new_is_in_place_of_what_was_there(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    NO_LOCKS[kind](Path("log"), victim)
+    with open(open_new(tmp_path / "log"), "w") as log:
+        log.write("new")
+    assert not (tmp_path / "log").is_symlink()
+    assert (tmp_path / "log").read_text() == "new"
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+@is_root
+@pytest.mark.parametrize("below", ["", "deep", "deep/er"])
+def test_whatever_lies_below_another_s_folder_is_theirs(around, below):
+    theirs = around / "theirs"
+    (theirs / "deep").mkdir(parents=True)
+    belongs_to_another(theirs)
+    with pytest.raises(PreparedError, match=rf"theirs belongs to user {OTHER}"):
+        refuse_prepared(theirs / below)
+
+
+@is_root
+def test_a_temporary_directory_of_another_is_passed_over(around, tmp_path):
+    around.chmod(0o755)
+    belongs_to_another(around)
+    assert private_folder() == tmp_path / "cache" / "autotune" / "run"

@@ -167,3 +167,22 @@ def test_no_other_text_is_a_number(text):
 def test_what_is_no_switch_is_told_how_to_write_one(value, said):
     with pytest.raises(ValueError, match=said):
         only_switch(value)
+
+
+@pytest.mark.parametrize("code", ["85", "2028", "2029"])
+@pytest.mark.parametrize(
+    "text",
+    ["# a comment{}seq_len: 8\n", "model: gpt2{}seq_len: 8\n", 'a: "x{}y"\n', "a: |\n x{}y\n"],
+)
+def test_an_end_of_line_of_yaml_1_1_hides_no_key(file, code, text):
+    """To YAML 1.2 the comment goes on; to PyYAML a key begins."""
+    file.write_bytes(f"world: 2\n{text.format(chr(int(code, 16)))}".encode())
+    with pytest.raises(JobError, match=rf"yaml:[23]:\d+: .*U\+0*{code} is not allowed"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize("text", ["a: ! 010\n", "a: ! on\n", "a: [! 1]\n", "! a: 1\n"])
+def test_a_tag_that_makes_text_of_a_number_is_refused(file, text):
+    file.write_text(text)
+    with pytest.raises(JobError, match="the tag '!' is not allowed"):
+        read_yaml(file)

@@ -1,5 +1,6 @@
 """Faults that somebody else brings: strangers at a probe, nodes that lie, jobs of others."""
 
+import contextlib
 import functools
 import json
 import math
@@ -83,6 +84,14 @@ _WEAK = {
     "a sequence": "0123456789abcdef",
     "a row of keys": "qwertyuiopasdfgh",
     "a good one, twice": "k3JxQ9rTk3JxQ9rT",
+    "two sequences, mixed": "a1b2c3d4e5f6g7h8",
+    "columns of keys": "1qaz2wsx3edc4rfv",
+    "a word in base 64": "cGFzc3dvcmRwYXNzd29yZA==",
+    "a word backwards": "drowssapdrowssapx",
+    "a date": "2026-11-24T12:00:00",
+    "an address": "localhost:29500-node0",
+    "words of a book": "correct horse battery staple",
+    "the digest of nothing": "d41d8cd98f00b204e9800998ecf8427e",
 }
 _JOB: dict[str, Any] = {"model": "gpt2", "seq_len": 8, "global_batch": 2, "world": 2}
 _DEEDS: dict[str, dict[str, Any]] = {
@@ -124,6 +133,7 @@ def faults() -> Iterator[Fault]:
         ("message of a probe", "longer than any", _too_long),
         ("node that claims what it is not", "twice the same", _twice),
         ("job of somebody else", "through a link", _linked),
+        ("job of somebody else", "one's own, which everybody may write", _anybodys),
     ):
         yield Fault(name=f"{subject}: {name}", inject=inject_one, in_short=inject_one is _changed)
 
@@ -179,7 +189,8 @@ def _stranger(case: str, _: Ground) -> None:
     said, named = _STRANGERS[case]
     with _Probe() as probe:
         with probe.call(said) as connection:
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it may have been turned away already
+                connection.shutdown(socket.SHUT_WR)
             wait_until(probe.first.strangers, "the stranger is turned away")
         probe.must_meet()
         (line,) = probe.first.strangers()
@@ -320,6 +331,15 @@ def _linked(ground: Ground) -> None:
     link = here / "job.yaml"
     link.symlink_to(job)
     must(not is_inside(link, here), "a link is taken for a file of one's own")
+    _must_ask(job)
+
+
+def _anybodys(ground: Ground) -> None:
+    job = ground.folder() / "job.yaml"
+    job.write_text(json.dumps({**_JOB, **_DEEDS["a factory"]}))
+    must(is_inside(job, job.parent), "one's own file is none")
+    job.chmod(0o666)
+    must(not is_inside(job, job.parent), "a file that everybody may write is taken for one's own")
     _must_ask(job)
 
 

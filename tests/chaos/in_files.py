@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from unittest import mock
 from autotune.app.studies import state_of, studies
 from autotune.base import private
 from autotune.base import template_bounds as bounds
-from autotune.base.errors import AutotuneError
+from autotune.base.errors import AutotuneError, StudyError
+from autotune.base.files import write_text
 from autotune.cost.knowledge import keep_lessons
 from autotune.engines.deepspeed import extensions
 from autotune.export.door import write_export
@@ -78,12 +80,29 @@ def faults() -> Iterator[Fault]:
             inject=functools.partial(_folder_of_another, path, use),
             needs=_needs_root,
         )
+    for what, prepare in _PREPARED_OUTPUTS.items():
+        yield Fault(
+            name=f"prepared path: a file to be written is {what}, which all may write",
+            inject=functools.partial(_prepared_output, prepare),
+            needs=_needs_root,
+        )
     for what, prepare in _PREPARED_FOLDERS.items():
         yield Fault(
             name=f"prepared path: the folder of leases is {what}",
             inject=functools.partial(_leases_elsewhere, prepare),
             needs=_needs_root,
         )
+
+
+_PREPARED_OUTPUTS: dict[str, Callable[[Path, Path], object]] = {
+    "another user's file": lambda path, _: (path.touch(), os.chown(path, OTHER, OTHER)),
+    "another user's link": lambda path, victim: (
+        path.symlink_to(victim),
+        os.chown(path, OTHER, OTHER, follow_symlinks=False),
+    ),
+    "a pipe": lambda path, _: os.mkfifo(path),
+    "a device": lambda path, _: os.mknod(path, stat.S_IFCHR, os.makedev(1, 3)),
+}
 
 
 def _needs_root() -> str:
@@ -135,6 +154,23 @@ def _prepared_lock(
         else:
             path.unlink()
         run()
+
+
+def _prepared_output(prepare: Callable[[Path, Path], object], ground: Ground) -> None:
+    """What is written is a new file of ours, which nobody else may write."""
+    folder = ground.folder()
+    path, victim = folder / "report.html", folder / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o666)
+    prepare(path, victim)
+    if not path.is_symlink():
+        path.chmod(0o666)
+    with _in_time():
+        write_text(path, "ours", error=StudyError, hint="name another")
+    found = path.lstat()
+    must(stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid(), "it is no file of ours")
+    must(not found.st_mode & stat.S_IWOTH, "everybody may write in it")
+    must((path.read_text(), victim.read_text()) == ("ours", "precious"), "written elsewhere")
 
 
 def _folder_of_another(

@@ -50,10 +50,28 @@ def test_a_file_of_another_user_is_not_one_s_own(
     monkeypatch.setattr(origin, "_owner", lambda path: owners[os.path.realpath(path)])
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     assert not is_inside(file, here)
-    owners[str(here)] = 4711  # who owns the folder may put files there
+    owners[str(here)] = 4711  # who owns the folder put the file there, and is another all the same
+    assert not is_inside(file, here)
+    monkeypatch.setattr(os, "getuid", lambda: 0)  # as in a container
     assert is_inside(file, here)
+    file.chmod(0o666)
+    assert not is_inside(file, here)
+    file.chmod(0o644)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
     owners[str(here)], owners[str(file)] = 0, 1000
     assert is_inside(file, here)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646, 0o602, 0o777])
+def test_a_file_that_everybody_may_write_is_nobody_s(here: Path, mode: int) -> None:
+    file = here / "job.yaml"
+    file.touch()
+    file.chmod(mode)
+    assert not is_inside(file, here)
+    (here / "link.yaml").symlink_to(file)
+    assert not is_inside(here / "link.yaml", here)
+    file.chmod(0o664)
+    assert is_inside(here / "link.yaml", here)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import base64
 import os
 import random
+import uuid
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,36 @@ def test_what_is_no_file_with_a_secret_is_refused(tmp_path: Path) -> None:
         read_token(written(tmp_path, GOOD.encode() * 400))
     with pytest.raises(JobError, match="not set, or empty"):
         read_token(written(tmp_path, b"\n"))
+
+
+ALSO_GUESSED = (
+    *("correct horse battery staple", "thequickbrownfoxjumps", "january2026february"),
+    *("1qaz2wsx3edc4rfv", "q1w2e3r4t5y6u7i8", "poiuytrewqlkjhgf", "mnbvcxzlkjhgfdsa"),
+    *("dvorakpyfgcrlaoeui", "!@#$%^&*()_+{}|:", "asdfghjkl;'zxcvb", "acegikmoqsuwy024"),
+    *("1a2b3c4d5e6f7g8h", "a1b2c3d4e5f6g7h8", "f0e1d2c3b4a59687", "0246813579acebdf"),
+    *("0a1b2c3d4e5f6a7b8c9d", "drowssapdrowssapx", "hunter2hunter2hunter3"),
+    *("password12345678901234", "password1234567890abcdefgh", "2026-11-24T12:00:00"),
+    *(
+        "20261124093000utc",
+        "192.168.100.200:29500",
+        "localhost:29500-node0",
+        "27182818284590452353",
+    ),
+    *("openssl rand -hex 16", "$AUTOTUNE_TOKEN-value", "<your-token-here>!!"),
+    *("cGFzc3dvcmRwYXNzd29yZA==", "YWJjZGVmZ2hpamtsbW5vcA==", "70617373776f726470617373776f7264"),
+    *("d41d8cd98f00b204e9800998ecf8427e", "5f4dcc3b5aa765d61d8327deb882cf99"),
+    *("550e8400-e29b-41d4-a716-446655440000", "AKIAIOSFODNN7EXAMPLE", "deadbeefcafebabe"),
+)
+
+
+@pytest.mark.parametrize("token", ALSO_GUESSED)
+def test_patterns_books_and_what_one_copies_are_refused(token: str) -> None:
+    assert weakness(token)
+    assert token not in weakness(token)
+
+
+def test_long_random_digits_and_random_identities_are_taken() -> None:
+    draw = random.Random(11)
+    assert weakness("49308625716284059317462850937162") == ""
+    for _ in range(300):
+        assert weakness(str(uuid.UUID(int=draw.getrandbits(128), version=4))) == ""

@@ -23,7 +23,13 @@ from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept
-from autotune.base.private import PreparedError, check_code_folder, open_lock, user_cache
+from autotune.base.private import (
+    PreparedError,
+    check_code_folder,
+    open_lock,
+    open_new,
+    user_cache,
+)
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED
 
@@ -180,7 +186,7 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
 
 
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
-    with (folder / f"{name}.log").open("wb") as log:
+    with open(open_new(folder / f"{name}.log"), "wb") as log:
         return Kept(
             [sys.executable, "-m", "autotune.trial.prebuilt", name, str(folder)],
             stdin=subprocess.DEVNULL,
