@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
+from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.steering import FIGURES_FACT, figures_of, keep, steer
@@ -87,6 +88,8 @@ def search(
         _check_origin(session)
         _begin(session, metrics.on_note)
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
+        if is_measured:
+            adopt_first_run(session)
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         try:

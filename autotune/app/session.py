@@ -1,7 +1,7 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def open_session(
     results: Path,
     fleet: str = "local",
     agreed: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> Session:
     """Read the job, and find out what is legal for it on a fleet.
 
@@ -74,6 +75,8 @@ def open_session(
         results: Folder of all studies.
         fleet: Name of an installed one, and after a colon what it takes: `simulate:8xH100`.
         agreed: What the file said when the user was asked about it, as of `agree_to_job`.
+        versions: Releases that its trials run with, by the fields of `Environment`, where they
+            are none of this Python's.
 
     Raises:
         JobError: The job, the space, the fleet or a file that it names is not valid.
@@ -86,6 +89,8 @@ def open_session(
     kind, _, of = fleet.partition(":")
     plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
     place = plugin.find(of, job_file, flags)
+    known: dict[str, Any] = {**(versions or {})}
+    place.environment = replace(place.environment, **known)
     job, data = place.finish_job(
         *read_job(job_file, place.flags, place.environment, agreed=agreed)
     )

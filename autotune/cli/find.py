@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from autotune.base.errors import ExitCode
+from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     PROGRESS,
@@ -137,6 +137,13 @@ def _job_keys(
 @cli.command(cls=_Search)
 @takes(flags=_job_keys)
 def search(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND]",
+            help="The command that starts your own training, after --; it is tuned unchanged.",
+        ),
+    ] = None,
     *,
     job: JobPath = None,
     flags: dict[str, Any],
@@ -190,8 +197,12 @@ def search(
 
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
-    agreed = agreed_job(job, flags, is_trusted=trust_job)
-    session = open_session(job, flags, results=results, fleet=fleet, agreed=agreed)
+    if command:
+        session = _script_session(command, job, flags, results=results, fleet=fleet, fresh=fresh)
+        fresh = False  # it was set aside before the command ran
+    else:
+        agreed = agreed_job(job, flags, is_trusted=trust_job)
+        session = open_session(job, flags, results=results, fleet=fleet, agreed=agreed)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
         as_dict = plan.as_dict
@@ -214,6 +225,23 @@ def search(
     if not as_json:
         print_report(DATA, read_report(session.study))
     raise typer.Exit(exit_code(ending.answer))
+
+
+def _script_session(
+    command: list[str],
+    job: Path | None,
+    flags: dict[str, Any],
+    *,
+    results: Path,
+    fleet: str,
+    fresh: bool,
+) -> Any:
+    """The session of the user's own command."""
+    from autotune.app.own_script import open_script_session
+
+    if job is not None:
+        raise JobError("--job: a command says itself what it trains", "leave --job out")
+    return open_script_session(command, flags, results=results, fleet=fleet, fresh=fresh, note=say)
 
 
 @cli.command()

@@ -12,10 +12,14 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
+
+from autotune.contract.words import StrEnum
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 lacks it, which a user's script may run in
 
 T = TypeVar("T")
 
@@ -202,7 +206,7 @@ class Stored:
     VERSION: ClassVar[int] = SCHEMA_VERSION
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> "Self":
         """Rebuild it from JSON data.
 
         Raises:

@@ -3,11 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune import DEFAULT_ENGINE
 from autotune.contract.files import ContractError, Stored, check_figures, from_json
 from autotune.contract.words import Role, Start
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 lacks it, which a user's script may run in
 
 SPEC_SCHEMA_VERSION = 2
 """Version of `spec.json`. Version 1 had every field at the top; it is still read."""
@@ -148,8 +151,11 @@ class Workload:
     """Path of the training script; empty: the built-in one, which an export carries."""
     arguments: list[str] = field(default_factory=list)
     """What the script gets on its command line."""
+    command: list[str] = field(default_factory=list)
+    """A user's own command, which starts its ranks by itself; empty: the ranks of the node run the
+    script."""
     folder: str = ""
-    """Where the script runs; empty: where the trials do."""
+    """Where the script or the command runs; empty: where the trials do."""
     digest: str = ""
     """What the training script is, as a hash of its text; empty in records of schema 1."""
 
@@ -197,7 +203,7 @@ class TrialSpec(Stored):
     schema_version: int = SPEC_SCHEMA_VERSION
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> "Self":
         """See `Stored.from_dict`; schema 1 is read, too."""
         return super().from_dict(_in_parts(data) if data.get("schema_version") == 1 else data)
 
@@ -288,7 +294,7 @@ _MODEL = ("config", "factory", "path", "vocab", "lora")
 """Keys of `Workload.model`."""
 _SAID = ("seq_len", "precision", "lengths", "seed")
 """Fields of the workload that a training script is told."""
-_YOUNGER = {"name", "settings", "script", "arguments", "folder", "digest"}
+_YOUNGER = {"name", "settings", "script", "arguments", "command", "folder", "digest"}
 """Fields of parts that schema 1 did not know."""
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
 """Settings of the built-in training script; in schema 1, fields of their own."""

@@ -1,6 +1,17 @@
 """The words that a trial's files use: how it ended, why it was run, how it starts, its phases."""
 
-from enum import StrEnum
+import sys
+
+if sys.version_info >= (3, 11):  # noqa: UP036  # a user's own Python may be older than ours
+    from enum import StrEnum as StrEnum  # others take it from here
+else:
+    from enum import Enum
+
+    class StrEnum(str, Enum):  # noqa: UP042  # it is that class
+        """Text of a closed list, as Python 3.11 has it."""
+
+        __str__ = str.__str__
+        __format__ = str.__format__
 
 
 class Outcome(StrEnum):

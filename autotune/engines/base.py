@@ -23,6 +23,8 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
+from autotune.space.space import load_space
+from autotune.space.space_file import Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,15 @@ class Engine(ABC):
             JobError: The job's file is not such a table.
         """
         return accelerators_with(self._job.accelerators)
+
+    @property
+    def space(self) -> Space:
+        """The job's space, or what of it reaches what the job trains.
+
+        Raises:
+            JobError: There is no such space, or its file is not valid.
+        """
+        return load_space(self._job.space, self.context.knobs)
 
     def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.

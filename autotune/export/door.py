@@ -30,7 +30,7 @@ from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.space.candidate import Candidate, layout_of
 from autotune.space.knobs import choices_of
-from autotune.space.workload import workload_of
+from autotune.space.workload import WorkloadPlugin, workload_of
 
 MARKER_FILE = "autotune_export.json"
 """Every export has it, and nobody else: it says what wrote the folder."""
@@ -110,7 +110,7 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
-    to = to or find_engine(handout.engine).dialect
+    to = to or _dialect_of(handout)
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
@@ -138,6 +138,12 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
+
+
+def _dialect_of(handout: Handout) -> str:
+    """The dialect where nobody names one: the workload's, or else the engine's."""
+    workload: WorkloadPlugin = load_plugin("workload", handout.workload.name)
+    return workload.dialect or find_engine(handout.engine).dialect
 
 
 def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:

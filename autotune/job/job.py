@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -38,6 +38,7 @@ from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
+from autotune.job.observed import Observed
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
@@ -128,6 +129,8 @@ class Job:
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
+    script: Observed | None = None
+    """A user's own command, and what it trains; None: the workload is another."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate of so many layers trains; None: of all.
@@ -229,6 +232,9 @@ class JobFile(BaseModel):
     workload: str = Field(
         default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
     )
+    script: Path | None = Field(
+        default=None, description="what the first run of your own command showed, as a file"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
@@ -281,7 +287,7 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     A model or a space is one where such a file or folder is there and no shipped one has the name.
     """
     resolved = dict(data)
-    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators"):
+    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators", "script"):
         if isinstance(data.get(key), str | Path):
             resolved[key] = os.path.realpath(folder / data[key])
     for key, shipped in (("model", presets), ("space", shipped_spaces)):
@@ -327,7 +333,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         key = error.message.partition(":")[0].partition(".")[0]
         raise JobError(f"{source(key)}: {error.message}", error.hint) from error
     lora = None if file.finetune is None else file.finetune.lora()
-    model = load_model(file.model)
+    script = None if file.script is None else Observed.read(file.script)
+    model = load_model(file.model) if script is None else script.model(cast(Path, file.script))
     if lora is not None:
         model = with_adapters(model, lora)
     converted: dict[str, Any] = {
@@ -350,6 +357,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             where=source("fidelity"),
         ),
         "price_per_hour": file.price,
+        "script": script,
     }
     as_written = {
         name: getattr(file, name) for name in Job.__dataclass_fields__ if name not in converted
@@ -362,7 +370,7 @@ _CONTINUED = {
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
-_YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths")
+_YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths", "script")
 """Keys that count where they are used: the studies of jobs without them keep their names."""
 
 

@@ -15,7 +15,7 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation, nothing_legal
-from autotune.space.space import grid, load_space
+from autotune.space.space import grid
 from autotune.space.space_file import Space
 
 _ORDERED = ("int", "float")
@@ -139,7 +139,7 @@ def lattice_of(job: Job, engine: Engine) -> Lattice:
     """
     laid_out = engine.layouts()
     if laid_out is None:
-        return build_lattice(load_space(job.space, engine.context.knobs), engine)
+        return build_lattice(engine.space, engine)
     return Lattice(
         candidates=laid_out,
         context=engine.context,

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role
 from autotune.devices.hardware import Environment
+from autotune.job.command import as_typed
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -16,6 +18,7 @@ from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
+from autotune.space.workload import Reach
 
 ASSUMED_TRIAL_S = 15.0
 """Seconds of a trial of a small model while nothing is known: 5 to 12 s until its first step if it
@@ -81,6 +84,12 @@ class Plan:
     budget_s: float | None
     price_per_hour: float | None
     """Price of one accelerator, in whatever currency; None: nobody said."""
+    command: str = ""
+    """The user's own command, as typed; empty: what is trained is another workload."""
+    ways: dict[str, str] = field(default_factory=dict)
+    """Knob of the lattice -> the way by which it reaches that command."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Knob that does not reach it -> why."""
 
     @property
     def trials(self) -> int:
@@ -164,10 +173,7 @@ def make_plan(
             for rule, (_, violation) in lattice.examples.items()
         },
         untried=_untried(lattice),
-        baseline=str(job.baseline)
-        if job.baseline is not None
-        else "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
-        "micro-batch that runs there",
+        baseline=_baseline(job),
         n_recorded=len(history.trials),
         origin=origin,
         baseline_trials=_baseline_trials(job, history),
@@ -182,6 +188,31 @@ def make_plan(
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
         price_per_hour=job.price_per_hour,
+        **_reach_of(job, lattice),
+    )
+
+
+def _reach_of(job: Job, lattice: Lattice) -> dict[str, Any]:
+    """How the knobs reach the user's own command; empty where there is none."""
+    if job.script is None:
+        return {}
+    reach: Reach = load_plugin("workload", job.workload).reach(job)
+    varying = [name for name in lattice.context.knobs if name in lattice.values]
+    return {
+        "command": as_typed(job.script.command),
+        "ways": {name: reach.ways.get(name, "configuration") for name in varying},
+        "left_out": dict(reach.left_out),
+    }
+
+
+def _baseline(job: Job) -> str:
+    if job.script is not None:
+        return "the command as it is"
+    if job.baseline is not None:
+        return str(job.baseline)
+    return (
+        "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
+        "micro-batch that runs there"
     )
 
 
@@ -190,6 +221,8 @@ def _baseline_trials(job: Job, history: History) -> int:
     if any(trial.spec.identity.role is not Role.BASELINE for trial in history.recorded):
         return 0
     wanted = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
+    if job.script is not None:
+        wanted = 0  # its first run is the baseline
     return max(0, wanted - len(results(history.trials)))
 
 

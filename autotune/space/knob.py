@@ -50,6 +50,9 @@ class Context:
     """Name of the engine whose knobs these are."""
     workload: str = DEFAULT_WORKLOAD
     """Name of what the trials train."""
+    reached: tuple[str, ...] | None = None
+    """Knobs that reach what is trained besides the engine's own; None: as the workload says of
+    every job."""
 
     @cached_property
     def knobs(self) -> "Catalogue":
@@ -59,6 +62,8 @@ class Context:
     @cached_property
     def applied(self) -> Collection[str]:
         """Knobs that the workload's script brings into force."""
+        if self.reached is not None:
+            return self.reached
         found: Collection[str] = load_plugin("workload", self.workload).applies
         return found
 
@@ -87,7 +92,12 @@ class Context:
             base=base or {},
             engine=job.engine,
             workload=job.workload,
+            reached=None if job.script is None else _reached(job),
         )
+
+
+def _reached(job: Job) -> tuple[str, ...]:
+    return tuple(load_plugin("workload", job.workload).reach(job).ways)
 
 
 def _always(_: Knobs, __: Context) -> bool:

@@ -6,6 +6,7 @@ names it. Its contract is in `autotune.testing`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from autotune.base.plugins import load_plugin
@@ -13,8 +14,18 @@ from autotune.contract import Workload
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 
-Way = Literal["code", "configuration", "arguments", "environment"]
+Way = Literal["code", "configuration", "arguments", "placeholders", "environment"]
 """How a knob's value reaches a training script: by its own code, or by what it is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Which knobs reach what a job trains."""
+
+    ways: Mapping[str, Way]
+    """Knobs that reach it -> how."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Knobs that do not -> why. Those of neither kind are the engine's own, and reach it."""
 
 
 class WorkloadPlugin(ABC):
@@ -23,6 +34,14 @@ class WorkloadPlugin(ABC):
     applies: ClassVar[Mapping[str, Way]]
     """Knobs that no engine can bring into force without the script -> how this script does; the
     others of that kind do not act."""
+
+    dialect: ClassVar[str] = ""
+    """Name of the dialect that hands its configurations out where nobody names one; empty: the
+    engine's own."""
+
+    def reach(self, job: Job) -> Reach:
+        """Which knobs reach a job of this kind; by default those that it applies by itself."""
+        return Reach(ways=self.applies)
 
     @abstractmethod
     def workload(self, job: Job, candidate: Candidate) -> Workload:

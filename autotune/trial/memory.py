@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import pynvml
 import torch
 
 from autotune.trial.faults import OutOfMemoryError
@@ -196,8 +195,11 @@ class _CudaMeter(Meter):
     """The peak that the allocator keeps, plus what NVML sees of this process above it."""
 
     def __init__(self) -> None:
+        import pynvml  # a user's own environment need not have it where there is no GPU
+
         pynvml.nvmlInit()
-        self._device = _nvml_device(int(os.environ["LOCAL_RANK"]))
+        self._nvml = pynvml
+        self._device = _nvml_device(pynvml, int(os.environ["LOCAL_RANK"]))
         self._limit_bytes: int | None = None
         self._used_before_bytes = 0
 
@@ -243,7 +245,7 @@ class _CudaMeter(Meter):
 
     def _device_used_bytes(self) -> int:
         # NVML, not torch.cuda.mem_get_info: that one creates the context which is to be measured.
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._device).used)
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._device).used)
 
 
 def make_meter(accelerator: str, segments: Sequence[str] = ()) -> Meter:
@@ -256,7 +258,7 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _nvml_device(local_rank: int) -> Any:
+def _nvml_device(pynvml: Any, local_rank: int) -> Any:
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     name = visible[local_rank] if visible else str(local_rank)
     if name.isdigit():

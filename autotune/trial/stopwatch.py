@@ -26,12 +26,25 @@ _MAX_SKIPPED = 50
 at 2**16 needs 16 to reach 1."""
 
 
+class Counter(Protocol):
+    """Counts what goes through an engine, step by step."""
+
+    def add(self) -> None:
+        """Add the step at hand to those that are measured."""
+
+    def since(self, first: int) -> tuple[int, int]:
+        """Tokens of the measured steps from one on, without padding and with it."""
+
+    def restart(self) -> None:
+        """Begin a step."""
+
+
 class TrialDone(BaseException):
     """Raised out of the optimizer step that completes the trial; no training script catches it."""
 
 
 class _Listener(Protocol):
-    """Is told how far a trial is, as `_Aftermath` of the wrapper says."""
+    """Is told how far a trial is, as `Aftermath` says."""
 
     def on_first_step(self) -> None: ...
     def on_warm(self) -> None: ...
@@ -50,7 +63,7 @@ class Stopwatch:
         listener: _Listener,
         *,
         is_loss_scaled: bool,
-        tokens: "TokenCounter | None" = None,
+        tokens: Counter | None = None,
     ) -> None:
         """Prepare to watch an engine; phases, times and losses go to the reporter.
 
@@ -98,8 +111,10 @@ class Stopwatch:
 
     def _agree(self, own_step_time_s: float, was_applied: bool) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
-        loss = torch.stack(self._micro_losses).float().mean().item()
-        self._reporter.report.losses.append(loss)
+        loss = 0.0  # none was seen: a script may call `loss.backward()` itself
+        if self._micro_losses:
+            loss = torch.stack(self._micro_losses).float().mean().item()
+            self._reporter.report.losses.append(loss)
         self._micro_losses.clear()
         device = get_accelerator().current_device_name()
         facts = torch.tensor(
@@ -115,8 +130,10 @@ class Stopwatch:
         # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.
         if not loss_is_finite and (applied or not self._is_loss_scaled):
             losses = self._reporter.report.losses
-            whose = "another rank's loss" if math.isfinite(losses[-1]) else f"loss {losses[-1]}"
-            raise NonFiniteLossError(f"{whose} in optimizer step {len(losses)}")
+            is_own = bool(losses) and not math.isfinite(losses[-1])
+            whose = f"loss {losses[-1]}" if is_own else "another rank's loss"
+            n_steps = self._applied + self._skipped + 1
+            raise NonFiniteLossError(f"{whose} in optimizer step {n_steps}")
         if not applied:
             self._skipped += 1
             if self._reporter.report.phase is Phase.MEASURED:
@@ -145,12 +162,15 @@ class Stopwatch:
             if self._tokens is not None:
                 self._tokens.add()
             self._listener.after_step()
-            self._has_enough = self._course.add(step_time_s)
-            if self._has_enough:
-                self._listener.on_measured()
-                self._keep_steady()
+            if self._course.add(step_time_s):
+                self._end_measuring()
         if self._has_enough and self._listener.finale():
             raise TrialDone
+
+    def _end_measuring(self) -> None:
+        self._has_enough = True
+        self._listener.on_measured()
+        self._keep_steady()
 
     def _keep_steady(self) -> None:
         """Move the steps that the series showed to be warm-up to those of the floor."""

@@ -11,7 +11,6 @@ import platform
 import runpy
 import signal
 import sys
-import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -27,18 +26,13 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
-from autotune.trial.faults import OutOfMemoryError, ReadBackError, evidence_of, outcome_of
+from autotune.trial.aftermath import Aftermath
+from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
-from autotune.trial.surroundings import Watch
 from autotune.trial.transformer_shape import script_settings
-
-SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
-CORES_ENV = "AUTOTUNE_CORES"
-"""Processor cores per local rank: `0,1;2,3`; empty leaves the ranks unpinned."""
-CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
-"""Memory limit where the spec names none: a CPU rank's share of the host."""
+from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 
 def main(folder: Path) -> NoReturn:
@@ -82,10 +76,10 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
     config = driver.read_config(spec, folder)
-    reporter.report.versions = _versions()
+    reporter.report.versions = versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
-    meter = make_meter(spec.layout.accelerator, _segments(driver))
+    meter = make_meter(spec.layout.accelerator, segments(driver))
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
@@ -93,7 +87,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     meter.cap()
     rss_before_bytes = peak_rss_bytes()
 
-    aftermath = _Aftermath(spec, reporter, meter)
+    aftermath = Aftermath(spec, reporter, meter)
 
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
@@ -158,88 +152,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         pass
 
 
-class _Aftermath:
-    """What a trial does around its measured steps and after the last of them."""
-
-    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
-        self._spec = spec
-        self._reporter = reporter
-        self._meter = meter
-        self._engine: Any = None
-        self._soak: Any = None
-        self._pass: Any = None
-        self._watch: Any = None
-        self._cpu_s_before = 0.0
-        self._began_s = 0.0
-
-    def prepare(self, engine: Any) -> None:
-        """Take the engine, before anything watches it."""
-        self._engine = engine
-        # A GPU's rank may be bound as well, but its steps are not made on these cores.
-        is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
-        self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
-        measure = self._spec.measure
-        if measure.checkpoint is not None:
-            from autotune.trial.checkpoint import Soak
-
-            self._soak = Soak(
-                measure.checkpoint, engine, measure.budget_s, self._reporter, self._meter
-            )
-        elif measure.diagnoses:
-            from autotune.trial.diagnose import DiagnosticPass
-
-            self._pass = DiagnosticPass(engine, self._reporter)
-
-    def on_first_step(self) -> None:
-        """The first step was applied."""
-        self._meter.check()
-        from autotune.trial.readback import differences, read_back
-
-        report, expected = self._reporter.report, self._spec.engine.expected
-        report.read_back = read_back(self._engine, expected)
-        report.differences = differences(expected, report.read_back)
-        if report.differences:
-            raise ReadBackError("; ".join(report.differences))
-
-    def on_warm(self) -> None:
-        """The next step is the first that is measured."""
-        if self._soak is None:  # which is there to see what memory does later on
-            self._meter.settle()
-        self._watch.begin()
-        self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
-
-    def on_measured(self) -> None:
-        """The last step was measured."""
-        report = self._reporter.report
-        report.cpu_s = time.process_time() - self._cpu_s_before
-        report.measured_s = time.perf_counter() - self._began_s
-        report.surroundings = self._watch.end()
-
-    def after_step(self) -> None:
-        """A step was measured."""
-        self._meter.check()
-        if self._soak is not None:
-            self._soak.after_step()
-
-    def finale(self) -> bool:
-        """All steps were measured, or this is one of those that follow; says whether it ends."""
-        if self._soak is not None and not self._soak.finale():
-            return False
-        self._reporter.report.memory_bytes = self._meter.read()
-        if self._pass is None:
-            return True
-        self._meter.lift()  # the profiler's own memory is no part of the configuration's
-        return bool(self._pass.begin())
-
-    def absorbs(self, error: BaseException) -> bool:
-        """Whether the trial keeps its figures: the error came after everything was measured."""
-        if self._reporter.report.phase is not Phase.DIAGNOSE:
-            return False
-        self._pass.fail(error)  # nothing else enters that phase
-        return True
-
-
-def _segments(driver: Any) -> list[str]:
+def segments(driver: Any) -> list[str]:
     """Patterns of the files in /dev/shm that the engine's own collectives make."""
     start = getattr(driver, "SEGMENTS", "")
     named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])
@@ -253,12 +166,13 @@ def _pin(local_rank: int) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "deepspeed", "transformers", "peft"):
+def versions() -> dict[str, str]:
+    """Releases of what trains in this process, by package."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "deepspeed", "transformers", "accelerate", "peft", "trl"):
         with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
+            found[package] = version(package)
+    return found
 
 
 if __name__ == "__main__":

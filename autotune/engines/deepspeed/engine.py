@@ -48,7 +48,6 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
 from autotune.space.rule import Violation
-from autotune.space.space import load_space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
 
@@ -113,7 +112,7 @@ class DeepSpeedEngine(Engine):
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         """Each knob a step up and down, and at the values of the job's space."""
-        domains = load_space(self._job.space, KNOBS).domains
+        domains = self.space.domains
         return steps_of(candidate, KNOBS, {name: d.values for name, d in domains.items()})
 
     def setup(self, candidate: Candidate) -> Setup:

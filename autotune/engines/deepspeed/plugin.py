@@ -11,6 +11,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.plans import PREDICTED
 from autotune.engines.deepspeed.rules.releases import TRIED
+from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.job.job import Job
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -94,4 +95,5 @@ class DeepSpeed(EnginePlugin):
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
         """DeepSpeed for a job."""
-        return DeepSpeedEngine(job, environment)
+        made = DeepSpeedEngine if job.script is None else ScriptEngine
+        return made(job, environment)

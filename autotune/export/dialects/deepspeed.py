@@ -68,14 +68,7 @@ class DeepSpeedFiles(Dialect):
             files["lengths.py"] = _script("lengths.py")
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
-        if handout.figures is not None:
-            measured = {
-                name: getattr(handout, name) for name in ("figures", "environment", "soak")
-            }
-            files[FIGURES_FILE] = canonical_json(
-                {name: value and dataclasses.asdict(value) for name, value in measured.items()}
-            )
-        return files
+        return {**files, **figures_file(handout)}
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""
@@ -98,6 +91,15 @@ class DeepSpeedFiles(Dialect):
             files=files,
             preparation=extensions.build_command(environment.accelerator, nvme=swaps),
         )
+
+
+def figures_file(handout: Handout) -> dict[str, str]:
+    """The figures of a handout for programs; no file where nothing was measured."""
+    if handout.figures is None:
+        return {}
+    measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
+    told = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
+    return {FIGURES_FILE: canonical_json(told)}
 
 
 def _training_script(handout: Handout) -> str:
@@ -133,7 +135,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
         "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
-        "figures": [] if handout.figures is None else _figure_rows(handout.figures),
+        "figures": [] if handout.figures is None else figure_rows(handout.figures),
         "soak": "" if soak is None else describe_soak(soak),
         "problems": [] if soak is None else soak.problems,
         "environment": [
@@ -150,7 +152,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
     }
 
 
-def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
+def figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     """The figures that there are, worded."""
     interval = f"{figures.samples_per_s_low:.4g} to {figures.samples_per_s_high:.4g}"
     rows = [

@@ -10,7 +10,8 @@ from autotune.base.secrecy import is_secret
 from autotune.contract import LIST_VARIABLES, PARENT_ENV, SCRATCH_ENV, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.processes import NodePart
-from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+from autotune.job.command import is_of_this_environment
+from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _ALLOWED = re.compile(
     r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
@@ -28,6 +29,8 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
     """The environment of a trial's ranks on this node; `temporary` is theirs alone."""
     own = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
     given = {**os.environ, **part.variables, **own}
+    if spec.workload.command:
+        return _guest_environment(part, spec, temporary, given)
     engine = load_plugin("engine", spec.engine.name)
     made = {
         **given,
@@ -58,6 +61,33 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
         made["OMP_NUM_THREADS"] = "1"
         made["LOCAL_SIZE"] = str(len(part.devices))
         made["GLOO_SOCKET_IFNAME"] = part.interface
+    return _with_candidate(made, spec)
+
+
+def _guest_environment(
+    part: NodePart, spec: TrialSpec, temporary: Path, given: Mapping[str, str]
+) -> dict[str, str]:
+    """The user's own environment, for their own command: what they did not set stays unset."""
+    made = {
+        **given,
+        TRIAL_ENV: part.folder,
+        PARENT_ENV: str(os.getpid()),
+        "TMPDIR": str(temporary),
+        SUBMITTED_ENV: repr(part.submitted_at_s),
+        CAPACITY_ENV: str(part.capacity_bytes),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.layout.accelerator == "cuda":
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
+    if is_of_this_environment(spec.workload.command, given):
+        # What was built here once serves it, too.
+        engine = load_plugin("engine", spec.engine.name)
+        made.update(engine.rank_variables(spec.layout.accelerator, given))
+    return _with_candidate(made, spec)
+
+
+def _with_candidate(made: dict[str, str], spec: TrialSpec) -> dict[str, str]:
+    """An environment with the variables that the candidate sets."""
     for name, value in spec.engine.environment.items():
         is_added = name in LIST_VARIABLES and made.get(name)
         made[name] = f"{made[name]},{value}" if is_added else value

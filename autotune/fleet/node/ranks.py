@@ -39,6 +39,7 @@ from autotune.fleet.node.ports import PortLease, lease_port, segments_at
 from autotune.fleet.node.processes import (
     NodePart,
     ask_for_stacks,
+    guest_command,
     is_stopped,
     kill_once,
     processes_of,
@@ -303,11 +304,13 @@ class LocalRanks:
         return self._start_cold()
 
     def _start_cold(self) -> ColdProcess:
-        module, folder = "autotune.trial.wrapper", self._part.folder
+        command = ranks_command(self._part, self.port, "autotune.trial.wrapper", self._part.folder)
+        if self._spec.workload.command:
+            command = guest_command(self._part, self.port)
         with self._logs("ab") as (stdout, stderr):
             return ColdProcess(
                 subprocess.Popen(
-                    ranks_command(self._part, self.port, module, folder),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,

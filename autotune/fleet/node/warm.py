@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from autotune.contract import TRIAL_ENV, TrialSpec
+from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 from autotune.trial.warm import READY, STARTED
-from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 MAX_TEMPLATES = 3
 """Most templates at a time: each holds what it imported. One without trials gives way."""

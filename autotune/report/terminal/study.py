@@ -106,10 +106,27 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         facts.append(("untried", plan.untried))
     if plan.fidelity:
         facts.append(("reduced", _reduced(plan)))
+    if plan.command:
+        facts += _reach(plan)
     facts += [("baseline", plan.baseline), ("price", _price(plan))]
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
     return facts
+
+
+def _reach(plan: Plan) -> list[tuple[str, str]]:
+    """By which way each knob reaches the user's command, and which do not."""
+    by_way: dict[str, list[str]] = {}
+    for name, way in plan.ways.items():
+        by_way.setdefault(f"by {way}", []).append(name)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in plan.left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return [
+        ("command", plan.command),
+        *((way, ", ".join(names)) for way, names in by_way.items()),
+        *(("left out", f"{', '.join(names)}: {why}") for why, names in by_reason.items()),
+    ]
 
 
 def _price(plan: Plan) -> str:

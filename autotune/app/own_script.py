@@ -1,0 +1,336 @@
+"""A user's own command: run once as it is, which tells what it trains; then a job as any other."""
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune import DEFAULT_ENGINE
+from autotune.app.session import CPU_WORLD, Session, open_session
+from autotune.base.errors import JobError, StudyError
+from autotune.base.files import try_folder, write_text
+from autotune.base.secrecy import scrubbed
+from autotune.base.templates import canonical_json
+from autotune.base.units import parse_seconds
+from autotune.check.launch import read_launch
+from autotune.contract import (
+    CONFIG_DIR,
+    RANKS_DIR,
+    SPEC_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    ContractError,
+    EngineSettings,
+    Identity,
+    Layout,
+    Role,
+    TrialResult,
+    TrialSpec,
+    Workload,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.devices.hardware import VERSIONED, Environment, detect_environment
+from autotune.engines.base import find_engine
+from autotune.fleet.transports.local import local_fleet
+from autotune.job.command import (
+    as_typed,
+    check_command,
+    is_of_this_environment,
+    name_of,
+    sources_of,
+)
+from autotune.job.observed import (
+    OBSERVED_FILE,
+    Observed,
+    digest_of,
+    filled_in,
+    refuse_unobserved,
+)
+from autotune.record.study import Study
+from autotune.search.trial_spec import MEASURE, Run, make_spec
+from autotune.trial.guest.begin import DESCRIPTION_FILE
+from autotune.trial.guest.edits import EDITS_FILE
+
+Note = Callable[[str], None]
+
+FIRST_RUN = "observed"
+"""Folder below a study: what the command wrote when it ran for the first time."""
+SCRIPT_SPACE = "script"
+"""The space where nobody names one."""
+_FIRST_TIMEOUT_S = 1200.0
+"""Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
+_SAID_BY_THE_COMMAND = (
+    *("model", "seq_len", "global_batch", "precision", "lora_rank", "lengths", "baseline"),
+    *("base_config", "fidelity", "nvme_path"),
+)
+"""Keys of a job that the command itself decides, or that do not reach it."""
+
+
+def open_script_session(
+    command: Sequence[str],
+    flags: Mapping[str, Any],
+    *,
+    results: Path,
+    fleet: str = "local",
+    fresh: bool = False,
+    note: Note,
+) -> Session:
+    """A session for a user's command; the first time, it runs as it is for a few steps.
+
+    Args:
+        command: The words after `--`.
+        flags: Keys of the job.
+        results: Folder of all studies.
+        fleet: As of `open_session`; the first run is always on this machine.
+        fresh: Set an old study aside first, and observe the command anew.
+        note: Is told what happens.
+
+    Raises:
+        JobError: The command cannot be started or was not measured, or a flag says what the
+            command decides.
+        StudyError: The results cannot be written there.
+        FleetError: The devices are not there.
+    """
+    command = list(command)
+    if said := [name for name in _SAID_BY_THE_COMMAND if flags.get(name) is not None]:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise JobError(
+            f"{names}: the command decides that",
+            "leave it out, and change the command where you want something else",
+        )
+    check_command(command)
+    folder = os.getcwd()
+    study = Study(results, str(flags.get("study") or study_name(command, folder)))
+    if fresh and (aside := study.set_aside()) is not None:
+        note(f"the old study is kept as {aside}")
+    path = study.folder / OBSERVED_FILE
+    if path.exists() and Observed.read(path).command != command:
+        raise StudyError(
+            f"{study.folder}: is the study of another command: "
+            f"{as_typed(Observed.read(path).command)}",
+            "give this one its own --study NAME",
+        )
+    script = Observed.read(path) if path.exists() else None
+    if script is None or script.digest() != script.observed_digest:
+        script = observe(command, flags, study=study, folder=folder, note=note)
+    return open_session(
+        None,
+        {
+            **flags,
+            "model": str(path),
+            "script": str(path),
+            "workload": "script",
+            "study": study.name,
+            "seq_len": script.seq_len,
+            "global_batch": script.global_batch,
+            "world": script.world,
+            "precision": script.precision,
+            "optimizer": script.optimizer,
+            "space": flags.get("space") or SCRIPT_SPACE,
+        },
+        results=results,
+        fleet=fleet,
+        versions=_versions(script),
+    )
+
+
+def observe(
+    command: Sequence[str],
+    flags: Mapping[str, Any],
+    *,
+    study: Study,
+    folder: str,
+    note: Note,
+) -> Observed:
+    """Run a command as it is for a few steps, and keep what it showed in its study.
+
+    Raises:
+        JobError: It was not measured.
+        StudyError: The study cannot be written.
+        FleetError: The devices are not there.
+    """
+    environment = detect_environment()
+    world = flags.get("world") or world_of(command, environment)
+    hint = "name a folder that you may write, such as --results ~/autotune"
+    try_folder(study.folder, named=study.folder, hint=hint)
+    typed = as_typed(filled_in(list(command), {}))
+    note(f"first, the command runs as it is for a few steps: {typed}")
+    study.lock()
+    try:
+        for _ in range(2):
+            result, seen = _run_once(
+                command,
+                flags,
+                world=world,
+                environment=environment,
+                study=study,
+                folder=folder,
+                note=note,
+            )
+            started = int(seen.get("world", 0)) or _n_ranks(study)
+            if started in (0, world):
+                break
+            note(f"it starts {started} ranks, not {world}: once more, with as many")
+            world = started
+        refuse_unobserved(result, study.folder / FIRST_RUN / STDERR_FILE)
+        if not seen:
+            raise JobError(
+                "the command, as it is, was measured but did not say what it trains",
+                f"see {study.folder / FIRST_RUN / STDERR_FILE}",
+            )
+        sources = sources_of(command, Path(folder), seen.get("files", []))
+        script = Observed(
+            command=list(command),
+            folder=folder,
+            world=world,
+            description=scrubbed(seen),
+            result=scrubbed(to_dict(result)),
+            sources=sources,
+            observed_digest=digest_of(list(command), sources),
+        )
+        text = canonical_json(dataclasses.asdict(script))
+        write_text(study.folder / OBSERVED_FILE, text, error=StudyError, hint=hint)
+        return script
+    finally:
+        study.unlock()
+
+
+def adopt_first_run(session: Session) -> None:
+    """Put the first run of a command into an empty record as its trial 0: the baseline.
+
+    Raises:
+        StudyError: The record cannot be written.
+    """
+    script, study = session.job.script, session.study
+    if script is None or study.next_number():
+        return
+    own = next(iter(session.engine.ladder()))[0]
+    spec = make_spec(
+        Run(candidate=own, role=Role.BASELINE),
+        study=study.name,
+        number=0,
+        job=session.job,
+        engine=session.engine,
+        environment=session.environment,
+    )
+    folder = study.write_spec(spec, session.engine.files(own))
+    for name in (STDOUT_FILE, STDERR_FILE):
+        if (log := study.folder / FIRST_RUN / name).is_file():
+            shutil.copyfile(log, folder / name)
+    ranks = study.folder / FIRST_RUN / RANKS_DIR
+    if ranks.is_dir():
+        shutil.copytree(ranks, folder / RANKS_DIR, dirs_exist_ok=True)
+    study.take_result(folder, spec, _as_trial(script, spec))
+
+
+def world_of(command: Sequence[str], environment: Environment) -> int:
+    """How many ranks a command is likely to start; the first run tells."""
+    try:
+        said = read_launch(as_typed(filled_in(list(command), {}))).world
+    except JobError:
+        said = None
+    if said:
+        return said
+    named = os.environ.get("NPROC_PER_NODE", "")
+    if named.isdecimal() and int(named):
+        return int(named)
+    return CPU_WORLD if environment.accelerator == "cpu" else environment.n_devices
+
+
+def study_name(command: Sequence[str], folder: str) -> str:
+    """A name that the same command in the same folder always gets: it resumes."""
+    digest = hashlib.sha256("\0".join([*command, folder]).encode()).hexdigest()[:6]
+    return f"{name_of(command)}-{digest}"
+
+
+def _run_once(
+    command: Sequence[str],
+    flags: Mapping[str, Any],
+    *,
+    world: int,
+    environment: Environment,
+    study: Study,
+    folder: str,
+    note: Note,
+) -> tuple[TrialResult, dict[str, Any]]:
+    """The trial of the command as it is, and what its first rank said."""
+    where = study.folder / FIRST_RUN
+    shutil.rmtree(where, ignore_errors=True)
+    (where / CONFIG_DIR).mkdir(parents=True)
+    timeout = flags.get("trial_timeout")
+    spec = TrialSpec(
+        identity=Identity(
+            study=study.name, number=0, role=Role.BASELINE, candidate_hash="0" * 12, knobs={}
+        ),
+        layout=Layout(
+            accelerator=environment.accelerator,
+            **{"world": world, "tp": 1, "pp": 1, "dp": world},
+            **{"micro_batch": 1, "grad_accum": 1, "global_batch": world},
+        ),
+        workload=Workload(
+            name="script",
+            model={},
+            seq_len=1,
+            precision="fp32",
+            command=filled_in(list(command), {}),
+            folder=folder,
+        ),
+        engine=EngineSettings(expected={}),
+        measure=dataclasses.replace(
+            MEASURE,
+            diagnoses=bool(flags.get("diagnose", True)),
+            timeout_s=(
+                _FIRST_TIMEOUT_S
+                if timeout is None
+                else parse_seconds(timeout, where="--trial-timeout")
+            ),
+        ),
+    )
+    write_json(where / SPEC_FILE, scrubbed(to_dict(spec)))
+    (where / CONFIG_DIR / EDITS_FILE).write_text('{"observes": true}\n', encoding="utf-8")
+    if is_of_this_environment(command, os.environ):
+        find_engine(DEFAULT_ENGINE).build(environment.accelerator, note)
+    fleet = local_fleet(environment, world=world)
+    try:
+        result = fleet.submit(spec, where).wait()
+    finally:
+        fleet.close()
+    assert result is not None, "waited for its end"
+    try:
+        return result, read_json(where / RANKS_DIR / DESCRIPTION_FILE)
+    except ContractError:
+        return result, {}
+
+
+def _n_ranks(study: Study) -> int:
+    """Ranks that said something in the first run."""
+    return len(list((study.folder / FIRST_RUN / RANKS_DIR).glob("[0-9]*.json")))
+
+
+def _as_trial(script: Observed, spec: TrialSpec) -> TrialResult:
+    """The first run as the trial of a spec: its rates by the samples that were counted."""
+    seen, batch = script.measured, script.global_batch
+
+    def rate(step_time_s: float | None) -> float | None:
+        return batch / step_time_s if step_time_s else None
+
+    return dataclasses.replace(
+        seen,
+        number=spec.identity.number,
+        role=spec.identity.role,
+        candidate_hash=spec.identity.candidate_hash,
+        samples_per_s=rate(seen.step_time_s),
+        samples_per_s_low=rate(seen.step_time_high_s),
+        samples_per_s_high=rate(seen.step_time_low_s),
+    )
+
+
+def _versions(script: Observed) -> dict[str, str]:
+    """Releases in the command's own environment, by the fields of `Environment`."""
+    said = script.measured.versions
+    return {f"{name}_version": said[name] for name in VERSIONED if name in said}

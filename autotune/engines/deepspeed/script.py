@@ -1,0 +1,255 @@
+"""DeepSpeed under a user's own script: a candidate as edits of the configuration that arrived.
+
+What the user set and no knob touches stays exactly as it is: the edits are what two rendered
+configurations differ by, the candidate's and that of the command as it is.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.base.nested import look_up
+from autotune.base.templates import canonical_json
+from autotune.contract import KnobValue
+from autotune.devices.hardware import Environment
+from autotune.engines.base import RankSettings
+from autotune.engines.deepspeed.ds_config_file import leftover
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.expected import expected
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.job.job import Job
+from autotune.job.observed import Observed
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
+from autotune.space.rule import Violation
+from autotune.space.script import reach_of, recompute_name
+from autotune.space.space import load_space
+from autotune.space.space_file import Domain, Space
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.edits import EDITS_FILE, Edits
+
+MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
+ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
+
+
+class ScriptEngine(DeepSpeedEngine):
+    """DeepSpeed for the command that a job observed."""
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        """Take the configuration that arrived for the base of all candidates."""
+        assert job.script is not None, "the job has a command"
+        super().__init__(job, environment)
+        self._script: Observed = job.script
+        self._reach = reach_of(job.script)
+        where = Path(str(job.script.description.get("config_file") or "the command"))
+        arrived = dict(job.script.config)
+        self._base_knobs = {**_knobs_in(arrived, where), **_switched(job.script)}
+        self._use_base(leftover(arrived), {}, optimizer=job.optimizer)
+
+    @cached_property
+    def own(self) -> Candidate:
+        """The command as it is."""
+        chosen: dict[str, KnobValue] = {
+            **self._base_knobs,
+            "micro_batch": self._script.micro_batch,
+        }
+        job = self._job
+        return Candidate.of(
+            canonical(chosen, self.context), world=job.world, global_batch=job.global_batch
+        )
+
+    @property
+    def space(self) -> Space:
+        """The job's space without what does not reach the command."""
+        space = load_space(self._job.space, KNOBS)
+        domains = {n: d for n, d in space.domains.items() if n not in self._reach.left_out}
+        if not self._script.config.get("optimizer"):
+            domains.pop("optimizer.implementation", None)
+        if "micro_batch" not in domains:
+            domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
+        elif self._script.micro_batch not in domains["micro_batch"].values:
+            values = (*domains["micro_batch"].values, self._script.micro_batch)
+            domains["micro_batch"] = replace(
+                domains["micro_batch"], values=tuple(sorted(values, key=int))
+            )
+        return replace(space, domains=domains)
+
+    def ladder(self) -> Iterator[list[Candidate]]:
+        """The command as it is, and nothing in its place."""
+        yield [self.own]
+
+    def baseline(self, path: Path) -> tuple[DeepSpeedEngine, Candidate]:
+        """Refuse: the command is the baseline."""
+        raise JobError(
+            f"--baseline {path}: the command as it is is what a search of it compares with",
+            "leave it out, or give the command that uses this file",
+        )
+
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        """What the candidate breaks, and the command as it is does not: that has run."""
+        found = judge(self.setup(candidate))
+        return [violation for violation in found if violation.rule not in self._broken]
+
+    def setup(self, candidate: Candidate) -> Setup:
+        """What would run: what arrived, with the candidate's edits."""
+        base = super().setup(candidate)
+        return replace(
+            base,
+            ds_config=self._edited(candidate),
+            sp_by_script=1,
+            pipeline_refusal="",
+            brings_cpu_adam=self._brings_cpu_adam,
+            # Whether a model can recompute, the script's own framework knows.
+            supports_recompute=self._script.is_trainer,
+        )
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The configuration that DeepSpeed will get, and the edits that make it."""
+        edits = self.edits(candidate)
+        written = {"configuration": edits.configuration, "arguments": edits.arguments}
+        return {
+            CONFIG_FILE: canonical_json(self._edited(candidate)),
+            EDITS_FILE: canonical_json(written),
+        }
+
+    def edits(self, candidate: Candidate) -> Edits:
+        """What a candidate changes of the command as it is; nothing for that itself."""
+        if candidate == self.own:
+            return Edits()
+        before, after = self._rendered(self.own), self._rendered(candidate)
+        configuration = dict(_differences(before, after))
+        configuration.pop("train_batch_size", None)  # the global batch is no knob
+        arguments: dict[str, KnobValue] = {}
+        if self._reach.ways.get("micro_batch") == "arguments" and (
+            candidate.micro_batch != self.own.micro_batch
+        ):
+            arguments[MICRO_BATCH_ARGUMENT] = candidate.micro_batch
+            arguments[ACCUMULATION_ARGUMENT] = candidate.grad_accum
+        for knob, name, on in (
+            ("recompute", recompute_name(self._script), "full"),
+            ("compile", "torch_compile", "torch"),
+        ):
+            differs = candidate.get(knob) != self.own.get(knob)
+            if differs and self._reach.ways.get(knob) == "arguments":
+                arguments[name] = candidate.get(knob) == on
+        return Edits(configuration=configuration, arguments=arguments)
+
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
+        """What the live engine must say: what it said of the command, but for what is edited.
+
+        What nobody foresaw of the user's own settings was read back when the command ran.
+        """
+        said = self._script.measured.read_back
+        of_own, asked = self._foretold(self.own), self._foretold(candidate)
+        found = {
+            name: said[name] if name in said and of_own.get(name) == value else value
+            for name, value in asked.items()
+        }
+        return {**{n: said[n] for n in ("n_params", "n_params_frozen") if n in said}, **found}
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        """See `Engine.ranks`; a command of the user's starts as it always does."""
+        return replace(super().ranks(candidate), binds_cores=False, may_start_warm=False)
+
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        """Extensions are built for the command's own Python, if that is this one."""
+        if self._script.description.get("executable") == sys.executable:
+            return super().preparation(candidates)
+        return ()
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        """Keys of the command's configuration that change: key -> (theirs, ours)."""
+        return {
+            key: (look_up(self._script.config, key), value)
+            for key, value in self.edits(candidate).configuration.items()
+            if look_up(self._script.config, key) is not None
+        }
+
+    @cached_property
+    def _broken(self) -> frozenset[str]:
+        return frozenset(violation.rule for violation in judge(self.setup(self.own)))
+
+    @property
+    def _brings_cpu_adam(self) -> bool:
+        return self._script.framework != "deepspeed"
+
+    def _foretold(self, candidate: Candidate) -> dict[str, Any]:
+        setup = replace(self.setup(candidate), model=None)
+        setup = setup.with_config({**setup.ds_config, **_batch(candidate)})
+        foretold = expected(setup, self._job.model.source)
+        foretold.pop("loss_chunk_tokens", None)
+        if "recompute" in self._reach.ways and (shape := self._job.model.shape).n_layers:
+            full = candidate.get("recompute") == "full"
+            foretold["recomputed_layers"] = shape.n_layers if full else 0
+        return foretold
+
+    def _edited(self, candidate: Candidate) -> dict[str, Any]:
+        config: dict[str, Any] = _copied(self._script.config)
+        self.edits(candidate).apply(config, drops_product=True)
+        return config
+
+    def _rendered(self, candidate: Candidate) -> dict[str, Any]:
+        found: dict[str, Any] = self._renders(candidate)
+        return found
+
+    @cached_property
+    def _renders(self) -> Any:
+        return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
+
+
+def _knobs_in(config: Mapping[str, Any], where: Path) -> dict[str, KnobValue]:
+    """The knobs that a configuration sets; a value that none of a knob's is stays as it is."""
+    found: dict[str, KnobValue] = {}
+    for name, knob in KNOBS.items():
+        if not knob.key:
+            continue
+        try:
+            value = knob.read(config, where=str(where))
+        except JobError:
+            continue
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _switched(script: Observed) -> dict[str, KnobValue]:
+    """Knobs that the command sets outside of DeepSpeed's configuration."""
+    found: dict[str, KnobValue] = {}
+    if script.description.get("recomputed_layers"):
+        found["recompute"] = "full"
+    if script.description.get("is_compiled"):
+        found["compile"] = "torch"
+    return found
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Dotted keys whose values differ, each with its new value; None: it is gone."""
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", new
+
+
+def _batch(candidate: Candidate) -> dict[str, int]:
+    return {
+        "train_micro_batch_size_per_gpu": candidate.micro_batch,
+        "gradient_accumulation_steps": candidate.grad_accum,
+    }
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value

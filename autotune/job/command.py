@@ -1,0 +1,72 @@
+"""A user's own command line: whose Python it runs in, and which files it names."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from autotune.base.errors import JobError
+
+_LARGEST_BYTES = 2**20
+"""Files above this are data, not code or settings."""
+_LIMIT_FILES = 500
+
+
+def check_command(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+    """See that a command can be started.
+
+    Raises:
+        JobError: There is none, or its program is not found.
+    """
+    if not command:
+        raise JobError(
+            "no command after --", "write it as you start your training: -- torchrun train.py"
+        )
+    if program_of(command, environment) is None:
+        raise JobError(
+            f"{command[0]}: there is no such program on the PATH",
+            "activate the environment that you train in, or give its path",
+        )
+
+
+def program_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Path of the program of a command, found as a shell would; None: there is none."""
+    return shutil.which(command[0], path=environment.get("PATH"))
+
+
+def is_of_this_environment(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a command's program belongs to the Python that we run in."""
+    found = program_of(command, environment)
+    if found is None:
+        return False
+    return os.path.dirname(os.path.abspath(found)) == os.path.join(sys.prefix, "bin")
+
+
+def files_named(command: Sequence[str], folder: Path) -> Iterator[str]:
+    """Files among the words of a command, small enough for code or settings; absolute."""
+    for word in command:
+        for part in (word, word.rpartition("=")[2]):
+            path = folder / os.path.expanduser(part)
+            try:
+                if part and path.is_file() and path.stat().st_size <= _LARGEST_BYTES:
+                    yield os.path.abspath(path)
+            except (OSError, ValueError):
+                continue
+
+
+def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> list[str]:
+    """Files that make a command what it is: those that it names, and the code that it loaded."""
+    return sorted({*files_named(command, folder), *loaded[:_LIMIT_FILES]})
+
+
+def name_of(command: Sequence[str]) -> str:
+    """A word for a command: its script, or else its program."""
+    scripts = [Path(word).stem for word in command if word.endswith((".py", ".yaml", ".yml"))]
+    return scripts[0] if scripts else Path(command[0]).name
+
+
+def as_typed(command: Sequence[str]) -> str:
+    """A command as a shell takes it."""
+    return shlex.join(command)

@@ -1,0 +1,264 @@
+"""What a user's own command trains, as its first run showed it: `observed.json` of its study.
+
+A job of such a command says nothing of the model, the batch or the precision itself: it names this
+file, and takes them from here.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from autotune.base.errors import JobError
+from autotune.contract import (
+    ContractError,
+    KnobValue,
+    Outcome,
+    TrialResult,
+    read_bounded,
+    read_json,
+)
+from autotune.contract.files import Stored
+from autotune.job.model import Model, ModelShape, model_from_config
+
+OBSERVED_FILE = "observed.json"
+"""Name of the file, in the folder of the study."""
+PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
+"""`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen."""
+_LARGEST_SOURCE_BYTES = 2**20
+_TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
+"""Frameworks that train by transformers' Trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed(Stored):
+    """A user's command, and what its first run showed."""
+
+    VERSION: ClassVar[int] = 1
+
+    command: list[str]
+    """As it was typed, placeholders included."""
+    folder: str
+    """Where it runs."""
+    world: int
+    """Ranks that it starts."""
+    description: dict[str, Any]
+    """What the first rank read off the live engine: `autotune.trial.guest.describe`."""
+    result: dict[str, Any]
+    """The trial's result, by the fields of `TrialResult`."""
+    sources: list[str] = field(default_factory=list)
+    """Files of the user's that the run read as code or as settings: their text is the digest."""
+    observed_digest: str = ""
+    """`digest` as it was then: files that have changed since are observed anew."""
+    schema_version: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> "Observed":
+        """Read the file of a study.
+
+        Raises:
+            JobError: It is missing or damaged.
+        """
+        try:
+            return cls.from_dict(read_json(path))
+        except ContractError as error:
+            raise JobError(
+                f"{path}: {error}", "run the same command again with --fresh: it is observed anew"
+            ) from error
+
+    def check(self) -> None:
+        """See `Stored.check`."""
+        TrialResult.from_dict(self.result)
+        missing = {"config", "micro_batches", "n_params", "dp"} - self.description.keys()
+        if missing or not self.command or self.world < 1:
+            raise ContractError(f"Observed: missing {sorted(missing)}, or no command")
+
+    @cached_property
+    def measured(self) -> TrialResult:
+        """The first run as a trial."""
+        return TrialResult.from_dict(self.result)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """DeepSpeed's configuration as it arrived, every "auto" filled in."""
+        return cast(Mapping[str, Any], self.description["config"])
+
+    @property
+    def framework(self) -> str:
+        """Whose training loop it is: `trainer`, `trl`, `accelerate`, `deepspeed`, ..."""
+        return str(self.description.get("framework", "deepspeed"))
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether TrainingArguments reach it."""
+        return self.framework in _TRAINERS and bool(self.arguments)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Its TrainingArguments as the user set them; empty: there are none."""
+        return cast(Mapping[str, Any], self.description.get("arguments") or {})
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of a rank and a forward pass, as they arrived."""
+        seen = self.description["micro_batches"]
+        return max(map(int, seen)) if seen else self.measured.read_back.get("micro_batch", 1)
+
+    @property
+    def grad_accum(self) -> int:
+        """Forward passes of a rank in an optimizer step."""
+        seen = self.description["micro_batches"]
+        return len(seen) or self.measured.read_back.get("grad_accum", 1)
+
+    @property
+    def accumulates_by_hand(self) -> bool:
+        """Whether the script makes several passes where DeepSpeed was told of fewer."""
+        return bool(self.grad_accum != self.measured.read_back.get("grad_accum", self.grad_accum))
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the model."""
+        return max(1, int(self.description["dp"]))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimizer step, over all ranks, counted from the tensors."""
+        return self.micro_batch * self.grad_accum * self.dp
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the longest sample that was seen; 2 where samples have no length."""
+        return max([2, *map(int, self.description.get("lengths", ()))])
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its samples are made of tokens."""
+        return any(self.description.get("lengths", ()))
+
+    @property
+    def precision(self) -> str:
+        """`bf16`, `fp16` or `fp32`."""
+        return str(self.measured.read_back.get("dtype", "fp32"))
+
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer section, or the class that the script brings."""
+        section = self.config.get("optimizer")
+        if isinstance(section, dict) and section.get("type"):
+            return section
+        brought = str(self.description.get("client_optimizer") or "AdamW")
+        return {"type": brought, "params": {}}
+
+    def digest(self) -> str:
+        """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
+        return digest_of(self.command, self.sources)
+
+    def model(self, path: Path) -> Model:
+        """The model that it trains, by the shape that was read.
+
+        What cannot be seen of a model that is none of Hugging Face's is 0 there.
+        """
+        said = self.description
+        counts: dict[str, Any] = {
+            "n_params": int(said["n_params"]),
+            "n_params_frozen": int(said.get("n_params_frozen", 0)),
+            "largest_param": int(said.get("largest_param", 0)),
+        }
+        config = dict(said.get("model_config") or {})
+        name = str(said.get("model_class") or "model")
+        shape, source = _shape_by_sizes(said, counts), {"observed": str(path), "vocab": 0}
+        if config.get("model_type"):
+            try:
+                known = model_from_config(name, config, where=str(path)).shape
+            except JobError:
+                known = shape  # an architecture of their own
+            shape = dataclasses.replace(known, **counts)
+            source = {**source, "config": config}
+        source["vocab"] = shape.vocab
+        return Model(
+            name=name,
+            shape=shape,
+            source=source,
+            supports_tp=False,
+            supports_recompute=self.is_trainer,
+        )
+
+
+def digest_of(command: list[str], sources: list[str]) -> str:
+    """Hash of a command and of the text of some files: 12 hex digits; a lost file is empty."""
+    found = hashlib.sha256("\0".join(command).encode())
+    for name in sources:
+        found.update(name.encode() + b"\0")
+        try:
+            found.update(read_bounded(Path(name), _LARGEST_SOURCE_BYTES))
+        except OSError:
+            continue
+    return found.hexdigest()[:12]
+
+
+def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
+    """A command with its placeholders replaced: by a candidate's values, else by their own."""
+
+    def value(match: re.Match[str]) -> str:
+        name, own = match.groups()
+        return str(values.get(name, own if own is not None else match[0]))
+
+    return [PLACEHOLDER.sub(value, part) for part in command]
+
+
+def placeholders_of(command: list[str]) -> dict[str, str]:
+    """Names in the placeholders of a command, each with its own value; empty where it has none."""
+    return {name: own for part in command for name, own in PLACEHOLDER.findall(part)}
+
+
+def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, int]) -> ModelShape:
+    sizes = {name: int(value) for name, value in (said.get("sizes") or {}).items()}
+    return ModelShape(
+        n_layers=sizes.get("n_layers", 0),
+        hidden=sizes.get("hidden", 0),
+        ffn_hidden=0,
+        n_heads=sizes.get("n_heads", 0),
+        n_kv_heads=sizes.get("n_heads", 0),
+        vocab=sizes.get("vocab", 0),
+        max_seq_len=None,
+        tied_embeddings=False,
+        gated_mlp=False,
+        n_experts=0,
+        experts_per_token=0,
+        n_params_active=counts["n_params"] + counts["n_params_frozen"],
+        **counts,
+    )
+
+
+def refuse_unobserved(result: TrialResult, log: Path) -> None:
+    """Refuse to go on where the first run of a command measured nothing.
+
+    Raises:
+        JobError: It did not; the message says how the run ended, and what helps.
+    """
+    if result.outcome.is_measured:
+        return
+    hints = {
+        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch, or name a smaller "
+        "start with --baseline",
+        Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
+        Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
+        Outcome.LAUNCH: "see the log, and try the same command without autotune",
+    }
+    hint = hints.get(result.outcome, "see the log, and try the same command without autotune")
+    if "never called deepspeed" in result.evidence:
+        hint = (
+            "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
+            "--use_deepspeed for accelerate launch, deepspeed.initialize in a script"
+        )
+    if "ended by itself" in result.evidence and "steps" in result.evidence:
+        hint = "give it more data or more epochs, so that it takes as many steps"
+    raise JobError(
+        f"the command, as it is, was not measured: {result.outcome}: {result.evidence} "
+        f"(log: {log})",
+        hint,
+    )

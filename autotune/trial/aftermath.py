@@ -1,0 +1,99 @@
+"""Around a trial's measured steps: read-back, limits, diagnosis, and how it comes to its end."""
+
+import os
+import time
+from typing import Any
+
+from autotune.contract import Phase, TrialSpec
+from autotune.trial.faults import ReadBackError
+from autotune.trial.reporter import Reporter
+from autotune.trial.surroundings import Watch
+from autotune.trial.variables import CORES_ENV
+
+
+class Aftermath:
+    """What a trial does around its measured steps and after the last of them."""
+
+    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
+        self._spec = spec
+        self._reporter = reporter
+        self._meter = meter
+        self._engine: Any = None
+        self._soak: Any = None
+        self._pass: Any = None
+        self._watch: Any = None
+        self._cpu_s_before = 0.0
+        self._began_s = 0.0
+
+    def prepare(self, engine: Any) -> None:
+        """Take the engine, before anything watches it."""
+        self._engine = engine
+        # A GPU's rank may be bound as well, but its steps are not made on these cores.
+        is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
+        self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
+        measure = self._spec.measure
+        if measure.checkpoint is not None:
+            from autotune.trial.checkpoint import Soak
+
+            self._soak = Soak(
+                measure.checkpoint, engine, measure.budget_s, self._reporter, self._meter
+            )
+        elif measure.diagnoses:
+            self._pass = self._diagnostic_pass(engine)
+
+    def _diagnostic_pass(self, engine: Any) -> Any:
+        from autotune.trial.diagnose import DiagnosticPass
+
+        return DiagnosticPass(engine, self._reporter)
+
+    def on_first_step(self) -> None:
+        """The first step was applied."""
+        self._meter.check()
+        from autotune.trial.readback import differences, read_back
+
+        report, expected = self._reporter.report, self._spec.engine.expected
+        report.read_back = read_back(self._engine, expected)
+        report.differences = [*differences(expected, report.read_back), *self._more_differences()]
+        if report.differences:
+            raise ReadBackError("; ".join(report.differences))
+
+    def _more_differences(self) -> list[str]:
+        """What differs besides what the engine says of itself."""
+        return []
+
+    def on_warm(self) -> None:
+        """The next step is the first that is measured."""
+        if self._soak is None:  # which is there to see what memory does later on
+            self._meter.settle()
+        self._watch.begin()
+        self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
+
+    def on_measured(self) -> None:
+        """The last step was measured."""
+        report = self._reporter.report
+        report.cpu_s = time.process_time() - self._cpu_s_before
+        report.measured_s = time.perf_counter() - self._began_s
+        report.surroundings = self._watch.end()
+
+    def after_step(self) -> None:
+        """A step was measured."""
+        self._meter.check()
+        if self._soak is not None:
+            self._soak.after_step()
+
+    def finale(self) -> bool:
+        """All steps were measured, or this is one of those that follow; says whether it ends."""
+        if self._soak is not None and not self._soak.finale():
+            return False
+        self._reporter.report.memory_bytes = self._meter.read()
+        if self._pass is None:
+            return True
+        self._meter.lift()  # the profiler's own memory is no part of the configuration's
+        return bool(self._pass.begin())
+
+    def absorbs(self, error: BaseException) -> bool:
+        """Whether the trial keeps its figures: the error came after everything was measured."""
+        if self._reporter.report.phase is not Phase.DIAGNOSE:
+            return False
+        self._pass.fail(error)  # nothing else enters that phase
+        return True

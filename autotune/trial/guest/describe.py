@@ -1,0 +1,153 @@
+"""What a user's command trains, read off its live engine."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autotune.trial.readback import recomputed_layers
+
+_FRAMEWORKS = (
+    ("llamafactory", "llama-factory"),
+    ("axolotl", "axolotl"),
+    ("trl", "trl"),
+    ("lightning", "lightning"),
+    ("pytorch_lightning", "lightning"),
+    ("swift.trainers", "ms-swift"),
+)
+"""Packages that train by Trainer, accelerate or their own loop -> what people call them."""
+_MAX_TEXT = 2000
+
+
+def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first rank knows at the end of its steps, for `description.json`."""
+    module = engine.module
+    counts = list(_counts(module))
+    return {
+        "framework": _framework(seen),
+        "command_line": sys.argv,
+        "executable": sys.executable,
+        "world": int(os.environ.get("WORLD_SIZE", "1")),
+        "dp": int(engine.dp_world_size) if hasattr(engine, "dp_world_size") else 1,
+        "engine": type(engine).__name__,
+        "engines": seen["engines"],
+        "config": seen.get("config", {}),
+        "config_written": seen.get("config_written", {}),
+        "config_file": seen.get("config_file", ""),
+        "arguments": _short(seen.get("arguments", {})),
+        "arguments_class": seen.get("arguments_class", ""),
+        "micro_batches": seen.get("micro_batches", []),
+        "lengths": seen.get("lengths", []),
+        "gives_data": bool(seen.get("gives_data")),
+        "asks_micro_batch": bool(seen.get("asks_micro_batch")),
+        "client_optimizer": seen.get("client_optimizer", ""),
+        "client_scheduler": seen.get("client_scheduler", ""),
+        "optimizer": type(_innermost(engine.optimizer)).__name__,
+        "model_class": type(_unwrapped(module)).__name__,
+        "model_config": _config_of(module),
+        "n_params": sum(n for n, is_trained in counts if is_trained),
+        "n_params_frozen": sum(n for n, is_trained in counts if not is_trained),
+        "largest_param": max((n for n, _ in counts), default=0),
+        "sizes": _sizes(module),
+        "recomputed_layers": recomputed_layers(module),
+        "files": sorted(_own_files()),
+        "is_compiled": bool(getattr(engine, "is_compiled", False)),
+    }
+
+
+def _own_files() -> Iterator[str]:
+    """Files of code of the user's own that are loaded: what lies where the command runs."""
+    here = os.getcwd() + os.sep
+    script = os.path.dirname(os.path.abspath(sys.argv[0])) + os.sep
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = os.path.abspath(file)
+        if path.startswith((here, script)) and "site-packages" not in path:
+            yield path
+
+
+def _framework(seen: Mapping[str, Any]) -> str:
+    for package, name in _FRAMEWORKS:
+        if package in sys.modules:
+            return name
+    if seen.get("arguments_class"):
+        return "trainer"
+    return "accelerate" if "accelerate" in seen["frameworks"] else "deepspeed"
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer that updates, below DeepSpeed's own wrappers."""
+    for _ in range(4):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _unwrapped(module: Any) -> Any:
+    """The model below what PEFT puts around it."""
+    if hasattr(module, "get_base_model"):
+        return module.get_base_model()
+    return module
+
+
+def _config_of(module: Any) -> dict[str, Any]:
+    """A Hugging Face model's config; empty for any other."""
+    config: Any = getattr(_unwrapped(module), "config", None)
+    if not hasattr(config, "to_dict"):
+        return {}
+    found = config.to_dict()
+    found.pop("_name_or_path", None)
+    return dict(
+        _jsonable(found), attn_implementation=getattr(config, "_attn_implementation", None)
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)[:_MAX_TEXT]
+
+
+def _short(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in _jsonable(arguments).items()
+        if not (isinstance(value, str) and len(value) > _MAX_TEXT) and not name.startswith("_")
+    }
+
+
+def _counts(module: torch.nn.Module) -> Iterator[tuple[int, bool]]:
+    """Elements of each parameter, and whether it is trained; a shared one counts once."""
+    for parameter in module.parameters():
+        # At stage 3 `numel()` is that of the empty placeholder.
+        yield int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad
+
+
+def _sizes(module: torch.nn.Module) -> dict[str, int]:
+    """What a model without a config shows of its sizes: the layers that repeat, and the widths."""
+    lists = [
+        m for m in module.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)
+    ]
+    layers = [len(each) for each in lists if len({type(layer) for layer in each}) == 1]
+    widths: dict[int, int] = {}
+    embeddings = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
+    heads = [m.num_heads for m in module.modules() if isinstance(m, torch.nn.MultiheadAttention)]
+    for each in module.modules():
+        if isinstance(each, torch.nn.Linear):
+            widths[each.in_features] = widths.get(each.in_features, 0) + 1
+    return {
+        "n_layers": max(layers, default=0),
+        "hidden": max(widths, key=lambda width: (widths[width], width), default=0),
+        "n_heads": max(heads, default=0),
+        "vocab": max((each.num_embeddings for each in embeddings), default=0),
+    }

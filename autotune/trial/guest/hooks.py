@@ -1,0 +1,64 @@
+"""Calls at the moment when a module of somebody else's has been imported."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+Hook = Callable[[ModuleType], None]
+
+
+def call_after_imports(hooks: Mapping[str, Hook]) -> None:
+    """Call each hook with its module once that has been executed, which may never be.
+
+    Not when it is looked for: libraries look for packages that they do not import.
+    """
+    sys.meta_path.insert(0, _Finder(dict(hooks)))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the other finders do, and has the modules with a hook loaded by `_Loader`."""
+
+    def __init__(self, hooks: dict[str, Hook]) -> None:
+        self._hooks = hooks
+        self._is_asking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._hooks or self._is_asking:
+            return None
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._hooks, fullname)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as another one does, and calls the hook when the module is there."""
+
+    def __init__(self, theirs: Any, hooks: dict[str, Hook], name: str) -> None:
+        self._theirs = theirs
+        self._hooks = hooks
+        self._name = name
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._theirs.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # From here on it is as if nobody had been in between.
+        module.__loader__ = self._theirs
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._theirs
+        self._theirs.exec_module(module)
+        hook = self._hooks.pop(self._name, None)
+        if hook is not None:
+            hook(module)

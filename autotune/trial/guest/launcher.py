@@ -1,0 +1,71 @@
+"""Start a user's own command on this node, tied to its parent, and with a way to its ranks.
+
+`python -m autotune.trial.guest.launcher FOLDER PORT`. The command, its folder and its arguments
+are the trial's; its interpreter and packages are the user's. What it starts finds `begin.py`
+through the environment, however many launchers stand in between.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.contract import PARENT_ENV, SPEC_FILE, TRIAL_ENV, TrialSpec, read_json
+from autotune.trial.descent import adopt_orphans, end_all_below
+from autotune.trial.guest.begin import GUEST_ENV
+from autotune.trial.guest.quiet import VARIABLES
+from autotune.trial.launcher import LOOPBACK, end_with_parent
+
+SITE = Path(__file__).resolve().parent / "site"
+"""Folder of the `sitecustomize` that reaches the ranks."""
+_PORTS = ("PET_MASTER_PORT", "MASTER_PORT", "MAIN_PROCESS_PORT")
+"""Variables by which torchrun, bare scripts and others learn the port to meet at."""
+
+
+def main() -> None:
+    """Run the command until it has ended, and end what it leaves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
+    end_with_parent(int(os.environ[PARENT_ENV]))
+    adopt_orphans()
+    folder, port = Path(sys.argv[1]), sys.argv[2]
+    workload = TrialSpec.from_dict(read_json(folder / SPEC_FILE)).workload
+    try:
+        process = subprocess.Popen(
+            workload.command,
+            cwd=workload.folder or None,
+            env=guest_environment(os.environ, folder, port),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_ends_with_us,
+        )
+    except OSError as error:
+        print(f"launcher: {workload.command[0]}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        code = process.wait()
+    finally:
+        end_all_below()
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def guest_environment(given: Mapping[str, str], folder: Path, port: str) -> dict[str, str]:
+    """The user's environment, with the way to their ranks in it, and trackers switched off."""
+    path = os.pathsep.join(filter(None, [str(SITE), given.get("PYTHONPATH", "")]))
+    return {
+        **given,
+        **VARIABLES,
+        **dict.fromkeys(_PORTS, port),
+        "MASTER_ADDR": given.get("MASTER_ADDR", LOOPBACK),
+        "PYTHONPATH": path,
+        GUEST_ENV: given.get(TRIAL_ENV, str(folder)),
+    }
+
+
+def _ends_with_us() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent(os.getppid())
+
+
+if __name__ == "__main__":
+    main()

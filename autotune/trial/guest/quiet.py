@@ -1,0 +1,129 @@
+"""A trial leaves the user's run without traces: nothing is saved, uploaded or tracked.
+
+What their code writes with `open` itself is theirs, and is written.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autotune.trial.guest.hooks import Hook
+
+VARIABLES = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "DISABLE_MLFLOW_INTEGRATION": "true",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
+    "TRACKIO_DISABLED": "1",
+    "CLEARML_OFFLINE_MODE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_SILENT": "true",
+}
+"""Environment in which trackers neither ask, nor send, nor write."""
+
+ARGUMENTS: dict[str, Any] = {
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "evaluation_strategy": "no",
+    "load_best_model_at_end": False,
+    "report_to": "none",
+    "push_to_hub": False,
+    "auto_find_batch_size": False,
+    "eval_on_start": False,
+    "batch_eval_metrics": False,
+}
+"""Fields of TrainingArguments that a trial sets; a version that lacks one is left alone."""
+MAX_STEPS = 1_000_000
+"""Steps of a Trainer in a trial: it begins its data again, and the trial ends it."""
+
+_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
+    "deepspeed.runtime.engine": {
+        "DeepSpeedEngine": ("save_checkpoint", "save_16bit_model", "save_fp16_model"),
+    },
+    "accelerate.accelerator": {"Accelerator": ("save", "save_state", "save_model")},
+    "transformers.modeling_utils": {"PreTrainedModel": ("save_pretrained", "push_to_hub")},
+    "transformers.tokenization_utils_base": {
+        "PreTrainedTokenizerBase": ("save_pretrained", "push_to_hub"),
+    },
+    "peft.peft_model": {"PeftModel": ("save_pretrained", "push_to_hub")},
+    "transformers.trainer": {
+        "Trainer": ("save_model", "save_state", "push_to_hub", "_save_checkpoint"),
+    },
+    "huggingface_hub.hf_api": {
+        "HfApi": ("create_repo", "upload_file", "upload_folder", "create_commit"),
+    },
+}
+"""Methods that write or send, by module and class."""
+
+
+def hooks() -> dict[str, Hook]:
+    """What is switched off once each module is there."""
+    found: dict[str, Hook] = {name: _silence_methods for name in _METHODS}
+    found["torch.serialization"] = _silence_saving
+    found["safetensors.torch"] = _silence_files
+    found["torch.utils.tensorboard.writer"] = _redirect_boards
+    found["tensorboardX.writer"] = _redirect_boards
+    return found
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _silence_methods(module: ModuleType) -> None:
+    for kind, names in _METHODS[module.__name__].items():
+        of = getattr(module, kind, None)
+        for name in names:
+            if of is not None and hasattr(of, name):
+                setattr(of, name, _nothing)
+
+
+def _silence_saving(module: ModuleType) -> None:
+    """Objects still go into buffers, as ranks send them to one another; no file is written."""
+    save = module.save
+
+    def save_in_memory(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, str | os.PathLike):
+            save(obj, f, *args, **kwargs)
+
+    module.save = save_in_memory  # type: ignore[attr-defined]
+
+
+def _silence_files(module: ModuleType) -> None:
+    for name in ("save_file", "save_model"):
+        setattr(module, name, _nothing)
+
+
+def _redirect_boards(module: ModuleType) -> None:
+    """Event files go where the trial's temporary files are."""
+    initialize: Callable[..., None] = module.SummaryWriter.__init__
+
+    def in_scratch(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("log_dir", None)
+        kwargs.pop("logdir", None)
+        initialize(self, str(scratch() / "boards"), *args[1:], **kwargs)
+
+    module.SummaryWriter.__init__ = in_scratch
+
+
+def quiet_arguments(arguments: Any) -> None:
+    """Set what a trial wants in a TrainingArguments that is about to check itself."""
+    for name, value in ARGUMENTS.items():
+        if hasattr(arguments, name):
+            setattr(arguments, name, value)
+    folder = str(scratch() / "output")
+    for name in ("output_dir", "logging_dir"):
+        if getattr(arguments, name, None) is not None:
+            setattr(arguments, name, folder)
+    if hasattr(arguments, "max_steps"):
+        arguments.max_steps = MAX_STEPS
+
+
+def scratch() -> Path:
+    """Folder for what a run writes and nobody reads; it goes with the trial."""
+    import tempfile
+
+    return Path(tempfile.gettempdir())

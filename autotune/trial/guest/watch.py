@@ -1,0 +1,131 @@
+"""The engine of a user's script, watched as that of a built-in trial is."""
+
+from typing import Any, NoReturn
+
+from autotune.contract import RANKS_DIR, Measure, write_json
+from autotune.trial.aftermath import Aftermath
+from autotune.trial.diagnose import DiagnosticPass
+from autotune.trial.guest.begin import DESCRIPTION_FILE
+from autotune.trial.guest.describe import describe
+from autotune.trial.guest.intake import Intake
+from autotune.trial.reporter import Reporter
+from autotune.trial.stopwatch import Stopwatch, TrialDone
+
+
+def watch(guest: Any, engine: Any, meter: Any) -> "GuestStopwatch":
+    """Time an engine's steps from now on; returns what does."""
+    intake = Intake(engine)
+    aftermath = GuestAftermath(guest, meter, intake)
+    aftermath.prepare(engine)
+    spec = guest.spec
+    stopwatch = GuestStopwatch(
+        guest, spec.measure, aftermath, intake=intake, is_loss_scaled=_scales_losses(engine)
+    )
+    stopwatch.attach(engine)
+    return stopwatch
+
+
+class GuestAftermath(Aftermath):
+    """Ends the rank by itself: a script may catch any exception."""
+
+    def __init__(self, guest: Any, meter: Any, intake: Intake) -> None:
+        """Watch the rank of a guest."""
+        super().__init__(guest.spec, guest.reporter, meter)
+        self._guest = guest
+        self._intake = intake
+
+    def finale(self) -> bool:
+        """See `Aftermath.finale`."""
+        self._describe()
+        return super().finale()
+
+    def _diagnostic_pass(self, engine: Any) -> Any:
+        return _GuestPass(engine, self._guest)
+
+    def _more_differences(self) -> list[str]:
+        """Compare the batch that arrived with the one that was asked for."""
+        self._note_batch()
+        if self._guest.edits.observes or not self._intake.micro_batches:
+            return []
+        layout, samples = self._spec.layout, sum(self._intake.micro_batches)
+        asked = layout.micro_batch * layout.grad_accum
+        found = []
+        if max(self._intake.micro_batches) != layout.micro_batch:
+            found.append(
+                f"micro_batch: asked {layout.micro_batch}, the batch that arrived has "
+                f"{max(self._intake.micro_batches)} samples"
+            )
+        if samples != asked:
+            found.append(
+                f"samples of a rank in a step: asked {asked}, {samples} went through the engine"
+            )
+        return found
+
+    def _note_batch(self) -> None:
+        seen, intake = self._guest.seen, self._intake
+        seen["micro_batches"] = list(intake.micro_batches)
+        seen["lengths"] = sorted(intake.lengths)
+
+    def _describe(self) -> None:
+        if self._guest.reporter.report.rank == 0:
+            path = self._guest.folder / RANKS_DIR / DESCRIPTION_FILE
+            write_json(path, describe(self._engine, self._guest.seen))
+
+
+class GuestStopwatch(Stopwatch):
+    """Ends the rank where the built-in trial's stopwatch raises."""
+
+    def __init__(
+        self,
+        guest: Any,
+        measure: Measure,
+        listener: GuestAftermath,
+        *,
+        intake: Intake,
+        is_loss_scaled: bool,
+    ) -> None:
+        """Prepare to watch the engine of a guest."""
+        reporter: Reporter = guest.reporter
+        super().__init__(reporter, measure, listener, is_loss_scaled=is_loss_scaled, tokens=intake)
+        self.intake = intake
+        self._guest = guest
+        self._aftermath = listener
+
+    def cut_short(self) -> NoReturn:
+        """The script is done, and enough steps were measured: that is the figure."""
+        try:
+            if not self._has_enough:
+                self._end_measuring()
+            self._listener.finale()
+        except BaseException as error:
+            self._guest.fail(error)
+        self._guest.finish()
+        raise AssertionError("the rank has ended")
+
+    def _on_step(self, engine: Any) -> None:
+        try:
+            super()._on_step(engine)
+        except TrialDone:
+            self._guest.finish()
+        except BaseException as error:
+            if self._aftermath.absorbs(error):
+                self._guest.finish()
+            self._guest.fail(error)
+
+
+class _GuestPass(DiagnosticPass):
+    """A diagnostic pass that ends the rank where the built-in trial's raises."""
+
+    def __init__(self, engine: Any, guest: Any) -> None:
+        super().__init__(engine, guest.reporter)
+        self._guest = guest
+
+    def _on_step(self) -> None:
+        try:
+            super()._on_step()
+        except TrialDone:
+            self._guest.finish()
+
+
+def _scales_losses(engine: Any) -> bool:
+    return bool(getattr(engine, "fp16_enabled", lambda: False)())

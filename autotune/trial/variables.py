@@ -1,0 +1,7 @@
+"""Environment variables by which a node tells a trial's ranks what is theirs."""
+
+SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
+CORES_ENV = "AUTOTUNE_CORES"
+"""Processor cores per local rank: `0,1;2,3`; empty leaves the ranks unpinned."""
+CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
+"""Memory limit where the spec names none: a CPU rank's share of the host."""
