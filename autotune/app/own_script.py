@@ -52,7 +52,9 @@ from autotune.job.observed import (
     refuse_unobserved,
 )
 from autotune.record.study import Study
+from autotune.search.study_facts import environments_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
+from autotune.space.candidate import Candidate
 from autotune.trial.guest.begin import DESCRIPTION_FILE
 from autotune.trial.guest.edits import EDITS_FILE
 
@@ -209,7 +211,10 @@ def adopt_first_run(session: Session) -> None:
     script, study = session.job.script, session.study
     if script is None or study.next_number():
         return
-    own = next(iter(session.engine.ladder()))[0]
+    own = own_candidate(session)
+    state = study.read_state()
+    listed = environments_of(session, state, lambda _: None)
+    study.write_state({**state, "environments": listed})
     spec = make_spec(
         Run(candidate=own, role=Role.BASELINE),
         study=study.name,
@@ -226,6 +231,11 @@ def adopt_first_run(session: Session) -> None:
     if ranks.is_dir():
         shutil.copytree(ranks, folder / RANKS_DIR, dirs_exist_ok=True)
     study.take_result(folder, spec, _as_trial(script, spec))
+
+
+def own_candidate(session: Session) -> Candidate:
+    """The user's command as it is."""
+    return next(iter(session.engine.ladder()))[0]
 
 
 def world_of(command: Sequence[str], environment: Environment) -> int:

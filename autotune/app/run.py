@@ -86,7 +86,7 @@ def search(
         fleet.reap(study.trials_folder)
         study.sweep()
         _check_origin(session)
-        _begin(session, metrics.on_note)
+        begin_study(session, metrics.on_note)
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
         if is_measured:
             adopt_first_run(session)
@@ -117,7 +117,7 @@ def exit_code(answer: SearchAnswer) -> ExitCode:
     return ExitCode.NOTHING_FEASIBLE if answer.best is None else ExitCode.FOUND
 
 
-def _begin(session: Session, note: Callable[[str], None]) -> None:
+def begin_study(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)

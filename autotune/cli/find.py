@@ -227,6 +227,62 @@ def search(
     raise typer.Exit(exit_code(ending.answer))
 
 
+def _diagnose_keys(
+    *,
+    world: Annotated[
+        int | None, typer.Option(help="Ranks that the command starts, where it does not say.")
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Knobs whose changes are predicted; script by default.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Per device, such as 24GiB; a cap on what it gets.")
+    ] = None,
+    trial_timeout: Annotated[
+        str | None, typer.Option(help="Most time that the run may take, such as 10m.")
+    ] = None,
+    accelerators: Annotated[
+        Path | None,
+        typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(help="Name of the study; follows from the command by default.")
+    ] = None,
+) -> None:
+    """Keys of a job that a diagnosis takes, for `takes`."""
+
+
+@cli.command()
+@takes(flags=_diagnose_keys)
+def diagnose(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND", help="The command that starts your own training, after --."
+        ),
+    ],
+    *,
+    flags: dict[str, Any],
+    results: Results = RESULTS,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run it anew; the old study is kept beside it.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run your own training command for a few steps, and say what it does.
+
+    Speed, memory, where a step's time goes and what bounds it, which settings do nothing or never
+    arrived, and the changes that are predicted to gain most. A search of the same command goes on
+    from it.
+    """
+    from autotune.app.diagnose import diagnose as run
+    from autotune.report.terminal.study import print_script_diagnosis
+
+    found = run(command, flags, results=results, fresh=fresh, note=say)
+    print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
+
+
 def _script_session(
     command: list[str],
     job: Path | None,

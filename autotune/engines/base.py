@@ -165,6 +165,17 @@ class Engine(ABC):
         """
         return ()
 
+    def edits_in_words(self, candidate: Candidate) -> Sequence[str]:
+        """What a user changes of their own command and files for a candidate, a line each.
+
+        Empty where the job has no command of the user's, or nothing is to change.
+        """
+        return ()
+
+    def remarks(self) -> Sequence[str]:
+        """What is to be said of the user's own command as it runs, a line each."""
+        return ()
+
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
         return {}

@@ -220,7 +220,7 @@ def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, int]) -> Model
     return ModelShape(
         n_layers=sizes.get("n_layers", 0),
         hidden=sizes.get("hidden", 0),
-        ffn_hidden=0,
+        ffn_hidden=sizes.get("ffn_hidden", 0),
         n_heads=sizes.get("n_heads", 0),
         n_kv_heads=sizes.get("n_heads", 0),
         vocab=sizes.get("vocab", 0),

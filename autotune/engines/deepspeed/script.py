@@ -4,6 +4,7 @@ What the user set and no knob touches stays exactly as it is: the edits are what
 configurations differ by, the candidate's and that of the command as it is.
 """
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.nested import look_up
+from autotune.base.nested import leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
@@ -36,6 +37,7 @@ from autotune.trial.guest.edits import EDITS_FILE, Edits
 
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
+_BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 class ScriptEngine(DeepSpeedEngine):
@@ -123,8 +125,13 @@ class ScriptEngine(DeepSpeedEngine):
         if candidate == self.own:
             return Edits()
         before, after = self._rendered(self.own), self._rendered(candidate)
-        configuration = dict(_differences(before, after))
-        configuration.pop("train_batch_size", None)  # the global batch is no knob
+        configuration = {
+            key: value
+            for key, value in _differences(before, after)
+            # The global batch is no knob, and what is not there need not be removed.
+            if key != "train_batch_size"
+            and (value is not None or look_up(self._script.config, key) is not None)
+        }
         arguments: dict[str, KnobValue] = {}
         if self._reach.ways.get("micro_batch") == "arguments" and (
             candidate.micro_batch != self.own.micro_batch
@@ -171,6 +178,38 @@ class ScriptEngine(DeepSpeedEngine):
             if look_up(self._script.config, key) is not None
         }
 
+    def edits_in_words(self, candidate: Candidate) -> list[str]:
+        """See `Engine.edits_in_words`: the file and key, or the argument, with its new value."""
+        edits = self.edits(candidate)
+        where = Path(str(self._script.description.get("config_file") or "")).name
+        of_config = where or "the configuration in your code"
+        lines = [
+            f"{of_config}: " + (f"remove {key}" if value is None else f"{key}: {_json(value)}")
+            for key, value in edits.configuration.items()
+            if not (edits.arguments and key in _BATCH_KEYS)
+        ]
+        lines += [f"argument: {name}={_json(value)}" for name, value in edits.arguments.items()]
+        variables = self.ranks(candidate).environment
+        return lines + [f"environment: {name}={value}" for name, value in variables.items()]
+
+    def remarks(self) -> list[str]:
+        """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""
+        found = [
+            f"{violation.message}; {violation.fix}" for violation in judge(self.setup(self.own))
+        ]
+        written = self._script.description.get("config_written") or {}
+        for path, value in leaves(written):
+            key = ".".join(path)
+            arrived = look_up(self._script.config, key)
+            if value not in ("auto", arrived) and value != {}:
+                found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
+        if self._script.accumulates_by_hand:
+            found.append(
+                f"the script makes {self._script.grad_accum} passes in a step by itself: "
+                "DeepSpeed reduces the gradients after each of them"
+            )
+        return found
+
     @cached_property
     def _broken(self) -> frozenset[str]:
         return frozenset(violation.rule for violation in judge(self.setup(self.own)))
@@ -201,6 +240,10 @@ class ScriptEngine(DeepSpeedEngine):
     @cached_property
     def _renders(self) -> Any:
         return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _knobs_in(config: Mapping[str, Any], where: Path) -> dict[str, KnobValue]:
@@ -243,10 +286,7 @@ def _differences(
 
 
 def _batch(candidate: Candidate) -> dict[str, int]:
-    return {
-        "train_micro_batch_size_per_gpu": candidate.micro_batch,
-        "gradient_accumulation_steps": candidate.grad_accum,
-    }
+    return dict(zip(_BATCH_KEYS, (candidate.micro_batch, candidate.grad_accum), strict=True))
 
 
 def _copied(value: Any) -> Any:

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
+from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
@@ -49,6 +50,11 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
     print_facts(console, describe(explanation))
+
+
+def print_script_diagnosis(console: Console, diagnosis: ScriptDiagnosis) -> None:
+    """Print what one run of a user's own command shows."""
+    print_facts(console, describe_script(diagnosis))
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:

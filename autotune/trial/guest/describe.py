@@ -1,5 +1,6 @@
 """What a user's command trains, read off its live engine."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -113,6 +114,8 @@ def _jsonable(value: Any) -> Any:
         return {str(k): _jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)[:_MAX_TEXT]
@@ -142,12 +145,16 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
     widths: dict[int, int] = {}
     embeddings = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
     heads = [m.num_heads for m in module.modules() if isinstance(m, torch.nn.MultiheadAttention)]
-    for each in module.modules():
-        if isinstance(each, torch.nn.Linear):
-            widths[each.in_features] = widths.get(each.in_features, 0) + 1
+    linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+    for each in linears:
+        for width in (each.in_features, each.out_features):
+            widths[width] = widths.get(width, 0) + 1
+    hidden = max(widths, key=lambda width: (widths[width], width), default=0)
+    inner = [each.in_features for each in linears if each.out_features == hidden]
     return {
         "n_layers": max(layers, default=0),
-        "hidden": max(widths, key=lambda width: (widths[width], width), default=0),
+        "hidden": hidden,
+        "ffn_hidden": max(inner, default=0),
         "n_heads": max(heads, default=0),
         "vocab": max((each.num_embeddings for each in embeddings), default=0),
     }

@@ -9,6 +9,7 @@ import copy
 import faulthandler
 import functools
 import inspect
+import math
 import os
 import signal
 import sys
@@ -347,4 +348,6 @@ def _plain(value: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     held = getattr(value, "value", value)
+    if isinstance(held, float) and not math.isfinite(held):
+        return False  # accelerate prints every infinitely many steps
     return held is None or isinstance(held, bool | int | float | str | dict | list | tuple)

@@ -1,0 +1,134 @@
+"""One run of a user's own command: where its time and memory go, and what would change that."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.app.own_script import adopt_first_run, open_script_session, own_candidate
+from autotune.app.run import begin_study
+from autotune.app.session import Session
+from autotune.app.steering import steer
+from autotune.app.studies import explain_trial
+from autotune.base.errors import StudyError
+from autotune.contract import TrialResult
+from autotune.cost.constants import constants_of
+from autotune.cost.predict import predict
+from autotune.job.command import as_typed
+from autotune.record.table import make_table, write_table
+from autotune.report.explain.script import Change, ScriptDiagnosis
+from autotune.report.results.study import read_report
+from autotune.search.steering import Steering
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import describe_difference
+
+_PARTS = ("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered", "host")
+"""Parts of memory that are named."""
+N_CHANGES = 5
+"""Changes that are named: those with the largest predicted gain."""
+
+
+def diagnose(
+    command: Sequence[str],
+    flags: Mapping[str, Any],
+    *,
+    results: Path,
+    fresh: bool,
+    note: Callable[[str], None],
+) -> ScriptDiagnosis:
+    """Run a command as it is for a few steps, and say what it does.
+
+    A study of the command that is there already answers without a run. Arguments and errors are
+    those of `open_script_session`.
+    """
+    session = open_script_session(command, flags, results=results, fresh=fresh, note=note)
+    study, script = session.study, session.job.script
+    assert script is not None, "it was observed"
+    study.lock()
+    try:
+        if not study.next_number():
+            begin_study(session, note)
+            adopt_first_run(session)
+            write_table(study)
+    finally:
+        study.unlock()
+    notes: list[str] = []
+    steering = steer(session, notes.append, None)
+    own = own_candidate(session)
+    history = session.history_to_resume()
+    first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
+    result = first.result if first is not None and first.result is not None else script.measured
+    try:
+        explanation = explain_trial(study, 0 if first is None else first.spec.identity.number)
+    except StudyError as error:
+        explanation = None
+        notes.append(error.message)
+    report = read_report(study)
+    frame = make_table(report.study, report.recorded, report.facts)
+    return ScriptDiagnosis(
+        command=as_typed(script.command),
+        study=str(study.folder),
+        framework=script.framework,
+        model=session.job.model.name,
+        settings={
+            "world": script.world,
+            "micro_batch": script.micro_batch,
+            "grad_accum": script.grad_accum,
+            "global_batch": script.global_batch,
+            "tokens_per_sample": script.seq_len if script.has_tokens else None,
+            "precision": script.precision,
+            "optimizer": script.description.get("optimizer"),
+            "n_params": script.description.get("n_params"),
+            "n_params_frozen": script.description.get("n_params_frozen"),
+        },
+        result=result,
+        row={str(key): value for key, value in frame.iloc[0].items()},
+        memory_bytes=_memory_of(session, own),
+        explanation=explanation,
+        remarks=tuple(session.engine.remarks()),
+        changes=() if steering is None else tuple(_changes(session, steering, own, result)),
+        notes=tuple(notes),
+    )
+
+
+def _changes(
+    session: Session, steering: Steering, own: Candidate, result: TrialResult
+) -> list[Change]:
+    """The changes of one knob that are predicted to be worth most."""
+    history, found = session.history_to_resume(), []
+    for candidate in session.lattice.candidates:
+        if _n_changed(own, candidate) != 1 or not result.step_time_s:
+            continue
+        predicted = steering.predict(history, candidate)
+        limit = steering.objective.allowed_bytes
+        if limit is not None and predicted.peak_memory_bytes > limit:
+            continue
+        now_s = result.step_time_s
+        found.append(
+            Change(
+                settings=describe_difference(candidate, own, session.engine.context),
+                edits=tuple(session.engine.edits_in_words(candidate)),
+                gain=now_s / predicted.step_time_s,
+                gain_low=now_s / predicted.step_time_high_s,
+                gain_high=now_s / predicted.step_time_low_s,
+                peak_memory_bytes=predicted.peak_memory_bytes,
+                peak_memory_low_bytes=predicted.peak_memory_low_bytes,
+                peak_memory_high_bytes=predicted.peak_memory_high_bytes,
+            )
+        )
+    found = [change for change in found if change.gain > 1]
+    return sorted(found, key=lambda change: -change.gain)[:N_CHANGES]
+
+
+def _n_changed(own: Candidate, candidate: Candidate) -> int:
+    """Knobs that act in both and differ; what begins or ceases to act follows from those."""
+    shared = own.values.keys() & candidate.values.keys()
+    return sum(own.values[name] != candidate.values[name] for name in shared)
+
+
+def _memory_of(session: Session, own: Candidate) -> dict[str, float]:
+    shape = session.job.model.shape
+    if not (shape.n_layers and shape.hidden and shape.n_heads and shape.vocab):
+        return {}
+    constants = constants_of(session.environment)
+    said = predict(session.engine.plans([own]), constants).memory
+    return {part: float(getattr(said, f"{part}_bytes")[0]) for part in _PARTS}

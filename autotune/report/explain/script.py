@@ -1,0 +1,148 @@
+"""A user's own command diagnosed: what one run of it shows, fact by fact."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.base.units import format_bytes
+from autotune.contract import TrialResult
+from autotune.report.explain.trial import Explanation, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of what the user runs, and what it is predicted to bring."""
+
+    settings: str
+    """The knob, in words."""
+    edits: tuple[str, ...]
+    """What to write where, a line each."""
+    gain: float
+    """Predicted ratio of samples/s to those of the command as it is."""
+    gain_low: float
+    """Lower end of its 95% interval, if the model is right about itself."""
+    gain_high: float
+    peak_memory_bytes: float
+    """Predicted peak of the fullest device."""
+    peak_memory_low_bytes: float
+    peak_memory_high_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptDiagnosis:
+    """What one run of a command shows."""
+
+    command: str
+    study: str
+    framework: str
+    model: str
+    settings: Mapping[str, Any]
+    """What it trains with, as it was read off: micro-batch, accumulation, precision, optimizer."""
+    result: TrialResult
+    row: Mapping[str, Any]
+    """The run as a row of the table: samples/s, tokens/s, TFLOP/s, MFU, memory."""
+    memory_bytes: Mapping[str, float]
+    """Memory by part, predicted; empty where the model's sizes cannot be seen."""
+    explanation: Explanation | None
+    """None: it had no diagnostic pass."""
+    remarks: tuple[str, ...]
+    """Settings that do nothing, or never arrived."""
+    changes: tuple[Change, ...]
+    """Best first; empty where nothing is predicted to be faster."""
+    notes: tuple[str, ...] = field(default=())
+    """What could not be said, and why."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `diagnose --json` prints it."""
+        told = {
+            name: getattr(self, name)
+            for name in ("command", "study", "framework", "model", "settings", "memory_bytes")
+        }
+        return {
+            **told,
+            "row": {name: _json(value) for name, value in self.row.items()},
+            "explanation": None if self.explanation is None else self.explanation.as_dict(),
+            "remarks": list(self.remarks),
+            "changes": [dataclasses.asdict(change) for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
+    """The diagnosis as (name, text)."""
+    yield "command", diagnosis.command
+    yield "trains", _trains(diagnosis)
+    yield "batch", _batch(diagnosis.settings)
+    yield "speed", ", ".join(_speeds(diagnosis))
+    yield "memory", _memory(diagnosis)
+    if diagnosis.explanation is not None:
+        yield from ((n, text) for n, text in describe(diagnosis.explanation) if n != "speed")
+    for remark in diagnosis.remarks:
+        yield "remark", remark
+    for change in diagnosis.changes:
+        yield (
+            f"{change.gain:.2f}x",
+            (
+                f"predicted (95%: {change.gain_low:.2f} to {change.gain_high:.2f}) with "
+                f"{change.settings}, at {format_bytes(change.peak_memory_bytes)} "
+                f"({format_bytes(change.peak_memory_low_bytes)} to "
+                f"{format_bytes(change.peak_memory_high_bytes)}): " + "; ".join(change.edits)
+            ),
+        )
+    if not diagnosis.changes:
+        yield "changes", "no single change is predicted to be faster"
+    for note in diagnosis.notes:
+        yield "note", note
+    yield "study", diagnosis.study
+
+
+def _trains(diagnosis: ScriptDiagnosis) -> str:
+    said = diagnosis.settings
+    tokens = f", {said['tokens_per_sample']} tokens a sample" if said["tokens_per_sample"] else ""
+    frozen = f", {said['n_params_frozen']:,} frozen" if said["n_params_frozen"] else ""
+    return (
+        f"{diagnosis.model} ({said['n_params']:,} parameters{frozen}) by "
+        f"{diagnosis.framework}, {said['precision']}, {said['optimizer']}{tokens}"
+    )
+
+
+def _batch(said: Mapping[str, Any]) -> str:
+    return (
+        f"{said['micro_batch']} samples a pass, {said['grad_accum']} passes a step, "
+        f"{said['world']} ranks: {said['global_batch']} samples a step"
+    )
+
+
+def _memory(diagnosis: ScriptDiagnosis) -> str:
+    peak = diagnosis.result.peak_memory_bytes
+    said = "not known" if peak is None else format_bytes(peak)
+    parts = [f"{n} {format_bytes(value)}" for n, value in diagnosis.memory_bytes.items() if value]
+    predicted = f"; predicted by part: {', '.join(parts)}" if parts else ""
+    return f"{said} at the peak of the fullest rank{predicted}"
+
+
+def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:
+    row, has_tokens = diagnosis.row, bool(diagnosis.settings["tokens_per_sample"])
+    for name, unit, is_of_tokens in (
+        ("samples_per_s", "samples/s", False),
+        ("tokens_per_s", "tokens/s", True),
+        ("tflops_per_device", "TFLOP/s per accelerator", True),
+    ):
+        value = _json(row.get(name))
+        if value is not None and (has_tokens or not is_of_tokens):
+            yield f"{value:,.4g} {unit}"
+    mfu = _json(row.get("mfu"))
+    if mfu is not None and has_tokens:
+        yield f"MFU {mfu:.1%}"
+
+
+def _json(value: Any) -> Any:
+    """A cell of the table as JSON holds it."""
+    if hasattr(value, "item"):
+        value = value.item()
+    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if is_missing or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value if isinstance(value, bool | int | float | str) else str(value)
