@@ -80,6 +80,7 @@ def diagnose(
             "n_params": script.description.get("n_params"),
             "n_params_frozen": script.description.get("n_params_frozen"),
         },
+        origins=script.origins,
         result=result,
         row={str(key): value for key, value in frame.iloc[0].items()},
         memory_bytes=_memory_of(session, own),

@@ -153,6 +153,40 @@ class Observed(Stored):
         brought = str(self.description.get("client_optimizer") or "AdamW")
         return {"type": brought, "params": {}}
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each setting came from: a file, an argument, or the script itself."""
+        written = self.description.get("config_written") or {}
+        file = Path(str(self.description.get("config_file") or "")).name
+        own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
+        by_file = file or own
+        loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
+
+        def by_argument(name: str, otherwise: str) -> str:
+            return f"argument {name}" if name in self.arguments else otherwise
+
+        found = {
+            "zero.stage": by_file if "zero_optimization" in written else "DeepSpeed's default"
+        }
+        for setting, key, argument, otherwise in (
+            (
+                *("micro_batch", "train_micro_batch_size_per_gpu"),
+                *("per_device_train_batch_size", loader),
+            ),
+            (
+                *("grad_accum", "gradient_accumulation_steps"),
+                *("gradient_accumulation_steps", "DeepSpeed's default"),
+            ),
+        ):
+            is_own = written.get(key) not in (None, "auto")
+            found[setting] = by_file if is_own else by_argument(argument, otherwise)
+        section = written.get(self.precision) or {}
+        by_switch = section.get("enabled") is True
+        found["precision"] = by_file if by_switch else by_argument(self.precision, own)
+        brings = "optimizer" not in self.config
+        found["optimizer"] = by_argument("optim", own) if brings else by_file
+        return found
+
     def digest(self) -> str:
         """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
         return digest_of(self.command, self.sources)

@@ -40,6 +40,8 @@ class ScriptDiagnosis:
     model: str
     settings: Mapping[str, Any]
     """What it trains with, as it was read off: micro-batch, accumulation, precision, optimizer."""
+    origins: Mapping[str, str]
+    """Setting -> where it came from."""
     result: TrialResult
     row: Mapping[str, Any]
     """The run as a row of the table: samples/s, tokens/s, TFLOP/s, MFU, memory."""
@@ -58,7 +60,15 @@ class ScriptDiagnosis:
         """As `diagnose --json` prints it."""
         told = {
             name: getattr(self, name)
-            for name in ("command", "study", "framework", "model", "settings", "memory_bytes")
+            for name in (
+                "command",
+                "study",
+                "framework",
+                "model",
+                "settings",
+                "origins",
+                "memory_bytes",
+            )
         }
         return {
             **told,
@@ -75,6 +85,7 @@ def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
     yield "command", diagnosis.command
     yield "trains", _trains(diagnosis)
     yield "batch", _batch(diagnosis.settings)
+    yield "set by", ", ".join(f"{name}: {where}" for name, where in diagnosis.origins.items())
     yield "speed", ", ".join(_speeds(diagnosis))
     yield "memory", _memory(diagnosis)
     if diagnosis.explanation is not None:

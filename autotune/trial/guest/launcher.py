@@ -33,7 +33,7 @@ def main() -> None:
     workload = TrialSpec.from_dict(read_json(folder / SPEC_FILE)).workload
     try:
         process = subprocess.Popen(
-            workload.command,
+            with_port(workload.command, port),
             cwd=workload.folder or None,
             env=guest_environment(os.environ, folder, port),
             stdin=subprocess.DEVNULL,
@@ -47,6 +47,14 @@ def main() -> None:
     finally:
         end_all_below()
     sys.exit(code if code >= 0 else 128 - code)
+
+
+def with_port(command: list[str], port: str) -> list[str]:
+    """A command of DeepSpeed's launcher with the port to meet at, which it takes from no variable."""
+    is_deepspeeds = os.path.basename(command[0]) == "deepspeed"
+    if not is_deepspeeds or any(word.startswith("--master_port") for word in command):
+        return command
+    return [command[0], "--master_port", port, *command[1:]]
 
 
 def guest_environment(given: Mapping[str, str], folder: Path, port: str) -> dict[str, str]:
