@@ -9,12 +9,12 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import by_file, huggingface, neox
+from autotune.check import huggingface, neox, numbers_read
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
-from autotune.check.places import Places, TextPlace, places_in
+from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.source import Source
 from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
@@ -425,9 +425,9 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     violations = judge(setup)
-    if _may_read_itself(source) and (whole := by_file.as_read(after)) is not after:
+    if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
-        violations = by_file.joined(read, violations)
+        violations = numbers_read.joined(read, violations)
     if source.reader == neox.READER:
         violations = list(map(neox.as_its_own, violations))
     if mute - unknown:

@@ -80,12 +80,12 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class _LessonsFile:
     schema_version: int
     lessons: list[Lesson]
 
 
-_FILE = TypeAdapter(_File)
+_FILE = TypeAdapter(_LessonsFile)
 
 
 def default_file() -> Path:
@@ -123,7 +123,7 @@ def write_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
     Raises:
         StudyError: It cannot be written.
     """
-    data = _FILE.dump_json(_File(schema_version=SCHEMA_VERSION, lessons=list(lessons)))
+    data = _FILE.dump_json(_LessonsFile(schema_version=SCHEMA_VERSION, lessons=list(lessons)))
     try:
         write_whole(path, lambda aside: aside.write_bytes(data))
     except OSError as error:

@@ -128,7 +128,7 @@ class _Entry(BaseModel):
     measured: MeasuredRates | None = None
 
 
-class _File(BaseModel):
+class _TableFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     accelerators: dict[str, _Entry] = Field(min_length=1)
@@ -199,7 +199,7 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
         JobError: The file cannot be read, or an entry is not as it should be; names the key.
     """
     try:
-        file = _File.model_validate(read_yaml(path, hint=_HINT))
+        file = _TableFile.model_validate(read_yaml(path, hint=_HINT))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -55,7 +55,7 @@ class GangFleet:
                 "set --world to what it has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
-        self.agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
+        self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
         self._running: dict[str, GangTrial] = {}
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
@@ -337,7 +337,7 @@ def _started(transport: Transport, node: Node, module: str, *arguments: str) -> 
         ) from error
 
 
-class _Channel:
+class _AgentLine:
     """The line to the agent of a node, which is started when it is first told something."""
 
     def __init__(self, transport: Transport, node: Node) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import Kept, scratch_folder
+from autotune.base.kept_process import Kept, scratch_folder
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, read_text
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port

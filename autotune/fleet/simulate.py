@@ -22,8 +22,8 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
-from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
+from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
 from autotune.job.job import Job, read_accelerators_of
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described

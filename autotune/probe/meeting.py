@@ -125,7 +125,7 @@ class Meeting:
         return f"port {self.nodes.port} of {self.nodes.address}"
 
 
-class _Link:
+class _ToNodeZero:
     """A rank's connection to node 0, on which it asks one thing at a time."""
 
     def __init__(self, connection: socket.socket, channel: Channel) -> None:
@@ -168,7 +168,7 @@ class _Link:
         return message
 
 
-def _connected(place: Nodes, key: bytes, where: str) -> _Link:
+def _connected(place: Nodes, key: bytes, where: str) -> _ToNodeZero:
     """Connect, and know each other; node 0 may come later, and may be busy with strangers."""
     until_s = time.monotonic() + place.wait_s
     while True:
@@ -189,7 +189,7 @@ def _connected(place: Nodes, key: bytes, where: str) -> _Link:
         time.sleep(_AGAIN_S)
 
 
-def _known(place: Nodes, key: bytes) -> _Link:
+def _known(place: Nodes, key: bytes) -> _ToNodeZero:
     connection = socket.create_connection((place.address, place.port), timeout=STRANGER_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -200,7 +200,7 @@ def _known(place: Nodes, key: bytes) -> _Link:
     except BaseException:
         connection.close()
         raise
-    return _Link(connection, shaken.channel(NODE))
+    return _ToNodeZero(connection, shaken.channel(NODE))
 
 
 def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
@@ -219,7 +219,7 @@ def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
 class _Store(distributed.Store):  # type: ignore[misc]  # mypy does not read torch
     """torch's key-value store, held by node 0 behind the token."""
 
-    def __init__(self, link: _Link) -> None:
+    def __init__(self, link: _ToNodeZero) -> None:
         super().__init__()
         self._link = link
 

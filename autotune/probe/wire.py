@@ -125,8 +125,8 @@ class Handshake:
         """The frames from here on, for the side of that name."""
         other = NODE if sender == HUB else HUB
         return Channel(
-            outgoing=_Line(self._line_key(sender), self._session, sender),
-            incoming=_Line(self._line_key(other), self._session, other),
+            outgoing=_OneWay(self._line_key(sender), self._session, sender),
+            incoming=_OneWay(self._line_key(other), self._session, other),
         )
 
     def _proof(self, sender: bytes) -> bytes:
@@ -140,7 +140,7 @@ REFUSAL = b"-" + bytes(_MAC_BYTES)
 """Verdict over an answer without the token."""
 
 
-class _Line:
+class _OneWay:
     """One direction of a connection, which counts its frames."""
 
     def __init__(self, key: bytes, session: bytes, sender: bytes) -> None:
@@ -157,7 +157,7 @@ class _Line:
 class Channel:
     """Frames of a connection whose two sides know each other."""
 
-    def __init__(self, *, outgoing: _Line, incoming: _Line) -> None:
+    def __init__(self, *, outgoing: _OneWay, incoming: _OneWay) -> None:
         self._outgoing, self._incoming = outgoing, incoming
         self._buffer = bytearray()
 

@@ -26,7 +26,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         StudyError: The record cannot be read or written; what has ended before is in it.
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
-    search = _Search(context)
+    search = _StagedSearch(context)
     try:
         return search.run()
     except BaseException:
@@ -34,7 +34,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         raise
 
 
-class _Search:
+class _StagedSearch:
     """Drives the stages, one after the other, and shows how far they are."""
 
     def __init__(self, context: SearchContext) -> None:

@@ -187,7 +187,7 @@ class Steering:
     def _lattice_forecast(self) -> Forecast:
         return self._forecast(self.lattice.candidates)
 
-    def _rows(self, history: History, closed: Collection[str]) -> "_Rows":
+    def _rows(self, history: History, closed: Collection[str]) -> "_ForecastRows":
         """The lattice, and what was tried besides, by known choice."""
         in_lattice = {c.hash for c in self.lattice.candidates}
         strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
@@ -200,7 +200,7 @@ class Steering:
             members.setdefault(self._key(candidate), []).append(index)
         is_open = [c.hash in in_lattice and c.hash not in closed for c in candidates]
         lowest = [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()]
-        return _Rows(
+        return _ForecastRows(
             keys=tuple(members),
             forecast=said.take(np.array(lowest, dtype=np.intp)),
             closed=tuple(
@@ -215,7 +215,7 @@ class Steering:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
+class _ForecastRows:
     keys: tuple[_Key, ...]
     forecast: Forecast
     """For each row, what is predicted of its candidate with the lowest time."""

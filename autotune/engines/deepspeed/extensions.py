@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 from autotune.base.private import (
     PreparedError,
     check_code_folder,

@@ -43,7 +43,7 @@ TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Range:
+class _TakenValues:
     """Values that a parameter takes, as far as they are side by side."""
 
     length: int
@@ -113,7 +113,7 @@ class Constructor:
         return True
 
     @cached_property
-    def _ranges(self) -> Mapping[str, _Range]:
+    def _ranges(self) -> Mapping[str, _TakenValues]:
         return {name: _range_of(refused) for name, refused in self.refuses.items()}
 
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
@@ -257,10 +257,10 @@ def _constructors() -> Mapping[str, Constructor]:
     }
 
 
-def _range_of(refused: Mapping[str, str]) -> _Range:
+def _range_of(refused: Mapping[str, str]) -> _TakenValues:
     lengths = [name for name in refused if name.startswith("length ")]
     if not lengths:
-        return _Range(
+        return _TakenValues(
             length=0,
             broken=_side_by_side(refused, _BROKEN, ("",)),
             whole=_side_by_side(refused, _WHOLE, ("",)),
@@ -268,7 +268,7 @@ def _range_of(refused: Mapping[str, str]) -> _Range:
         )
     taken = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
     items = [f"item {n}: " for n in range(taken[0])] if len(taken) == 1 else []
-    return _Range(
+    return _TakenValues(
         # No list has a negative length: several lengths, or none, are looked at more closely.
         length=len(items) or -1,
         broken=_side_by_side(refused, _BROKEN, items),
