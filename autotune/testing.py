@@ -63,6 +63,7 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 from autotune.space.workload import WorkloadPlugin
+from autotune.trial.engines.base import CALLS, driver_of
 
 P = TypeVar("P")
 
@@ -176,6 +177,10 @@ class EngineContract(Contract[EnginePlugin]):
         """A package offers its driver where trials of it can be run, and nowhere else."""
         offered = {point.name for point in entry_points(group="autotune.drivers")}
         assert (self.name in offered) == self.make().is_driven
+        if self.name in offered:
+            driver = driver_of(self.name)
+            lacking = [call for call in CALLS if not callable(getattr(driver, call, None))]
+            assert not lacking, f"the driver of {self.name} has no {', '.join(lacking)}"
 
     def test_it_refuses_with_a_way_out(self) -> None:
         """What a rule says is the clash and the cheapest change."""

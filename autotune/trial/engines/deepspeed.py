@@ -1,10 +1,10 @@
-"""DeepSpeed inside the ranks of a trial: the candidate goes into `deepspeed.initialize`."""
+"""DeepSpeed inside the ranks of a trial: a driver (see `autotune.trial.engines.base`)."""
 
 import functools
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +84,10 @@ def on_initialize(
         return made
 
     deepspeed.initialize = watched_initialize
+
+
+def read_back(engine: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a live engine trains with; see `autotune.trial.readback`."""
+    from autotune.trial import readback
+
+    return readback.read_back(engine, expected)
