@@ -48,7 +48,7 @@ class Accelerator:
     name: str
     names: tuple[re.Pattern[str], ...]
     memory_bytes: float
-    """What CUDA reports."""
+    """Memory of the device, as CUDA reports it."""
     memory_bytes_per_s: float
     """Datasheet bandwidth of the device's own memory."""
     peak_flops: Mapping[str, float]
@@ -68,7 +68,7 @@ class Accelerator:
     source: str
     achieved_source: str
     measured: MeasuredRates | None = None
-    """What a probe of such devices found; None: there was none."""
+    """Measurements of a probe of such devices; None: there was none."""
 
     @property
     def half(self) -> str:

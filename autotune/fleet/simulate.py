@@ -98,7 +98,7 @@ class _SimulatedPlace(Place):
 
 
 def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
-    """What devices might have measured; no trial gets more than the `device_memory_bytes`."""
+    """Answers that devices might have given; no trial gets more than `device_memory_bytes`."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)

@@ -133,7 +133,7 @@ class _ToNodeZero:
         self._lock = threading.Lock()  # torch asks from threads of its own, too
 
     def ask(self, what: str, **about: Any) -> Any:
-        """What node 0 answers.
+        """Answer of node 0.
 
         Raises:
             MeetingError: It refuses, with the reason, or is not there any more.
@@ -149,7 +149,7 @@ class _ToNodeZero:
             except (OSError, WireError) as error:
                 self._connection.close()  # what is open on it can have no answer
                 raise MeetingError(
-                    f"node 0 has ended; what it said there is the cause ({error})"
+                    f"node 0 has ended; its own output names the cause ({error})"
                 ) from error
         if "error" in answer:
             raise MeetingError(str(answer["error"]))
@@ -176,7 +176,7 @@ def _connected(place: Nodes, key: bytes, where: str) -> _ToNodeZero:
             return _known(place, key)
         except WireError as error:
             raise MeetingError(
-                f"what answers at {where} is no node 0 for this one: {error}; give the same "
+                f"the program at {where} is not node 0 of this probe: {error}; give the same "
                 f"{TOKEN_ENV} and the same version to all nodes"
             ) from error
         except OSError as error:

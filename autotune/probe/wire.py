@@ -26,11 +26,11 @@ MAX_PAYLOAD_BYTES = 8 * 2**20
 """Largest payload: a rank's report has a few hundred points, of about a hundred bytes."""
 _LENGTH = struct.Struct(">I")
 HUB, NODE = b"hub", b"node"
-"""Who sends a frame."""
+"""Sender of a frame."""
 
 
 class WireError(Exception):
-    """What came is none of this meeting's; the message says why."""
+    """Bytes that came are no message of this meeting; the error says why."""
 
 
 def new_session() -> bytes:
@@ -46,7 +46,7 @@ def key_of(token: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """What node 0 sends first: the meeting, and a challenge for this connection."""
+    """First message of node 0: the meeting, and a challenge for this connection."""
 
     session: bytes
     challenge: bytes
@@ -84,7 +84,7 @@ class Handshake:
 
     @classmethod
     def answering(cls, key: bytes, greeting: Greeting) -> "Handshake":
-        """That of who connects."""
+        """Proof of the node that connects."""
         return cls(key, greeting, secrets.token_bytes(_NONCE_BYTES))
 
     @classmethod
@@ -103,11 +103,11 @@ class Handshake:
         return made
 
     def answer(self) -> bytes:
-        """What proves to node 0 that the token is known."""
+        """Proof for node 0 that the token is known."""
         return MAGIC + self._nonce + self._proof(NODE)
 
     def verdict(self) -> bytes:
-        """What proves the same to who connected."""
+        """Proof for the node that connects that node 0 knows the token."""
         return b"+" + self._proof(HUB)
 
     def check_verdict(self, verdict: bytes) -> None:

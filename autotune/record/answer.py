@@ -75,7 +75,7 @@ class _AnswerHead:
     stop_reason: str
     interrupted: bool
     origin: Origin = Origin.MEASURED
-    """Where the figures come from."""
+    """Origin of the figures."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -84,7 +84,7 @@ class _AnswerHead:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer(_AnswerHead):
-    """What a search answers."""
+    """The answer of a search."""
 
     study: Study
     interrupted: bool = False

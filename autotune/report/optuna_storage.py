@@ -161,7 +161,7 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
 
 
 def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
-    """What the report says of a candidate; None is left out."""
+    """Attributes of a candidate from the report; None is left out."""
     found: dict[str, Any] = {
         "trial": row.trial,
         "candidate_hash": tried.candidate.hash,

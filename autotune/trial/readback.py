@@ -1,4 +1,4 @@
-"""What the live engine says of itself, for comparison with what was asked.
+"""Settings of the live engine, for comparison with those that were asked for.
 
 Taken from the objects that do the work (the optimizer wrapper, process groups, parameters, split
 layers), because DeepSpeed's configuration classes accept most settings that it then ignores. Only

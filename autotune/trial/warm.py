@@ -33,9 +33,9 @@ from autotune.trial.launcher import (
 )
 
 READY = b"ready"
-"""What the template says once it has imported everything."""
+"""Message of the template once it has imported everything."""
 STARTED = b"s"
-"""What a trial's launcher says first; its exit code follows when it has ended."""
+"""First message of a trial's launcher; its exit code follows when it has ended."""
 FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024

@@ -149,7 +149,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
 
 
 class _Aftermath:
-    """What a trial does around its measured steps and after the last of them."""
+    """Work of a trial around its measured steps and after the last of them."""
 
     def __init__(self, spec: TrialSpec, driver: Driver, reporter: Reporter, meter: Any) -> None:
         self._spec = spec

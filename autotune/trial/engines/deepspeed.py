@@ -22,7 +22,7 @@ Each makes one of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), and nothing
 /dev/shm is memory, and 100 trials would fill 13 GiB of it."""
 
 _USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
-"""What every trial imports: once in a warm template, and before the memory base is taken."""
+"""Modules that every trial imports: once in a warm template, before the memory base is taken."""
 
 
 def load_code(accelerator: str) -> None:

@@ -1,4 +1,4 @@
-"""What the constructors of optimizers and schedulers take, as their own releases said.
+"""Parameters of the constructors of optimizers and schedulers, as their own releases took them.
 
 `constructors.json` is recorded by `python -m tests.record_constructors`, which gives a few values
 of each kind to every parameter and lets what was built take some steps. A value between two that
@@ -27,7 +27,7 @@ SAMPLES: tuple[Any, ...] = (
     *(None, True, False, _NUMBER_AS_TEXT, _TEXT, [0.5], {}),
     *(*_WHOLE, *_BROKEN),
 )
-"""What every parameter is tried with."""
+"""Values with which every parameter is tried."""
 
 _MOST = sys.float_info.max
 
@@ -55,20 +55,20 @@ class _TakenValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Constructor:
-    """What makes one optimizer or scheduler."""
+    """The constructor of one optimizer or scheduler."""
 
     name: str
-    """As people write it: `torch.optim.SGD`, `DeepSpeedCPUAdam`."""
+    """Name as people write it: `torch.optim.SGD`, `DeepSpeedCPUAdam`."""
     takes: Sequence[str]
     """Parameters that a configuration can give, in the order of the signature."""
     needs: Sequence[str] = ()
-    """Those without a default."""
+    """Parameters without a default."""
     texts: frozenset[str] = frozenset()
     """Parameters that are words, or may be: what they say was not tried."""
     never: str = ""
-    """What it raised with anything that a file can hold; empty: it can be made from a file."""
+    """Error that it raised with anything that a file can hold; empty: a file can make it."""
     alone: str = ""
-    """What it raised with no more than what it needs; empty: nothing."""
+    """Error that it raised with the parameters that it needs alone; empty: none."""
     refuses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Parameter -> sample -> what it raised."""
 
@@ -117,7 +117,7 @@ class Constructor:
         return {name: _range_of(refused) for name, refused in self.refuses.items()}
 
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
-        """What a value raises, as `type: message`; empty: nothing, as far as was tried."""
+        """Error that a value raises, as `type: message`; empty: none, as far as was tried."""
         refused = self.refuses.get(parameter)
         if not refused or (parameter in _BY_DEVICE and accelerator != "cpu"):
             return ""
@@ -126,7 +126,7 @@ class Constructor:
         return _refusal(refused, value)
 
     def wants(self, parameter: str) -> str:
-        """What a value must be, for people; empty where it is no number."""
+        """The legal values, for people; empty where they are no numbers."""
         refused = self.refuses.get(parameter)
         return _wants(refused) if refused else ""
 
@@ -292,7 +292,7 @@ def _side_by_side(
 
 
 def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:
-    """What a value raises, by the samples next to it."""
+    """Error that a value raises, by the samples next to it."""
     if isinstance(value, str):
         return refused.get(at + sample_name(_NUMBER_AS_TEXT if _is_number(value) else _TEXT), "")
     if type(value) in (int, float):
