@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from autotune.contract import Phase, TrialSpec
+from autotune.trial.engines.base import Driver, differences
 from autotune.trial.faults import ReadBackError
 from autotune.trial.reporter import Reporter
 from autotune.trial.surroundings import Watch
@@ -12,10 +13,11 @@ from autotune.trial.variables import CORES_ENV
 
 
 class Aftermath:
-    """What a trial does around its measured steps and after the last of them."""
+    """Work of a trial around its measured steps and after the last of them."""
 
-    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
+    def __init__(self, spec: TrialSpec, driver: Driver, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
+        self._driver = driver
         self._reporter = reporter
         self._meter = meter
         self._engine: Any = None
@@ -49,10 +51,8 @@ class Aftermath:
     def on_first_step(self) -> None:
         """The first step was applied."""
         self._meter.check()
-        from autotune.trial.readback import differences, read_back
-
         report, expected = self._reporter.report, self._spec.engine.expected
-        report.read_back = read_back(self._engine, expected)
+        report.read_back = self._driver.read_back(self._engine, expected)
         report.differences = [*differences(expected, report.read_back), *self._more_differences()]
         if report.differences:
             raise ReadBackError("; ".join(report.differences))

@@ -12,7 +12,7 @@ import runpy
 import signal
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.trial.aftermath import Aftermath
+from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
 from autotune.trial.reporter import Reporter
@@ -55,17 +56,6 @@ def main(folder: Path) -> NoReturn:
     os._exit(0)
 
 
-def driver_of(engine: str) -> Any:
-    """The module that drives an engine in its ranks: the entry point of the engine's name.
-
-    Raises:
-        RuntimeError: No installed package offers one.
-    """
-    for found in entry_points(group="autotune.drivers", name=engine):
-        return found.load()
-    raise RuntimeError(f"no installed package drives {engine} in its ranks")
-
-
 def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.enter(Phase.IMPORT)
     driver = driver_of(spec.engine.name)
@@ -87,7 +77,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     meter.cap()
     rss_before_bytes = peak_rss_bytes()
 
-    aftermath = Aftermath(spec, reporter, meter)
+    aftermath = Aftermath(spec, driver, reporter, meter)
 
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
@@ -152,7 +142,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         pass
 
 
-def segments(driver: Any) -> list[str]:
+def segments(driver: Driver) -> list[str]:
     """Patterns of the files in /dev/shm that the engine's own collectives make."""
     start = getattr(driver, "SEGMENTS", "")
     named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])

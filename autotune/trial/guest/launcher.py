@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def with_port(command: list[str], port: str) -> list[str]:
-    """A command with the port to meet at, where DeepSpeed's launcher takes it from a flag alone."""
+    """A command with the port to meet at, which DeepSpeed's launcher takes by flag alone."""
     is_deepspeeds = os.path.basename(command[0]) == "deepspeed"
     if not is_deepspeeds or any(word.startswith("--master_port") for word in command):
         return command

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 from autotune.contract import RANKS_DIR, Measure, write_json
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.diagnose import DiagnosticPass
+from autotune.trial.engines import deepspeed as driver
 from autotune.trial.guest.begin import DESCRIPTION_FILE
 from autotune.trial.guest.describe import describe
 from autotune.trial.guest.intake import Intake
@@ -30,7 +31,7 @@ class GuestAftermath(Aftermath):
 
     def __init__(self, guest: Any, meter: Any, intake: Intake) -> None:
         """Watch the rank of a guest."""
-        super().__init__(guest.spec, guest.reporter, meter)
+        super().__init__(guest.spec, driver, guest.reporter, meter)
         self._guest = guest
         self._intake = intake
 
