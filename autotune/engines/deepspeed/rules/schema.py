@@ -483,9 +483,23 @@ def _meant_key(
     if near is None or not _can_hold(setup, home):
         return None
     value, key = content[name], SECTIONS[home].keys[near]
+    if not holds_its_keys(dotted(home, near), value):
+        return None
     if key.is_missing(setup.version) or key.is_removed(setup.version):
         return None
     return (home, near) if is_auto(value) or key.taken(value) is not REFUSED else None
+
+
+def holds_its_keys(path: str, value: Any) -> bool:
+    """Whether a value under another name may be meant as a section: it holds one of its keys.
+
+    What is no section, or an empty one, may be.
+    """
+    if path not in SECTIONS or not isinstance(value, Mapping) or not value:
+        return True
+    names = SECTIONS[path].keys
+    few = list(value)[:_MOST_COMPARED]
+    return any(name in names or misspelt(str(name), names) is not None for name in few)
 
 
 def _parameters(setup: Setup, path: str) -> Sequence[str]:
