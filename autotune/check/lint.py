@@ -450,6 +450,8 @@ def _look(
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.reader == neox.READER:
         violations = list(map(neox.as_its_own, violations))
+    if source.unasked:
+        violations = [one for one in violations if not _is_unasked(one, source)]
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
@@ -469,6 +471,13 @@ def _look(
         world=world,
         world_because=because,
     )
+
+
+def _is_unasked(violation: Violation, source: Source) -> bool:
+    """Whether it is about nothing but what the reader puts in itself, and no refusal."""
+    changed_keys = (dotted(path) for path, _ in leaves(violation.changes) if path)
+    keys = set(violation.at or changed_keys)
+    return violation.level != "error" and bool(keys) and keys <= source.unasked
 
 
 def _setup(

@@ -116,6 +116,8 @@ class ReadConfig:
     """Whether its reader refuses such a YAML: OmegaConf does, PyYAML takes the last one."""
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    unasked: frozenset[str] = frozenset()
+    """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
     is_named: bool = False
     """Whether it is another file, which the first one names."""
     is_part: bool = False
@@ -431,6 +433,7 @@ def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
         section,
         config=after,
         is_made=True,
+        unasked=lightning.unasked(strategy.arguments) if is_made else frozenset(),
         unknown=_autos_at_top(after),
         consumer=Consumer.DEEPSPEED,
         because=f"the DeepSpeed strategy of Lightning in {here.path}",

@@ -56,6 +56,8 @@ class Source:
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
     """Whether the reader makes the configuration out of keys of its own."""
+    unasked: frozenset[str] = frozenset()
+    """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
     refuses_twice: bool = False
@@ -212,6 +214,7 @@ def _source(
         document=section.document,
         config=section.config,
         is_made=section.is_made,
+        unasked=section.unasked,
         is_part=section.is_part,
         twice=section.twice,
         refuses_twice=section.refuses_twice,

@@ -372,6 +372,17 @@ def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
         )
 
 
+def test_what_lightning_puts_in_itself_is_no_fault_of_the_file(tmp_path):
+    """It writes `aio.thread_count` and `allgather_partitions`, which nothing reads."""
+    strategy = "deepspeed_stage_2"
+    path = write(tmp_path, yaml.safe_dump({"trainer": {"strategy": strategy}}), "config.yaml")
+    assert rules(checked(path)) == []
+    arguments = {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy"}
+    asked = arguments | {"init_args": {"stage": 2, "sub_group_size": 5}}
+    text = yaml.safe_dump({"trainer": {"strategy": asked}})
+    assert rules(checked(write(tmp_path, text, "config.yaml"))) == ["zero.inert_key"]
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_lightning_takes_a_configuration(tmp_path, has_file):
     config = {"zero_optimization": {"stage": 2, "overlap_com": True}} | NOTHING

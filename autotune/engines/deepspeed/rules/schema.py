@@ -104,13 +104,39 @@ _PRECISIONS = ("fp16", "bf16", "bfloat16")
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
     return [
-        _wrong_value(path, name, content[name], key)
+        _tried(path, name, content[name])
+        if _is_tried(setup, path, name, content[name], key)
+        else _wrong_value(path, name, content[name], key)
         for path, content, section in sections(setup.ds_config)
         if top_level != bool(path)
         for name, key, value in known_items(content, section)
         if not key.accepts(value)
         and (not is_auto(value) or _is_taken_as_text(key, section, setup))
     ]
+
+
+def _is_tried(setup: Setup, path: str, name: str, value: Any, key: Key) -> bool:
+    """Whether DeepSpeed's autotuner, which is switched on, takes it for values to try.
+
+    autotuning/autotuner.py: `all` of the stages; autotuning/utils.py: get_all_configs of any list.
+    """
+    if setup.section("autotuning").get("enabled") is not True:
+        return False
+    if (path, name, value) == ("zero_optimization", "stage", "all"):
+        return True
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(key.taken(one) is not REFUSED for one in value)
+
+
+def _tried(path: str, name: str, value: Any) -> Finding:
+    where = dotted(path, name)
+    return Finding(
+        message=f"{where}: {shown(name, value)} is for DeepSpeed's autotuner, which tries one value "
+        "after the other; a run without --autotuning refuses it",
+        at=(where,),
+        advice="start it with deepspeed --autotuning, or write one value",
+        consequence="converted",
+    )
 
 
 def _is_on(section: str) -> Callable[[Setup, Any], bool]:
