@@ -91,7 +91,9 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         if name in FILLED[source.consumer]:
             continue
         where = next(_meant(path, config, source.consumer), None)
-        message = f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the word'
+        message = (
+            f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the word'
+        )
         if where is None:
             changes, fix = _gone(path), f"remove {name}, or write the value"
             message += " there"
@@ -112,7 +114,7 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
 def _meant(
     path: tuple[str, ...], config: Mapping[str, Any], consumer: Consumer
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """A key on the way to an "auto" that has another name, and the one under which it is filled."""
+    """A key on the way to an "auto", and where it has to be for the "auto" to be filled in."""
     for depth, name in enumerate(path):
         above, below = path[:depth], path[depth + 1 :]
         section = SECTIONS.get(".".join(above))

@@ -63,7 +63,7 @@ def with_underscores(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 def is_neox(data: Mapping[str, Any]) -> bool:
     """Whether a file, its keys with underscores, is GPT-NeoX's, or one of the parts of one."""
-    return _LAYOUT <= data.keys() or len(_NEOX_ALONE & data.keys()) >= _LEAST_ALONE
+    return data.keys() >= _LAYOUT or len(_NEOX_ALONE & data.keys()) >= _LEAST_ALONE
 
 
 def config_of(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,9 @@ def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
         data, is_hjson = parse_config(text, path)
     except RenderError:
         return None
-    is_meant = _is_ds_config(data, path, is_json=True) and not neox.is_neox(neox.with_underscores(data))
+    is_meant = _is_ds_config(data, path, is_json=True) and not neox.is_neox(
+        neox.with_underscores(data)
+    )
     return data if is_meant and not is_hjson else None
 
 
@@ -328,8 +330,8 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
 
     OmegaConf does (omegaconf/_utils.py: get_yaml_loader), which reads for Hydra and LLaMA-Factory
     (hparams/parser.py: read_args), jsonargparse (_loaders_dumpers.py), which reads for Lightning,
-    and Determined, whose master is no Python program. axolotl (cli/config.py), accelerate, ms-swift (cli/main.py) and GPT-NeoX read with
-    PyYAML.
+    and Determined, whose master is no Python program. axolotl (cli/config.py), accelerate,
+    ms-swift (cli/main.py) and GPT-NeoX read with PyYAML.
     """
     is_determineds = {"entrypoint", "hyperparameters"} <= data.keys()
     return is_determineds or _is_omegaconfs(data) or lightning.strategy_of(data) is not None
@@ -338,7 +340,7 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
 def _is_hydras(text: str, path: Path) -> bool:
     """Whether a YAML is one of Hydra's group: it says so, or another one has it in its defaults.
 
-    `deepspeed/zero3.yaml` is one where a YAML in a folder above it has `defaults` with `deepspeed`.
+    `deepspeed/zero3.yaml` is one if a YAML in a folder above has `defaults` with `deepspeed`.
     """
     if _PACKAGE.search(text[:_UNPROMISING]):
         return True
@@ -515,6 +517,8 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         try:
             if at[-1] == "deepspeed" and _has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
+            elif isinstance(value, str) and not _found_near(value, here.path):
+                gone = f"it names {value}, which is not there"
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))
             else:
@@ -554,8 +558,7 @@ def _named(name: str, base: Path) -> ReadConfig:
     From where one stands, else from beside that file, else from a folder above it; a name of
     ms-swift's is a file of its package.
     """
-    near = [Path(name), *(folder / name for folder in base.parents)]
-    path = next((one for one in near if os.path.isfile(one)), None)
+    path = _found_near(name, base)
     if path is None and name in _SWIFTS:
         path = _of_swift(name, base)
     if path is None:
@@ -572,6 +575,11 @@ def _named(name: str, base: Path) -> ReadConfig:
         twice=found.twice,
         is_named=True,
     )
+
+
+def _found_near(name: str, base: Path) -> Path | None:
+    near = [Path(name), *(folder / name for folder in base.parents)]
+    return next((one for one in near if os.path.isfile(one)), None)
 
 
 def _of_swift(name: str, base: Path) -> Path:

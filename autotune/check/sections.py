@@ -46,7 +46,17 @@ _OF_TRAINING = frozenset(
     (
         *("batch_size", "eval_batch_size", "val_batch_size", "valid_batch_size"),
         *("test_batch_size", "data", "data_dir", "data_path", "dataset", "datasets", "device"),
-        *("dropout", "epochs", "max_epochs", "n_epochs", "num_epochs", "hidden_size"),
+        *(
+            "dropout",
+            "epoch",
+            "epochs",
+            "global_step",
+            "log_history",
+            "max_epochs",
+            "n_epochs",
+            "num_epochs",
+            "hidden_size",
+        ),
         *("learning_rate", "lr", "lr_scheduler", "max_steps", "model", "model_name"),
         *("model_path", "n_layers", "num_layers", "num_workers", "seed", "warmup"),
         *("warmup_steps", "weight_decay"),

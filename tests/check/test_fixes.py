@@ -484,7 +484,10 @@ def test_an_auto_that_comes_to_its_place_tells_the_reader_at_once(tmp_path, conf
 
 
 def test_a_number_that_was_text_is_written_as_it_is_wanted(tmp_path):
-    before = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"}}
+    before = {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"},
+    }
     report = checked(write(tmp_path, before))
     assert '"reduce_bucket_size": 500000000' in report.fixed_text
     assert "500000000.0" not in report.fixed_text

@@ -575,6 +575,7 @@ TRAINING = {"lr": 1e-3, "epochs": 3, "model": {"name": "vit"}}
         ("memory.yaml", {"activation_checkpointing": True, "bf16": True, "layers": 2}),
         ("blocks.yaml", {"seed": 1, "activation_checkpoint": {"modules": ["a"], "mode": "full"}}),
         ("prompts.json", {}),
+        ("state.json", {"train_batch_size": 8, "log_history": [], "global_step": 5}),
     ],
 )
 def test_what_everybodys_training_script_has_tells_no_ds_config(tmp_path, name, content):
@@ -658,3 +659,18 @@ def test_determined_reads_exponents(tmp_path):
     text = f"entrypoint: python train.py\nhyperparameters:\n{arguments}"
     report = checked(write(tmp_path, text, "experiment.yaml"))
     assert (report.source.arguments["learning_rate"], rules(report)) == (1e-5, [])
+
+
+def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
+    text = "services: {t: {image: x, environment: {DS_CONFIG: /opt/elsewhere/ds.json}}}\n"
+    with pytest.raises(NotADsConfigError, match=r"it names /opt/elsewhere/ds\.json, which is not"):
+        read_source(write(tmp_path, text, "docker-compose.yml"))
+
+
+def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
+    zero = {"stage": 2, "offload_optimizer_device": "cpu"}
+    report = checked(write(tmp_path, RAW | {"zero_optimization": zero}))
+    assert "DeepSpeed calls it zero_optimization.offload_optimizer.device" in (
+        report.found[0].violation.message
+    )
+    assert report.fixed_text is None

@@ -131,8 +131,8 @@ def _is_tried(setup: Setup, path: str, name: str, value: Any, key: Key) -> bool:
 def _tried(path: str, name: str, value: Any) -> Finding:
     where = dotted(path, name)
     return Finding(
-        message=f"{where}: {shown(name, value)} is for DeepSpeed's autotuner, which tries one value "
-        "after the other; a run without --autotuning refuses it",
+        message=f"{where}: {shown(name, value)} is for DeepSpeed's autotuner, which tries one "
+        "value after the other; a run without --autotuning refuses it",
         at=(where,),
         advice="start it with deepspeed --autotuning, or write one value",
         consequence="converted",
@@ -496,11 +496,12 @@ def _meant_key(
     setup: Setup, path: str, content: Mapping[str, Any], name: Any
 ) -> tuple[str, str] | None:
     """Section and name of the key that an unknown one must be, if it would take the value."""
-    near = misspelt(str(name), _names(path, setup.version))
+    is_others = path in ("", "zero_optimization") and name in _OTHERS
+    near = None if is_others else misspelt(str(name), _names(path, setup.version))
     if near is None and name in _parameters(setup, path):
         home = f"{path}.params"
         return (home, name) if _can_hold(setup, home) else None
-    if near is None and not path and name in _OTHERS:
+    if is_others:
         home, near = _OTHERS[name]
     elif str(name) in HOMES and near is None:
         home, near = HOMES[str(name)], str(name)
