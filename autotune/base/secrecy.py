@@ -338,7 +338,7 @@ _MAY_NAME = _words(
     "conn hmac mnemonic netrc csrf xsrf phrase kennwort pw psk tok pin salt nonce pem sess sid "
     "login private mfa kube account rsa keystore openai slack discord database db mongo redis otp "
     "broker haslo heslo jelszo senha parola contrase motdepasse mot_de geheim wacht losenord "
-    "salasana wandb hf_ instrument"
+    "salasana wandb hf_ instrument mysql mariadb docker podman helm"
 )
 """Part of every secret's name: most texts have none, and this is quick."""
 
