@@ -77,6 +77,7 @@ __all__ = [
     "COORDINATOR_ENDED",
     "LIST_VARIABLES",
     "METER_SLACK",
+    "MOST_LOSSES",
     "NODE_FILE",
     "PARENT_ENV",
     "RANKS_DIR",

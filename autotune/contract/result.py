@@ -10,7 +10,6 @@ from typing import Any
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
-
 MOST_LOSSES = 200
 """Steps whose losses a result keeps, from the first on."""
 

@@ -152,8 +152,8 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         settings,
         config,
         warm_up_steps=spec.measure.warmup_steps,
-        # What only the order of a sum changes in the losses, the rounds of a comparison show.
-        turned=spec.identity.confirm_round or 0,
+        # The rounds of a comparison show what the order of a sum alone changes in the losses.
+        order=spec.identity.confirm_round or 0,
     ):
         pass
 

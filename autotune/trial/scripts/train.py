@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -454,7 +455,7 @@ def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:
 
 
 def batches(
-    settings: Settings, engine: Any, *, warm_up_steps: int = 0, turned: int = 0
+    settings: Settings, engine: Any, *, warm_up_steps: int = 0, order: int = 0
 ) -> Iterator[Inputs]:
     """Micro-batches of random tokens on the rank's device, for ever: this rank's pieces.
 
@@ -469,9 +470,9 @@ def batches(
         engine: DeepSpeed's.
         warm_up_steps: Until so many optimizer steps are applied, samples that differ in length
             are all as long as the longest, so that the highest memory is seen first.
-        turned: Places by which the samples of an optimizer step are turned: the same sum, added
-            up in another order. Where samples differ in length they are not: others would meet in
-            a micro-batch, and what they pad would change.
+        order: In which order the samples of an optimizer step are trained; each number is another
+            one, 0 that of their numbers. The sum is the same, but rounded otherwise. Samples that
+            differ in length keep theirs: others would meet in a micro-batch and be padded.
     """
     sp = settings.sp
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -485,7 +486,7 @@ def batches(
     else:
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
-        samples = full(settings, replica, steps_applied, turned=turned)
+        samples = full(settings, replica, steps_applied, order=order)
     device, takes_mask = device_of_rank(), accepts_mask(engine.module)
     for whole in samples:
         own = whole if sp == 1 else own_piece(whole, sp=sp, rank=rank % sp)
@@ -495,19 +496,20 @@ def batches(
 
 
 def full(
-    settings: Settings, replica: int, steps_applied: Callable[[], int], *, turned: int = 0
+    settings: Settings, replica: int, steps_applied: Callable[[], int], *, order: int = 0
 ) -> Iterator[Inputs]:
     """Micro-batches of a data-parallel rank, of samples that all have `seq_len` tokens.
 
-    `steps_applied` is asked before each optimizer step; `turned` is as of `batches`.
+    `steps_applied` is asked before each optimizer step; `order` is as of `batches`.
     """
     while True:
         step = steps_applied()
+        places = list(range(settings.global_batch))
+        if order:
+            random.Random(f"{order}/{step}").shuffle(places)
         for numbers in _numbers(settings, replica):
-            turned_numbers = [(n + turned) % settings.global_batch for n in numbers]
-            tokens = torch.stack(
-                [_tokens(settings, step, n, settings.seq_len) for n in turned_numbers]
-            )
+            samples = [_tokens(settings, step, places[n], settings.seq_len) for n in numbers]
+            tokens = torch.stack(samples)
             yield {"input_ids": tokens, "labels": tokens}
 
 
@@ -620,10 +622,10 @@ def steps(
     ds_config: Mapping[str, Any],
     *,
     warm_up_steps: int = 0,
-    turned: int = 0,
+    order: int = 0,
 ) -> Iterator[Any]:
     """Train for ever; yields the last loss of each optimizer step. Arguments as of `batches`."""
-    fed = batches(settings, engine, warm_up_steps=warm_up_steps, turned=turned)
+    fed = batches(settings, engine, warm_up_steps=warm_up_steps, order=order)
     scale = gradient_scale(ds_config, settings.sp)
     loss = None
     while True:
