@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.base.student_t import t_quantile
-from autotune.contract import Role, TrialSpec
+from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
 from autotune.record.study import Trial
 from autotune.trial.scripts.lengths import is_drawn
@@ -102,8 +102,7 @@ def guards_of(
     runs: dict[str, dict[int, Trial]] = {}
     for trial in trials:
         identity = trial.spec.identity
-        is_measured = trial.result is not None and trial.result.outcome.is_measured
-        if identity.role is Role.CONFIRM and identity.confirm_round is not None and is_measured:
+        if identity.role is Role.CONFIRM and identity.confirm_round is not None and _ran(trial):
             own = runs.setdefault(identity.candidate_hash, {})
             own[identity.confirm_round] = trial  # a repeat takes the first one's place
     theirs = list(runs.get(baseline_hash or "", {}).values())
@@ -250,6 +249,12 @@ def _why_not(ours: TrialSpec, theirs: TrialSpec) -> str:
             "weigh their tokens otherwise"
         )
     return ""
+
+
+def _ran(trial: Trial) -> bool:
+    """Whether a trial trained here; what answers instead of running has no losses."""
+    result = trial.result
+    return result is not None and result.outcome.is_measured and result.origin is Origin.MEASURED
 
 
 def _is_ours(spec: TrialSpec) -> bool:
