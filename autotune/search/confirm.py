@@ -30,7 +30,7 @@ MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
 MAX_COMPARISONS = 3
-"""Comparisons of one search: another one follows where the convergence guard fails the best."""
+"""Comparisons with a candidate that the convergence guard fails, after which no other follows."""
 GUARD_S = 40.0
 """Seconds of steps up to which a run goes on for the convergence guard alone; 12 steps are run in
 any case."""
@@ -167,6 +167,13 @@ def drifted_before(history: History, guards: Mapping[str, Guarded]) -> frozenset
     last = first_round_of(max((number_of(t) for t in history.trials), default=0))
     earlier = {t.spec.identity.candidate_hash for t in history.trials if 0 <= number_of(t) < last}
     return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
+
+
+def n_drifted(history: History, guards: Mapping[str, Guarded]) -> int:
+    """Comparisons with a member that the guard fails."""
+    drifting = {key for key, said in guards.items() if said.is_drift}
+    trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]
+    return len({first_round_of(number_of(t)) for t in trials if number_of(t) >= 0})
 
 
 def number_of(trial: Trial) -> int:

@@ -78,7 +78,7 @@ class _Search:
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate
         drifting = confirm.drifted_before(history, self._standings.guards(baseline))
-        for _ in range(confirm.MAX_COMPARISONS):
+        while True:
             planned = confirm.plan(
                 history, context.objective, baseline, left_s=left_s, drifting=drifting
             )
@@ -97,6 +97,10 @@ class _Search:
                 return
             number, guarded = drifted
             context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
+            guards = self._standings.guards(baseline)
+            if confirm.n_drifted(history, guards) >= confirm.MAX_COMPARISONS:
+                context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
+                return
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
 
     def _drive(self, stage: SearchStage) -> None:

@@ -87,7 +87,9 @@ def test_a_search_goes_on_where_it_was_after_a_drift(study: Study):
 def test_comparisons_are_limited_and_the_baseline_is_left(study: Study):
     answer, fleet, _ = searched(study, drifting(1, 2, 3))
     assert stage_of(answer.best) == 0
-    assert len(fleet.ran(Role.CONFIRM)) <= 2 * confirm.ROUNDS * confirm.MAX_COMPARISONS
+    assert len(fleet.ran(Role.CONFIRM)) == 2 * confirm.ROUNDS * confirm.MAX_COMPARISONS
+    again, fleet, _ = searched(study, drifting(1, 2, 3))
+    assert (fleet.specs, again.to_dict()) == ([], answer.to_dict())
     assert stage_of(answer.drifted.standing) == 3
     assert answer.best.candidate == answer.baseline.candidate
 
