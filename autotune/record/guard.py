@@ -115,7 +115,12 @@ def guards_of(
 
 
 def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guarded:
-    """Compare the runs of a candidate with those of the baseline; all have to be measured."""
+    """Compare the runs of a candidate with those of the baseline; all have to be measured.
+
+    A study may go on with another seed: only runs with that of the candidate's last one count.
+    """
+    seed = ours[-1].spec.workload.seed
+    ours, theirs = ([t for t in runs if t.spec.workload.seed == seed] for runs in (ours, theirs))
     if len(theirs) < MIN_RUNS:
         said = "once" if theirs else "never"
         return _unknown(f"the baseline ran {said} in the comparison: it takes its repeat")

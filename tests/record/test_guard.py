@@ -14,7 +14,6 @@ from autotune.record.guard import (
     Convergence,
     Guarded,
     compare_losses,
-    guard,
     guards_of,
     roundoff_of,
 )
@@ -220,6 +219,16 @@ def test_a_repeated_run_takes_the_first_ones_place():
     assert said_of(disturbed).verdict is Convergence.PASS
 
 
+def test_runs_of_another_seed_do_not_count():
+    others = [
+        run(n, round_number=n, losses=[3.0] * STEPS, candidate=of, seed=1)
+        for of in ("a", "b")
+        for n in (3, 4)
+    ]
+    assert said_of([*others[2:], *pair()]).verdict is Convergence.PASS
+    assert "ran never" in said_of(pair(seed=2)).why
+
+
 def test_a_failed_run_says_nothing():
     failed = run(10, round_number=1, losses=[], outcome=Outcome.OOM)
     assert said_of([*pair(), failed]).verdict is Convergence.PASS
@@ -231,4 +240,3 @@ def test_many_tokens_average_their_roundings_out():
     fp32 = replace(small, workload=replace(small.workload, precision="fp32"))
     theirs = replace(small, workload=replace(small.workload, name="mine"))
     assert roundoff_of(theirs) > roundoff_of(small) > roundoff_of(large) > roundoff_of(fp32)
-    assert guard([], [], STEPS).verdict is Convergence.NOT_COMPARABLE
