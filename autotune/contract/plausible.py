@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.contract.files import ContractError
 from autotune.contract.result import (
+    MOST_LOSSES,
     Collective,
     Diagnosis,
     GpuUse,
@@ -198,6 +199,10 @@ def _of_steps(result: TrialResult, spec: TrialSpec) -> Iterator[Complaint]:
     if not 1 <= len(times_s) <= max(1, measure.max_steps):
         yield "step_times_s", f"{len(times_s)} steps", f"1 to {measure.max_steps} of them"
         return
+    if len(result.losses) > MOST_LOSSES:
+        yield "losses", f"{len(result.losses)} of them", f"{MOST_LOSSES} at the most"
+    if not 0 <= result.losses_skipped <= _MOST_COUNT:
+        yield "losses_skipped", result.losses_skipped, f"0 to {_MOST_COUNT:g}"
     step_s = result.step_time_s
     if step_s is None:
         yield "step_time_s", step_s, "measured"
