@@ -80,6 +80,8 @@ def kind_of(data: Mapping[Any, Any], path: Path) -> str:
     known = next((kind for keys, kind in _BY_KEYS if names.issuperset(keys)), None)
     if known is not None:
         return known
+    if not data:
+        return "an empty object"
     shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
     return f"no key that only DeepSpeed has, among {shown}{more}"

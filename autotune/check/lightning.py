@@ -124,6 +124,18 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def unasked(arguments: Mapping[str, Any]) -> frozenset[str]:
+    """Keys of what Lightning makes, dotted, that stand there at defaults of its own."""
+    tables = (
+        ("aio", _AIO),
+        ("activation_checkpointing", _CHECKPOINTING),
+        ("zero_optimization", _ZERO),
+    )
+    return frozenset(
+        f"{section}.{name}" for section, table in tables for name in table if name not in arguments
+    )
+
+
 def handed(config: Mapping[str, Any], data: Mapping[Any, Any]) -> dict[str, Any]:
     """The configuration that Lightning hands to DeepSpeed: its Trainer's arguments laid over one.
 

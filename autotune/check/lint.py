@@ -15,7 +15,7 @@ from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.key_positions import Places, TextPlace, places_in
-from autotune.check.source import Source
+from autotune.check.source import Source, auto_that_tells
 from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
@@ -287,6 +287,23 @@ def check(
     Raises:
         JobError: What was chosen is not open, or what is to be ignored is no rule.
     """
+    report, config = _checked(source, environment, chosen, ignore)
+    if not source.is_guessed or not (told := auto_that_tells(config)):
+        return report
+    # A key that has moved tells who reads the file: the fix is for that reader, at once.
+    read = replace(
+        source, consumer=Consumer.TRAINER, because=f'"auto" at {told} once it is mended'
+    )
+    return _checked(read, environment, chosen, ignore)[0]
+
+
+def _checked(
+    source: Source,
+    environment: Environment,
+    chosen: Sequence[Reply],
+    ignore: Sequence[str],
+) -> tuple[CheckReport, Mapping[str, Any]]:
+    """The report, and the configuration after what was mended."""
     wishes = _Wishes(source, ignore)
     first = _look(source.config, source, environment)
     all_around = list(_of_the_file(source))
@@ -323,7 +340,7 @@ def check(
             why_not = "its text cannot be changed there with every comment and alias kept"
     new = _new(mended.seen, before)
     told = _Discreet(source.config)
-    return CheckReport(
+    report = CheckReport(
         source=source,
         environment=environment,
         world=first.world,
@@ -345,6 +362,7 @@ def check(
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
     )
+    return report, source.config if why_not else mended.config
 
 
 class _Discreet:
@@ -428,8 +446,12 @@ def _look(
     if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
         violations = numbers_read.joined(read, violations)
+    if "bf16" not in config:  # but in what accelerate adds, of which `huggingface` tells
+        violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.reader == neox.READER:
         violations = list(map(neox.as_its_own, violations))
+    if source.unasked:
+        violations = [one for one in violations if not _is_unasked(one, source)]
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
@@ -449,6 +471,13 @@ def _look(
         world=world,
         world_because=because,
     )
+
+
+def _is_unasked(violation: Violation, source: Source) -> bool:
+    """Whether it is about nothing but what the reader puts in itself, and no refusal."""
+    changed_keys = (dotted(path) for path, _ in leaves(violation.changes) if path)
+    keys = set(violation.at or changed_keys)
+    return violation.level != "error" and bool(keys) and keys <= source.unasked
 
 
 def _setup(

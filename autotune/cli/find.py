@@ -126,6 +126,17 @@ def _job_keys(
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
     ] = False,
+    guard_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="First steps whose losses the best has to share with the baseline: 20 by "
+            "default, 0 for none."
+        ),
+    ] = None,
+    allow_loss_drift: Annotated[
+        bool | None,
+        typer.Option("--allow-loss-drift", help="Hand out the best even if its losses drift."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")

@@ -139,6 +139,12 @@ def export(
     ] = None,
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
+    allow_loss_drift: Annotated[
+        bool,
+        typer.Option(
+            "--allow-loss-drift", help="The fastest one, even if its losses leave the baseline's."
+        ),
+    ] = False,
     results: Results = RESULTS,
     as_json: Json = False,
     debug: Debug = False,
@@ -147,5 +153,7 @@ def export(
     from autotune.app.exports import export_study
     from autotune.app.studies import find_study
 
-    files = export_study(find_study(results, study), out, to=to, trial=trial)
+    files = export_study(
+        find_study(results, study), out, to=to, trial=trial, allow_loss_drift=allow_loss_drift
+    )
     print_files(files, as_json=as_json)

@@ -10,6 +10,9 @@ from typing import Any
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
+MOST_LOSSES = 200
+"""Steps whose losses a result keeps, from the first on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -181,7 +184,9 @@ class RankReport(Stored):
     padded_tokens: int = 0
     """The same with padding."""
     losses: list[float] = field(default_factory=list)
-    """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    """Loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    skipped: list[int] = field(default_factory=list)
+    """Those of these steps that the engine did not apply (fp16 overflow), counted from 0."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """Peak bytes by meter; the key `peak` is the meter that limits are checked against."""
     host_construction_bytes: int | None = None
@@ -325,6 +330,11 @@ class TrialResult(Stored):
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None
+    losses: list[float] = field(default_factory=list)
+    """Loss of the whole global batch in each of the first optimizer steps that were applied,
+    warm-up included: the mean over the ranks, of `MOST_LOSSES` steps at the most."""
+    losses_skipped: int = 0
+    """Steps before the last of these that the engine did not apply (fp16 overflow)."""
     read_back: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from autotune.base.yaml_file import (
     refuse_other_spelling,
     refuse_switch,
 )
-from autotune.contract import Fidelity
+from autotune.contract import MOST_LOSSES, Fidelity
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile
@@ -53,6 +53,8 @@ DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 DEFAULT_WORKLOAD = "builtin"
 DEFAULT_SPACE = "zero"
+GUARD_STEPS = 20
+"""Steps that the convergence guard compares where nobody says how many."""
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
@@ -131,6 +133,10 @@ class Job:
     """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
     """A user's own command, and what it trains; None: the workload is another."""
+    guard_steps: int = GUARD_STEPS
+    """First steps whose losses the convergence guard compares with the baseline's; 0: none."""
+    allow_loss_drift: bool = False
+    """Whether a candidate may be the best that the guard fails."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate of so many layers trains; None: of all.
@@ -235,19 +241,28 @@ class JobFile(BaseModel):
     script: Path | None = Field(
         default=None, description="what the first run of your own command showed, as a file"
     )
+    guard_steps: int = Field(
+        default=GUARD_STEPS,
+        ge=0,
+        le=MOST_LOSSES,
+        description="first steps whose losses are compared with the baseline's; 0: none",
+    )
+    allow_loss_drift: bool = Field(
+        default=False, description="whether the best may lose the baseline's course"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name == "diagnose":
+        if info.field_name in ("diagnose", "allow_loss_drift"):
             return only_switch(value)
         return (refuse_other_spelling if info.field_name in _NUMBERS else refuse_switch)(value)
 
 
 _NUMBERS = {
     *("seq_len", "global_batch", "world", "objective_floor", "trials", "patience", "gpu_hours"),
-    *("price", "head_room", "seed"),
+    *("price", "head_room", "seed", "guard_steps"),
 }
 """Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
 
@@ -368,6 +383,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
 _CONTINUED = {
     *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
+    *("guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
 _YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths", "script")

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, ROUNDING, KnobValue, Origin, Outcome
 from autotune.record.facts import PassedOver, context_of, read_fact, said_origin_of
+from autotune.record.guard import Guarded
 from autotune.record.study import Recorded, Study
 from autotune.space.candidate import Candidate
 
@@ -41,6 +42,18 @@ class Standing(_StandingFigures):
         figures = {each.name: getattr(self, each.name) for each in fields(_StandingFigures)}
         named = {"trial": self.trial, "candidate": dict(self.candidate.values)}
         return {**named, **figures, "ds_config": str(self.config)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifted:
+    """A candidate that is better than the best and not handed out: the guard fails it."""
+
+    standing: Standing
+    guard: Guarded
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**self.standing.to_dict(), "guard": self.guard.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +103,10 @@ class SearchAnswer(_AnswerHead):
     interrupted: bool = False
     baseline: Standing | None = None
     best: Standing | None = None
+    guard: Guarded | None = None
+    """What the convergence guard says of the best; None: there is no best, or the guard is off."""
+    drifted: Drifted | None = None
+    """What would be the best if the guard did not fail it; None: nothing."""
     ties: tuple[Standing, ...] = ()
     """Candidates that are not told apart from the best, the confirmed ones first; only where the
     objective is samples/s."""
@@ -120,12 +137,16 @@ class SearchAnswer(_AnswerHead):
         Returns:
             `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
             `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline
-            was compared), `passed_over` (what the baseline was to be and is not, the first choice
-            first: `candidate`, its `trial`, `why`, and whether the platform is to blame:
-            `by_platform`), `substitute_baseline` (whether one of those is), `stop_reason`,
-            `origin` (of the figures: see `Origin`), `problem` (null,
-            or `message` and `fix`), `interrupted`, `paths`; with the Pareto objective also
-            `front`, fastest first, and `rule`, which says how `best` was chosen of it.
+            was compared), `guard` (what the convergence guard says of `best`: `verdict`, `why`,
+            `tolerance`, `deviation` in `step`, the `losses` and `baseline_losses` of each step;
+            null where it is off), `drifted` (what was better and is not handed out since the
+            guard fails it, with its own `guard`; null: nothing was), `passed_over` (what the
+            baseline was to be and is not, the first choice first: `candidate`, its `trial`,
+            `why`, and whether the platform is to blame: `by_platform`), `substitute_baseline`
+            (whether one of those is), `stop_reason`, `origin` (of the figures: see `Origin`),
+            `problem` (null, or `message` and `fix`), `interrupted`, `paths`; with the Pareto
+            objective also `front`, fastest first, and `rule`, which says how `best` was chosen of
+            it.
         """
         speedup, problem = self.speedup, self.problem
         front = {}
@@ -140,6 +161,8 @@ class SearchAnswer(_AnswerHead):
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
+            "guard": self.guard and self.guard.to_dict(),
+            "drifted": self.drifted and self.drifted.to_dict(),
             "passed_over": [vars(passed) for passed in self.passed_over],
             "substitute_baseline": self.is_substitute,
             "stop_reason": str(self.stop_reason),
@@ -180,7 +203,8 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
         return None
 
     def standing(its: _StoredStanding) -> Standing:
-        figures = {name: value for name, value in vars(its).items() if name != "ds_config"}
+        known = {each.name for each in fields(_StandingFigures)} | {"candidate"}
+        figures = {name: value for name, value in vars(its).items() if name in known}
         values = figures.pop("candidate")
         candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
         config = config_of(study, its.trial, context.engine)
@@ -192,6 +216,10 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
         study=study,
         baseline=None if kept.baseline is None else standing(kept.baseline),
         best=None if kept.best is None else standing(kept.best),
+        guard=kept.guard,
+        drifted=None
+        if kept.drifted is None
+        else Drifted(standing=standing(kept.drifted), guard=kept.drifted.guard),
         ties=tuple(map(standing, kept.ties)),
         speedup=speedup,
         front=tuple(map(standing, kept.front)) or None,
@@ -205,6 +233,11 @@ class _StoredStanding(_StandingFigures):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _StoredDrifted(_StoredStanding):
+    guard: Guarded
+
+
+@dataclass(frozen=True, kw_only=True)
 class _StoredAnswer(_AnswerHead):
     """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
 
@@ -214,6 +247,8 @@ class _StoredAnswer(_AnswerHead):
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
+    guard: Guarded | None = None
+    drifted: _StoredDrifted | None = None
     substitute_baseline: bool = False
     front: list[_StoredStanding] = field(default_factory=list)
 
@@ -228,7 +263,8 @@ def _can_be(kept: _StoredAnswer, facts: Mapping[str, Any], recorded: Recorded) -
         return False
     if not all(0 <= count <= _MOST_TRIALS for count in kept.counts.values()):
         return False
-    named = [s for s in (kept.baseline, kept.best, *kept.ties, *kept.front) if s is not None]
+    standings = (kept.baseline, kept.best, kept.drifted, *kept.ties, *kept.front)
+    named = [each for each in standings if each is not None]
     runs = [_runs_of(its, recorded) for its in named]
     if not all(map(_is_figure, named)) or None in runs:
         return False

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import DEFAULT_ENGINE
-from autotune.contract import KnobValue, Origin
+from autotune.contract import MOST_LOSSES, KnobValue, Origin
 from autotune.devices.hardware import Environment
-from autotune.job.job import ObjectiveWish
+from autotune.job.job import GUARD_STEPS, ObjectiveWish
 from autotune.job.model import ModelShape
 from autotune.space.knob import Context
 
@@ -156,6 +156,12 @@ def allowed_bytes_of(facts: Mapping[str, Any]) -> float:
     """Memory of a device that a trial may use; no limit where it is not said."""
     allowed_bytes = read_fact(float, facts.get("allowed_bytes"))
     return allowed_bytes if allowed_bytes is not None and allowed_bytes > 0 else float("inf")
+
+
+def guard_steps_of(facts: Mapping[str, Any]) -> int:
+    """Steps that the convergence guard compares; the default where it is not said."""
+    n_steps = read_fact(int, facts.get("guard_steps"))
+    return GUARD_STEPS if n_steps is None else min(max(0, n_steps), MOST_LOSSES)
 
 
 def left_out_of(facts: Mapping[str, Any]) -> frozenset[int]:

@@ -79,15 +79,31 @@ class _StagedSearch:
             return
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate
-        planned = confirm.plan(history, context.objective, baseline, left_s=left_s)
-        if planned is None:
-            context.note(
-                "no time left for the final comparison: figures are those of single trials"
+        drifting = confirm.drifted_before(history, self._standings.guards(baseline))
+        while True:
+            planned = confirm.plan(
+                history, context.objective, baseline, left_s=left_s, drifting=drifting
             )
-            return
-        self._comparison = ComparisonStage(context, self.flight, planned)
-        if self._comparison.missing:
-            self._drive(self._comparison)
+            if planned is None:
+                context.note(
+                    "no time left for the final comparison: figures are those of single trials"
+                    if self._comparison is None
+                    else "no time left to compare those that the guard passes"
+                )
+                return
+            self._comparison = ComparisonStage(context, self.flight, planned)
+            if self._comparison.missing:
+                self._drive(self._comparison)
+            drifted = self._standings.drifted_best(baseline, planned)
+            if drifted is None or context.interrupt.draining:
+                return
+            number, guarded = drifted
+            context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
+            guards = self._standings.guards(baseline)
+            if confirm.n_drifted(history, guards) >= confirm.MAX_COMPARISONS:
+                context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
+                return
+            drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""

@@ -48,6 +48,7 @@ class SearchStage(ABC):
         *,
         confirm_round: int | None = None,
         reduced_of: Candidate | None = None,
+        least_steps: int = 0,
     ) -> Run:
         """A run that knows whether it repeats one that the platform ended or disturbed."""
         context, whole = self._context, self._history
@@ -82,6 +83,7 @@ class SearchStage(ABC):
             losing_step_time_s=losing_step_time_s,
             predicted=predicted,
             reduced_of=reduced_of,
+            least_steps=least_steps,
         )
 
 
@@ -312,6 +314,10 @@ class ComparisonStage(SearchStage):
 
     def next_run(self) -> Run | None:
         """The next run of the rounds."""
-        if missing := self.missing:
-            return self._run(missing[0][0], Role.CONFIRM, confirm_round=missing[0][1])
-        return None
+        if not (missing := self.missing):
+            return None
+        candidate, number = missing[0]
+        tried = self._history.find(candidate)
+        wanted = self._context.job.guard_steps
+        least_steps = 0 if tried is None else confirm.least_steps(tried, wanted)
+        return self._run(candidate, Role.CONFIRM, confirm_round=number, least_steps=least_steps)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from rich.console import Console
 from rich.text import Text
 
+from autotune.base.text import visible
 from autotune.check import CheckReport, Found
 from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
-from autotune.report.check.visible import visible
 from autotune.space.rule import Consequence, Level, Violation
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -126,10 +126,15 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
     told, place = found.violation, found.place
     style = _STYLES[told.level]
-    where = f"{report.source.path}:{place.line}:{place.column}"
+    where = visible(f"{report.source.path}:{place.line}:{place.column}", kept="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
-        (visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
+        (visible(where, kept="\t"), "bold"),
+        "  ",
+        (told.level, style),
+        "  ",
+        (told.rule, "cyan"),
+        then,
     )
     console.print(head, soft_wrap=True)
     if told.level == "note":
@@ -162,7 +167,7 @@ def _print_questions(console: Console, report: CheckReport) -> None:
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
-        visible(text),
+        visible(text, kept="\t"),
         console.width,
         initial_indent=indent,
         subsequent_indent=indent,

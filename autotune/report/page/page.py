@@ -142,8 +142,10 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
     # The large print must not claim what the interval does not.
     if low <= 1:
         return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
-    tone = "" if answer.is_substitute else "good"
-    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": tone}
+    is_drift = answer.guard is not None and answer.guard.is_drift
+    drift = " Its losses drift from the baseline's." if is_drift else ""
+    tone = "" if answer.is_substitute or is_drift else "good"
+    return {"figure": gain, "words": f"{interval}, at {rate}.{drift}", "tone": tone}
 
 
 def _importance_said(report: StudyReport, is_drawn: bool) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from autotune.base.units import format_bytes
 from autotune.contract import Origin
-from autotune.record.answer import SearchAnswer, Standing
+from autotune.record.answer import Drifted, SearchAnswer, Standing
 from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
@@ -59,6 +59,9 @@ def describe_outcome(row: Row, report: StudyReport) -> str:
     for name, its in (("best", report.best_row), ("baseline", report.baseline_row)):
         if row == its:
             return name
+    guard = report.guards.get(row.candidate.hash)
+    if guard is not None and guard.is_drift:
+        return "drifts"
     return "disturbed" if row.is_disturbed else row.outcome.value
 
 
@@ -90,6 +93,11 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
                 change = describe_difference(ours.candidate, theirs.candidate, report.context)
             facts.append(("change", change))
         facts.append(("speedup", describe_speedup(answer)))
+    if best is not None and answer.guard is not None:
+        facts.append(("guard", str(answer.guard)))
+    if (drifted := answer.drifted) is not None:
+        facts.append(("drifted", describe_drifted(drifted)))
+    if best is not None:
         if baseline is not None and report.objective.wish.name != "samples_per_s":
             facts.append(("memory", describe_peaks(best, baseline)))
         soak = read_soak(report.folder)
@@ -154,6 +162,14 @@ def describe_speedup(answer: SearchAnswer) -> str:
     if high < 1:
         return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def describe_drifted(drifted: Drifted) -> str:
+    """What is better than the best, and why it is not handed out."""
+    return (
+        f"{describe_figure(drifted.standing)}: not handed out, {drifted.guard.why}; `export "
+        "--allow-loss-drift` does"
+    )
 
 
 def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[str, str]]:

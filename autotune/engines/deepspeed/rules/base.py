@@ -372,7 +372,9 @@ def params(**keys: Any) -> dict[str, Any]:
 def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of: str) -> Finding:
     """Finding about a type that neither DeepSpeed has nor, to the letter, a module of torch."""
     spelled = {name.lower(): name for name in known}
-    near = guesses(given.lower(), spelled)
+    # FusedAdam is what DeepSpeed makes of Adam.
+    within = sorted((name for name in spelled if name in given.lower()), key=len)
+    near = within[-1:] or guesses(given.lower(), spelled)
     best = spelled[near[0]] if near else usual
     is_same = given.lower() in spelled
     return Finding(

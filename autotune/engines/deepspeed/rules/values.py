@@ -19,6 +19,8 @@ Kind = Literal["bool", "int", "float"]
 
 _MAX_INT = 2**63 - 1  # of a tensor's size; pydantic takes no larger float for a whole number
 _MAX_FLOAT = sys.float_info.max
+_MOST_DIGITS = 1e15
+"""From here on a whole number is written with an exponent."""
 
 
 class Refused(Enum):
@@ -126,7 +128,8 @@ class Key:
         if isinstance(value, str) and (word := misspelt(value, self.words)) is not None:
             return word
         made = [as_pydantic(kind, value) for kind in ("bool", "int", "float")]
-        made += [int(one) for one in made if type(one) is float and one.is_integer()]
+        floats = [one for one in made if type(one) is float and one.is_integer()]
+        made[-1:-1] = [int(one) for one in floats if abs(one) < _MOST_DIGITS]
         found = (one for one in made if one is not REFUSED and self.accepts(one))
         return next(found, self.taken(value))
 
