@@ -42,13 +42,9 @@ class Source:
     config: Mapping[str, Any]
     consumer: Consumer
     because: str
-<<<<<<< HEAD
     """Evidence for the consumer."""
-=======
-    """What tells the consumer."""
     is_guessed: bool = False
     """Whether nothing tells it, so that DeepSpeed itself is taken for it."""
->>>>>>> a17
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
     own_defaults: frozenset[str] | None = None
