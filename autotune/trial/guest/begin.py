@@ -30,6 +30,7 @@ _TRAINING = {
     "transformers.training_args": (("TrainingArguments", "__post_init__"),),
 }
 """What a script calls first when it is about to train, by module and class; launchers do not."""
+_OPTIMIZERS = "torch.optim.optimizer"
 
 
 def begin() -> None:
@@ -41,7 +42,9 @@ def begin() -> None:
             _be_rank(folder, int(number))
         return
     waiting = _Waiting(folder)
-    call_after_imports(dict.fromkeys(_TRAINING, waiting.on_import))
+    call_after_imports(
+        {**dict.fromkeys(_TRAINING, waiting.on_import), _OPTIMIZERS: waiting.on_steps}
+    )
 
 
 def take_rank(folder: Path, rank: int) -> bool:
@@ -99,6 +102,7 @@ class _Waiting:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._replaced: list[tuple[Any, str, Any]] = []
+        self._is_over = False
 
     def on_import(self, module: ModuleType) -> None:
         """Wait for the first call that trains."""
@@ -109,6 +113,11 @@ class _Waiting:
                 self._replaced.append((owner, name, theirs))
                 setattr(owner, name, self._first(owner, name, theirs))
 
+    def on_steps(self, module: ModuleType) -> None:
+        """Wait for an optimizer's step, for a script may train without DeepSpeed."""
+        # It stays: torch goes through its hooks while it calls this one.
+        module.register_optimizer_step_pre_hook(lambda *_: self._become_rank())
+
     def _first(self, owner: Any, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(theirs)
         def first(*args: Any, **kwargs: Any) -> Any:
@@ -118,10 +127,11 @@ class _Waiting:
         return first
 
     def _become_rank(self) -> None:
-        # Others that are waiting would find this process a rank.
+        if self._is_over:
+            return
+        self._is_over = True
         for owner, name, theirs in self._replaced:
             setattr(owner, name, theirs)
-        self._replaced.clear()
         number = _number()
         if take_rank(self._folder, number):
             _be_rank(self._folder, number)

@@ -4,9 +4,9 @@ import os
 
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 
-import deepspeed  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import deepspeed
+import torch
+from torch import nn
 
 config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}
 

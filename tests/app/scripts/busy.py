@@ -5,11 +5,12 @@ import os
 import sys
 from pathlib import Path
 
-import autotune  # a package of the user's own, beside this file
 import deepspeed
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+import autotune  # a package of the user's own, beside this file
 
 
 class Texts(Dataset):

@@ -6,7 +6,8 @@ import types
 import pytest
 
 from autotune.contract import RankReport
-from autotune.trial.wrapper import CORES_ENV, _Aftermath
+from autotune.trial.aftermath import Aftermath
+from autotune.trial.variables import CORES_ENV
 from tests import trials
 
 
@@ -15,7 +16,7 @@ def measured(accelerator):
     spec = trials.spec(accelerator=accelerator, diagnoses=False)
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(settle=lambda: None, read=lambda: {"peak": 1})
-    aftermath = _Aftermath(spec, reporter, meter)
+    aftermath = Aftermath(spec, reporter, meter)
     aftermath.prepare(engine=None)
     aftermath.on_warm()
     sum(range(10_000))
