@@ -42,6 +42,15 @@ def parent_of(pid: int) -> int:
         return int(file.read().rpartition(b")")[2].split()[1])
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, be it that its parent has not asked for its exit code yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
 def ancestors(pid: int) -> Iterator[int]:
     """The parent of a process, that one's, and so on to the first of all."""
     with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
-from autotune.trial.wrapper import CORES_ENV
+from autotune.trial.variables import CORES_ENV
 from tests.chaos.false_clock import JUMPS_S, set_clock
 from tests.chaos.faults import HANGING, LITTER, LOG_BYTES
 from tests.faulty_models import VOCAB

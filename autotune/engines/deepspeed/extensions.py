@@ -188,7 +188,7 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
     with open(open_new(folder / f"{name}.log"), "wb") as log:
         return Kept(
-            [sys.executable, "-m", "autotune.trial.prebuilt", name, str(folder)],
+            [sys.executable, "-P", "-m", "autotune.trial.prebuilt", name, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

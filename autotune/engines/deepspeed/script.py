@@ -203,6 +203,13 @@ class ScriptEngine(DeepSpeedEngine):
             arrived = look_up(self._script.config, key)
             if value not in ("auto", arrived) and value != {}:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
+        n_trained = int(self._script.description.get("engines_trained", 1))
+        if n_trained > 1:
+            found.append(
+                f"{n_trained} of its {self._script.description['engines']} engines train: the "
+                "figures are those of the first, with all that happens between two of its steps; "
+                "an edit of the configuration reaches each of them"
+            )
         if self._script.accumulates_by_hand:
             found.append(
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "

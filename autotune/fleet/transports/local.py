@@ -77,7 +77,7 @@ class LocalTransport:
 
     def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
         """See `Transport.start`."""
-        return LocalProcess([sys.executable, "-m", module, *arguments])
+        return LocalProcess([sys.executable, "-P", "-m", module, *arguments])
 
     def bring(self, node: Node, folder: Path) -> bool:
         """See `Transport.bring`: it is here."""

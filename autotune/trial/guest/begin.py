@@ -4,11 +4,16 @@ The command may start launchers that start launchers: only ranks have a number i
 environment. What a rank starts itself, such as workers that load data, is not one of them.
 """
 
+import contextlib
+import functools
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.trial.descent import has_ended
 from autotune.trial.guest.hooks import call_after_imports
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
@@ -18,45 +23,124 @@ DESCRIPTION_FILE = "description.json"
 OWNER_FILE = "{rank:02d}.owner"
 """File below `RANKS_DIR`: the process that is the rank. Its children inherit the number."""
 
+_TRAINING = {
+    "deepspeed": (("", "initialize"),),
+    "accelerate.accelerator": (("Accelerator", "__init__"),),
+    "accelerate.utils.deepspeed": (("HfDeepSpeedConfig", "__init__"),),
+    "transformers.training_args": (("TrainingArguments", "__post_init__"),),
+}
+"""What a script calls first when it is about to train, by module and class; launchers do not."""
+_OPTIMIZERS = "torch.optim.optimizer"
+
 
 def begin() -> None:
-    """Wait for the modules by which a training script reaches DeepSpeed."""
+    """Be a rank, or wait until this process turns out to be one."""
     folder = Path(os.environ[GUEST_ENV])
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
-        if not take_rank(folder, int(number)):
-            return
-        from autotune.trial.guest.rank import Guest
-
-        Guest.begin(folder)
+        if take_rank(folder, int(number)):
+            _be_rank(folder, int(number))
         return
-    # A launcher, or a script that is started without one: it is a rank once it trains.
-    call_after_imports({"deepspeed": lambda module: _wait_for_training(folder, module)})
+    waiting = _Waiting(folder)
+    call_after_imports(
+        {**dict.fromkeys(_TRAINING, waiting.on_import), _OPTIMIZERS: waiting.on_steps}
+    )
 
 
 def take_rank(folder: Path, rank: int) -> bool:
-    """Whether this process is the rank of that number: the first that says so."""
+    """Whether this process is the rank of that number: the first that says so.
+
+    A rank that has ended is not started again: its trial is over. Launchers that do so, as
+    torchrun with --max-restarts, run out of tries.
+    """
     path = folder / "ranks" / OWNER_FILE.format(rank=rank)
+    mine = owner_text(os.getpid())
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        pid = owner_of(path)
+        if pid == os.getpid():
+            return True  # it has put another program in its own place
+        if pid is not None and has_ended(pid):
+            print(f"autotune: rank {rank} has ended, and its trial with it", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        return False
     except OSError:
         return False
-    os.write(handle, str(os.getpid()).encode())
+    os.write(handle, mine.encode())
     os.close(handle)
     return True
 
 
-def _wait_for_training(folder: Path, module: ModuleType) -> None:
-    """Become rank 0 when a process without a number makes an engine."""
-    initialize = module.initialize
+def owner_text(pid: int) -> str:
+    """What an owner's file holds: the process, and the machine that it is on."""
+    return f"{pid} {os.uname().nodename}"
 
-    def first_initialize(*args: Any, **kwargs: Any) -> Any:
-        module.initialize = initialize  # type: ignore[attr-defined]
-        os.environ.setdefault("LOCAL_RANK", "0")
-        if os.environ.get("RANK", "0") == "0" and take_rank(folder, 0):
-            from autotune.trial.guest.rank import Guest
 
-            Guest.begin(folder, rank=0).on_deepspeed(module)
-        return module.initialize(*args, **kwargs)
+def owner_of(path: Path) -> int | None:
+    """The process in an owner's file; None: it is on another machine, or not written yet."""
+    with contextlib.suppress(OSError):
+        pid, _, machine = path.read_text(encoding="utf-8").partition(" ")
+        if pid.isdecimal() and machine == os.uname().nodename:
+            return int(pid)
+    return None
 
-    module.initialize = first_initialize  # type: ignore[attr-defined]
+
+def _be_rank(folder: Path, rank: int) -> None:
+    from autotune.trial.guest.rank import Guest
+
+    Guest.begin(folder, rank)
+
+
+class _Waiting:
+    """A process without a number: a launcher, or a script that is started without one.
+
+    It is a rank once it trains, whatever number it has got by then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._is_over = False
+
+    def on_import(self, module: ModuleType) -> None:
+        """Wait for the first call that trains."""
+        for kind, name in _TRAINING[module.__name__]:
+            owner = getattr(module, kind, None) if kind else module
+            theirs = getattr(owner, name, None)
+            if theirs is not None:
+                self._replaced.append((owner, name, theirs))
+                setattr(owner, name, self._first(owner, name, theirs))
+
+    def on_steps(self, module: ModuleType) -> None:
+        """Wait for an optimizer's step, for a script may train without DeepSpeed."""
+        # It stays: torch goes through its hooks while it calls this one.
+        module.register_optimizer_step_pre_hook(lambda *_: self._become_rank())
+
+    def _first(self, owner: Any, name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(theirs)
+        def first(*args: Any, **kwargs: Any) -> Any:
+            self._become_rank()
+            return getattr(owner, name)(*args, **kwargs)
+
+        return first
+
+    def _become_rank(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        for owner, name, theirs in self._replaced:
+            setattr(owner, name, theirs)
+        number = _number()
+        if take_rank(self._folder, number):
+            _be_rank(self._folder, number)
+
+
+def _number() -> int:
+    """This rank's number, by its process group or its environment; 0: it is alone."""
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank())
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0

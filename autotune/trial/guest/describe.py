@@ -30,10 +30,11 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "framework": _framework(seen),
         "command_line": sys.argv,
         "executable": sys.executable,
-        "world": int(os.environ.get("WORLD_SIZE", "1")),
+        "world": torch.distributed.get_world_size(),
         "dp": int(engine.dp_world_size) if hasattr(engine, "dp_world_size") else 1,
         "engine": type(engine).__name__,
         "engines": seen["engines"],
+        "engines_trained": seen["engines_trained"],
         "config": seen.get("config", {}),
         "config_written": seen.get("config_written", {}),
         "config_file": seen.get("config_file", ""),
@@ -53,7 +54,7 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "largest_param": max((n for n, _ in counts), default=0),
         "sizes": _sizes(module),
         "recomputed_layers": recomputed_layers(module),
-        "files": sorted(_own_files()),
+        "files": sorted(set(_own_files())),
         "is_compiled": bool(getattr(engine, "is_compiled", False)),
     }
 
@@ -67,7 +68,9 @@ def _own_files() -> Iterator[str]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = os.path.abspath(file)
-        if path.startswith((here, script)) and "site-packages" not in path:
+        # Modules that torch makes up name files that are nowhere.
+        is_own = path.startswith((here, script)) and "site-packages" not in path
+        if is_own and os.path.isfile(path):
             yield path
 
 

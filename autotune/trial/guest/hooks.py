@@ -2,7 +2,6 @@
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -14,31 +13,41 @@ Hook = Callable[[ModuleType], None]
 def call_after_imports(hooks: Mapping[str, Hook]) -> None:
     """Call each hook with its module once that has been executed, which may never be.
 
-    Not when it is looked for: libraries look for packages that they do not import.
+    Not when it is looked for: libraries look for packages that they do not import. A module that
+    is there already has its hook called here.
     """
-    sys.meta_path.insert(0, _Finder(dict(hooks)))
+    rest = dict(hooks)
+    sys.meta_path.insert(0, _Finder(rest))
+    for name in [name for name in rest if name in sys.modules]:
+        rest.pop(name)(sys.modules[name])
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders do, and has the modules with a hook loaded by `_Loader`."""
+    """Finds what the finders after it do, and has the modules with a hook loaded by `_Loader`."""
 
     def __init__(self, hooks: dict[str, Hook]) -> None:
         self._hooks = hooks
-        self._is_asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._hooks or self._is_asking:
+        if fullname not in self._hooks:
             return None
-        self._is_asking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._is_asking = False
+        spec = self._found_by_others(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._hooks, fullname)
         return spec
+
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        finders = list(sys.meta_path)
+        after = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in after:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 class _Loader(importlib.abc.Loader):

@@ -6,20 +6,27 @@ through the environment, however many launchers stand in between.
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.contract import PARENT_ENV, SPEC_FILE, TRIAL_ENV, TrialSpec, read_json
-from autotune.trial.descent import adopt_orphans, end_all_below
-from autotune.trial.guest.begin import GUEST_ENV
+from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, TRIAL_ENV, TrialSpec, read_json
+from autotune.trial.descent import adopt_orphans, end_all_below, has_ended
+from autotune.trial.guest.begin import GUEST_ENV, owner_of
 from autotune.trial.guest.quiet import VARIABLES
 from autotune.trial.launcher import LOOPBACK, end_with_parent
 
 SITE = Path(__file__).resolve().parent / "site"
 """Folder of the `sitecustomize` that reaches the ranks."""
+OWNER_FILES = "*.owner"
+"""Pattern of `begin.OWNER_FILE`."""
+LOOK_S = 0.5
+"""Time between two looks for ranks that have begun."""
+LINGER_S = 10.0
+"""Time that a command has to end in after the first of its ranks has."""
 _PORTS = ("PET_MASTER_PORT", "MASTER_PORT", "MAIN_PROCESS_PORT")
 """Variables by which torchrun, bare scripts and others learn the port to meet at."""
 
@@ -43,18 +50,43 @@ def main() -> None:
         print(f"launcher: {workload.command[0]}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     try:
-        code = process.wait()
+        code = wait(process, folder)
     finally:
         end_all_below()
     sys.exit(code if code >= 0 else 128 - code)
 
 
 def with_port(command: list[str], port: str) -> list[str]:
-    """A command with the port to meet at, which DeepSpeed's launcher takes by flag alone."""
+    """A command with the port to meet at, which DeepSpeed's launcher takes from a flag alone."""
     is_deepspeeds = os.path.basename(command[0]) == "deepspeed"
     if not is_deepspeeds or any(word.startswith("--master_port") for word in command):
         return command
     return [command[0], "--master_port", port, *command[1:]]
+
+
+def wait(process: "subprocess.Popen[bytes]", folder: Path) -> int:
+    """Wait until a command has ended, and not for what it does after its trial; its exit code.
+
+    A trial is over with its first rank: others have ended as well, or hang for want of it. A
+    command may go on to evaluate, or may start its ranks again.
+    """
+    ended = os.pidfd_open(process.pid)
+    try:
+        while not _is_over(folder):
+            if select.select([ended], [], [], LOOK_S)[0]:
+                return process.wait()
+        if select.select([ended], [], [], LINGER_S)[0]:
+            return process.wait()
+    finally:
+        os.close(ended)
+    print(f"launcher: the command was ended {LINGER_S:.0f} s after its ranks", file=sys.stderr)
+    return 1
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a rank on this machine has ended."""
+    owners = map(owner_of, (folder / RANKS_DIR).glob(OWNER_FILES))
+    return any(pid is not None and has_ended(pid) for pid in owners)
 
 
 def guest_environment(given: Mapping[str, str], folder: Path, port: str) -> dict[str, str]:

@@ -30,7 +30,6 @@ from autotune.contract import (
 )
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import quiet
-from autotune.trial.guest.begin import GUEST_ENV
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import call_after_imports
 from autotune.trial.reporter import Reporter
@@ -38,14 +37,24 @@ from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import CAPACITY_ENV, SUBMITTED_ENV
 from autotune.trial.wrapper import segments, versions
 
+_OF_FILE = ("config_file", "config_written")
+"""What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
-_NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", "autotune")
+_NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
 """Packages whose questions to the engine say nothing of the user's script."""
+_MAX_ERRORS = 5
+"""Errors of an engine, with no step between them, after which a script that goes on is stuck."""
+_MAX_PLAIN_STEPS = 50
+"""Optimizer steps without an engine after which it is plain that the script trains without one."""
 
 
 class ScriptEndedError(RuntimeError):
     """The script ended before its steps were measured."""
+
+
+class NoEngineError(RuntimeError):
+    """The script trains, but not by DeepSpeed."""
 
 
 class Guest:
@@ -56,20 +65,23 @@ class Guest:
         self.spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
         self.edits = Edits.of_trial(folder)
         self.reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
-        self.seen: dict[str, Any] = {"frameworks": [], "engines": 0}
+        self.seen: dict[str, Any] = {"frameworks": [], "engines": 0, "engines_trained": 0}
         """What the script shows of itself; see `describe`."""
         self._meter: Any = None
         self._watched: Any = None
         self._stopwatch: Any = None
+        self._n_errors = 0
+        self._last_error: BaseException | None = None
+        """What the script caught and went on after; None: it has taken a step since."""
+        self._n_plain_steps = 0
         self._is_over = False
         self._lock = threading.RLock()
 
     @classmethod
-    def begin(cls, folder: Path, rank: int | None = None) -> "Guest":
+    def begin(cls, folder: Path, rank: int) -> "Guest":
         """Take this process for a rank of the trial in a folder."""
-        number = int(os.environ["RANK"]) if rank is None else rank
-        guest = cls(folder, number)
-        stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=number)).open("wb")
+        guest = cls(folder, rank)
+        stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
@@ -81,6 +93,7 @@ class Guest:
         """What is done once each module is there."""
         return {
             **quiet.hooks(),
+            "torch.optim.optimizer": self._on_optimizers,
             "deepspeed": self.on_deepspeed,
             "accelerate.utils.deepspeed": self._on_accelerate_config,
             "accelerate.accelerator": self._on_accelerator,
@@ -106,6 +119,23 @@ class Guest:
         self.reporter.enter(Phase.MODEL)
         initialize = module.initialize
         module.initialize = self._watched_initialize(initialize)  # type: ignore[attr-defined]
+
+    def _on_optimizers(self, module: ModuleType) -> None:
+        """Optimizers are there: a script whose steps are none of an engine's is not waited for."""
+
+        def on_step(*_: Any) -> None:
+            if self.seen["engines"] or self._is_over or not self._is_here:
+                return
+            self._n_plain_steps += 1
+            if self._n_plain_steps >= _MAX_PLAIN_STEPS:
+                said = (
+                    f"{_MAX_PLAIN_STEPS} optimizer steps, and it never called deepspeed.initialize"
+                )
+                self.fail(
+                    NoEngineError(f"the script trains without DeepSpeed: {said}"), Outcome.INVALID
+                )
+
+        module.register_optimizer_step_post_hook(on_step)
 
     def _on_training_arguments(self, module: ModuleType) -> None:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
@@ -165,18 +195,20 @@ class Guest:
         @functools.wraps(initialize)
         def watched(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind_partial(*args, **kwargs)
-            self.reporter.enter(Phase.ENGINE_INIT)
-            is_trained = self._edit(given.arguments)
+            if self._watched is None:
+                self.reporter.enter(Phase.ENGINE_INIT)
+            facts = self._edit(given.arguments)
             self.seen["engines"] += 1
-            made = initialize(*given.args, **given.kwargs)
-            if is_trained:
-                self._wait_for(made[0], given.arguments)
+            made = self._failing_fast(initialize)(*given.args, **given.kwargs)
+            if facts is not None:
+                self.seen["engines_trained"] += 1
+                self._wait_for(made[0], facts)
             return made
 
         return watched
 
-    def _edit(self, arguments: dict[str, Any]) -> bool:
-        """Edit what an engine is made with; says whether it is one that trains."""
+    def _edit(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """Edit what an engine is made with, and tell of it; None: it has nothing to train with."""
         of_script = arguments.get("args")
         in_arguments = getattr(of_script, "deepspeed_config", None)
         given = arguments.get("config")
@@ -185,14 +217,11 @@ class Guest:
         if given is None:
             given = in_arguments
         if given is None:
-            return False
+            return None
         config, file = configuration_of(given)
-        is_trained = arguments.get("optimizer") is not None or bool(config.get("optimizer"))
-        if not is_trained:
-            return False
-        if "config_file" not in self.seen:
-            self.seen["config_file"] = file
-        self.seen.setdefault("config_written", _plain(config))
+        if arguments.get("optimizer") is None and not config.get("optimizer"):
+            return None
+        facts = {"config_file": file, "config_written": _plain(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -200,35 +229,42 @@ class Guest:
             if in_arguments is not None:  # DeepSpeed refuses two
                 arguments["args"] = copy.copy(of_script)
                 arguments["args"].deepspeed_config = None
-        self.seen["config"] = _plain(config)
-        self.seen["client_optimizer"] = _class_of(arguments.get("optimizer"))
-        self.seen["client_scheduler"] = _class_of(arguments.get("lr_scheduler"))
-        self.seen["gives_data"] = arguments.get("training_data") is not None
-        return True
+        return {
+            **facts,
+            "config": _plain(config),
+            "client_optimizer": _class_of(arguments.get("optimizer")),
+            "client_scheduler": _class_of(arguments.get("lr_scheduler")),
+            "gives_data": arguments.get("training_data") is not None,
+        }
 
-    def _wait_for(self, engine: Any, arguments: dict[str, Any]) -> None:
+    def _wait_for(self, engine: Any, facts: dict[str, Any]) -> None:
         """Watch the first engine that trains, from its first training pass on."""
+        from autotune.trial.guest.intake import is_training_pass  # torch
+
         for name in _ENGINE_CALLS:
             if hasattr(engine, name):
                 setattr(engine, name, self._failing_fast(getattr(engine, name)))
         asked = getattr(engine, "train_micro_batch_size_per_gpu", None)
         if asked is not None:
             engine.train_micro_batch_size_per_gpu = self._noting_question(asked)
-        if hasattr(engine, "train_batch") and type(engine).__name__ == "PipelineEngine":
-            self._watch(engine)
+        if hasattr(engine, "train_batch"):  # a pipeline's, which does not pass by `forward`
+            if self._watched is None:
+                self._watch(engine, facts)
             return
 
         def on_pass(module: Any, args: Any, kwargs: Any) -> None:
-            if self._watched is None and module.training:
-                self._watch(engine)
+            if self._watched is None and is_training_pass(module):
+                self._watch(engine, facts)
                 # The hook that counts came too late for this pass.
-                self._stopwatch.intake._see(module, args, kwargs)
+                self._stopwatch.intake.see(module, args, kwargs)
 
         engine.register_forward_pre_hook(on_pass, with_kwargs=True)
 
-    def _watch(self, engine: Any) -> None:
+    def _watch(self, engine: Any, facts: dict[str, Any]) -> None:
         from autotune.trial.guest.watch import watch
 
+        # What Hugging Face's file said comes before what became of it.
+        self.seen = {**self.seen, **facts, **{k: self.seen[k] for k in _OF_FILE if k in self.seen}}
         self._watched = engine
         self._meter.cap()
         self._stopwatch = watch(self, engine, self._meter)
@@ -241,12 +277,19 @@ class Guest:
             try:
                 return method(*args, **kwargs)
             except Exception as error:
-                if outcome_of(error, self.reporter.report.phase) is Outcome.OOM:
+                self._n_errors += 1
+                is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
+                if is_oom or self._n_errors >= _MAX_ERRORS:
                     self.fail(error)
-                self.seen["last_error"] = error
+                self._last_error = error
                 raise
 
         return watched
+
+    def on_step(self) -> None:
+        """An optimizer step of the watched engine was made."""
+        self._n_errors = 0
+        self._last_error = None
 
     def _noting_question(self, method: Callable[[], int]) -> Callable[[], int]:
         """`engine.train_micro_batch_size_per_gpu`, which a script may build its batches by."""
@@ -286,26 +329,35 @@ class Guest:
     ) -> None:
         """An error that nobody caught."""
         show(kind, error, trace)
-        if not isinstance(error, KeyboardInterrupt):
+        if not isinstance(error, KeyboardInterrupt) and self._is_here:
             self._record(error)
 
     def on_exit(self) -> None:
         """The interpreter ends: the script is done, or has given up."""
-        if self._is_over or os.environ.get(GUEST_ENV) is None:
+        if self._is_over or not self._is_here:
             return
         report = self.reporter.report
         if report.phase is Phase.MEASURED and len(report.step_times_s) >= MIN_SAMPLES:
             self._stopwatch.cut_short()  # does not return
-        cause = self.seen.get("last_error")
-        n_steps = len(report.losses)
+        # A script may have put its own hook for errors in the place of ours.
+        cause = self._last_error or getattr(sys, "last_value", None)
+        if cause is not None and not isinstance(cause, SystemExit | KeyboardInterrupt):
+            self._record(cause)
+            return
+        n_steps = 0 if self._stopwatch is None else self._stopwatch.n_applied
         if self.seen["engines"] == 0:
             said = "it never called deepspeed.initialize"
+        elif self.seen["engines_trained"] == 0:
+            said = "no engine that it made has an optimizer"
         else:
             said = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
         ended = ScriptEndedError(f"the script ended by itself: {said}")
-        ended.__cause__ = cause
-        outcome = Outcome.INVALID if cause is None else outcome_of(cause, report.phase)
-        self._record(ended, outcome)
+        self._record(ended, Outcome.INVALID)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the rank's own process, and not one that it has forked."""
+        return os.getpid() == self.reporter.report.pid
 
     @property
     def _least_steps(self) -> int:

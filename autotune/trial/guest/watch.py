@@ -2,13 +2,15 @@
 
 from typing import Any, NoReturn
 
+import torch
+
 from autotune.contract import RANKS_DIR, Measure, write_json
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines import deepspeed as driver
 from autotune.trial.guest.begin import DESCRIPTION_FILE
 from autotune.trial.guest.describe import describe
-from autotune.trial.guest.intake import Intake
+from autotune.trial.guest.intake import Intake, is_training_pass
 from autotune.trial.reporter import Reporter
 from autotune.trial.stopwatch import Stopwatch, TrialDone
 
@@ -65,9 +67,11 @@ class GuestAftermath(Aftermath):
     def _note_batch(self) -> None:
         seen, intake = self._guest.seen, self._intake
         seen["micro_batches"] = list(intake.micro_batches)
-        seen["lengths"] = sorted(intake.lengths)
 
     def _describe(self) -> None:
+        seen, intake = self._guest.seen, self._intake
+        seen["lengths"] = sorted(intake.all_lengths)
+        seen["micro_batches_of_all_steps"] = sorted(intake.all_micro_batches)
         if self._guest.reporter.report.rank == 0:
             path = self._guest.folder / RANKS_DIR / DESCRIPTION_FILE
             write_json(path, describe(self._engine, self._guest.seen))
@@ -91,6 +95,8 @@ class GuestStopwatch(Stopwatch):
         self.intake = intake
         self._guest = guest
         self._aftermath = listener
+        self._outputs: list[torch.Tensor] = []
+        """Losses that the engine's forward passes gave back."""
 
     def cut_short(self) -> NoReturn:
         """The script is done, and enough steps were measured: that is the figure."""
@@ -103,7 +109,26 @@ class GuestStopwatch(Stopwatch):
         self._guest.finish()
         raise AssertionError("the rank has ended")
 
+    @property
+    def n_applied(self) -> int:
+        """Optimizer steps so far that the engine applied."""
+        return self._applied
+
+    def attach(self, engine: Any) -> None:
+        """See `Stopwatch.attach`; a script may call `loss.backward()` past the engine."""
+        super().attach(engine)
+        engine.register_forward_hook(self._note_output)
+
+    def _note_output(self, module: Any, _: Any, output: Any) -> None:
+        loss = loss_in(output)
+        if loss is not None and is_training_pass(module):
+            self._outputs.append(loss.detach())
+
     def _on_step(self, engine: Any) -> None:
+        self._guest.on_step()
+        if not self._micro_losses:
+            self._micro_losses.extend(self._outputs)
+        self._outputs.clear()
         try:
             super()._on_step(engine)
         except TrialDone:
@@ -126,6 +151,17 @@ class _GuestPass(DiagnosticPass):
             super()._on_step()
         except TrialDone:
             self._guest.finish()
+
+
+def loss_in(output: Any) -> torch.Tensor | None:
+    """The loss in what a model gives back; None: it gives none back."""
+    found = getattr(output, "loss", None)
+    if found is None and isinstance(output, tuple | list) and output:
+        found = output[0]
+    if found is None:
+        found = output
+    is_one = isinstance(found, torch.Tensor) and found.numel() == 1 and found.requires_grad
+    return found if is_one else None
 
 
 def _scales_losses(engine: Any) -> bool:

@@ -6,8 +6,9 @@ import types
 import pytest
 
 from autotune.contract import RankReport
+from autotune.trial.aftermath import Aftermath
 from autotune.trial.faults import ReadBackError
-from autotune.trial.wrapper import CORES_ENV, _Aftermath
+from autotune.trial.variables import CORES_ENV
 from tests import trials
 
 
@@ -16,7 +17,7 @@ def measured(accelerator):
     spec = trials.spec(accelerator=accelerator, diagnoses=False)
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(settle=lambda: None, read=lambda: {"peak": 1})
-    aftermath = _Aftermath(spec, types.SimpleNamespace(), reporter, meter)
+    aftermath = Aftermath(spec, types.SimpleNamespace(), reporter, meter)
     aftermath.prepare(engine=None)
     aftermath.on_warm()
     sum(range(10_000))
@@ -49,7 +50,7 @@ def test_the_driver_of_the_engine_reads_it_back():
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(check=lambda: None)
     driver = types.SimpleNamespace(read_back=lambda engine, expected: {"stage": engine})
-    aftermath = _Aftermath(spec, driver, reporter, meter)
+    aftermath = Aftermath(spec, driver, reporter, meter)
     aftermath._engine = 2
     aftermath.on_first_step()
     assert (reporter.report.read_back, reporter.report.differences) == ({"stage": 2}, [])

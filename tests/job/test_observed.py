@@ -1,0 +1,139 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.contract import ContractError, Outcome, TrialResult, to_dict, write_json
+from autotune.job.observed import (
+    Observed,
+    digest_of,
+    filled_in,
+    placeholders_of,
+    refuse_unobserved,
+)
+from tests.observed import RAW, TRAINER, observed
+
+
+def test_the_batch_is_the_one_that_arrived() -> None:
+    script = observed({**RAW, "micro_batches": [3, 3]})
+    assert (script.micro_batch, script.grad_accum, script.dp) == (3, 2, 2)
+    assert script.global_batch == 12
+    assert not script.accumulates_by_hand
+
+
+def test_passes_that_deepspeed_was_not_told_of_are_accumulated_by_hand() -> None:
+    by_hand = observed({**RAW, "micro_batches": [4, 4, 4]}, read_back={"grad_accum": 1})
+    assert by_hand.accumulates_by_hand
+    assert by_hand.global_batch == 24
+
+
+def test_a_pipeline_without_counted_passes_goes_by_its_engine() -> None:
+    script = observed({**RAW, "micro_batches": []})
+    assert (script.micro_batch, script.grad_accum) == (4, 2)
+
+
+def test_lengths_are_those_of_the_longest_sample() -> None:
+    assert observed({**RAW, "lengths": [16, 64, 32]}).seq_len == 64
+    assert observed({**RAW, "lengths": [0]}).seq_len == 2
+    assert not observed({**RAW, "lengths": [0]}).has_tokens
+
+
+def test_the_optimizer_is_the_file_s_or_the_script_s_own() -> None:
+    assert observed(TRAINER).optimizer == {"type": "AdamW", "params": {"lr": 0.001}}
+    assert observed({**RAW, "client_optimizer": "Lion"}).optimizer["type"] == "Lion"
+
+
+def test_a_model_of_hugging_face_s_has_its_shape() -> None:
+    shape = observed(TRAINER).model(Path("x")).shape
+    assert (shape.n_layers, shape.hidden, shape.vocab, shape.n_heads) == (4, 128, 256, 4)
+    assert shape.n_params == TRAINER["n_params"], "as counted, not as computed"
+
+
+def test_any_other_model_has_what_can_be_seen_of_it() -> None:
+    model = observed(RAW).model(Path("x"))
+    assert (model.shape.n_layers, model.shape.hidden, model.shape.vocab) == (4, 256, 0)
+    assert not model.supports_recompute
+
+
+def test_an_architecture_of_their_own_is_no_error() -> None:
+    own = {**TRAINER, "model_config": {"model_type": "nobodys", "hidden_size": 3}}
+    assert observed(own).model(Path("x")).shape.n_layers == 4
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    script = observed(TRAINER)
+    write_json(tmp_path / "observed.json", to_dict(script))
+    assert Observed.read(tmp_path / "observed.json") == script
+
+
+@pytest.mark.parametrize("lost", ["config", "micro_batches", "n_params", "dp"])
+def test_a_damaged_file_says_what_to_do(tmp_path: Path, lost: str) -> None:
+    said = to_dict(observed())
+    del said["description"][lost]
+    write_json(tmp_path / "observed.json", said)
+    with pytest.raises(JobError, match=lost) as caught:
+        Observed.read(tmp_path / "observed.json")
+    assert "--fresh" in caught.value.hint
+    assert isinstance(caught.value.__cause__, ContractError)
+
+
+def test_an_edited_source_is_another_script(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("a = 1")
+    before = digest_of(["python", "train.py"], [str(source)])
+    assert digest_of(["python", "train.py"], [str(source)]) == before
+    source.write_text("a = 2")
+    assert digest_of(["python", "train.py"], [str(source)]) != before
+    assert digest_of(["python", "train.py", "-x"], [str(source)]) != before
+    source.unlink()
+    digest_of(["python", "train.py"], [str(source)])
+
+
+def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
+    command = ["train.py", "--b={micro_batch=4}", "{lr}", "--a", "{grad_accum=2}", "{}", "{X}"]
+    assert placeholders_of(command) == {"micro_batch": "4", "lr": "", "grad_accum": "2"}
+    own = filled_in(command, {})
+    assert own == ["train.py", "--b=4", "{lr}", "--a", "2", "{}", "{X}"]
+    chosen = filled_in(command, {"micro_batch": 8, "grad_accum": 1})
+    assert chosen[1:5] == ["--b=8", "{lr}", "--a", "1"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "evidence", "helps"),
+    [
+        (Outcome.OOM, "out of memory", "micro-batch"),
+        (Outcome.TIMEOUT, "not done", "--trial-timeout"),
+        (
+            Outcome.INVALID,
+            "ScriptEndedError: the script ended by itself: it never called deepspeed.initialize",
+            "--deepspeed ds_config.json",
+        ),
+        (
+            Outcome.INVALID,
+            "NoEngineError: the script trains without DeepSpeed: it never called "
+            "deepspeed.initialize, and made 50 optimizer steps",
+            "--use_deepspeed",
+        ),
+        (
+            Outcome.INVALID,
+            "ScriptEndedError: the script ended by itself: after 3 optimizer steps, and at least "
+            "8 are needed",
+            "more epochs",
+        ),
+        (Outcome.CRASH, "KeyError: 'x'", "without autotune"),
+    ],
+)
+def test_a_first_run_that_measured_nothing_says_what_helps(
+    outcome: Outcome, evidence: str, helps: str
+) -> None:
+    said: dict[str, Any] = {**observed().result, "outcome": outcome, "evidence": evidence}
+    with pytest.raises(JobError, match="was not measured") as caught:
+        refuse_unobserved(TrialResult.from_dict(said), Path("/somewhere/stderr.log"))
+    assert helps in caught.value.hint
+    assert evidence in caught.value.message
+    assert "/somewhere/stderr.log" in caught.value.message
+
+
+def test_a_first_run_that_was_measured_is_not_refused() -> None:
+    refuse_unobserved(observed().measured, Path("x"))

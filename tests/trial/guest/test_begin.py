@@ -1,0 +1,172 @@
+"""Which processes below a user's command are ranks: real processes, without torch."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import PARENT_ENV, RANKS_DIR
+from autotune.trial.guest.begin import (
+    GUEST_ENV,
+    OWNER_FILE,
+    owner_of,
+    owner_text,
+    take_rank,
+)
+from autotune.trial.guest.launcher import SITE, guest_environment, with_port
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A trial's."""
+    (tmp_path / RANKS_DIR).mkdir()
+    return tmp_path
+
+
+def python(
+    code: str, *, folder: Path | None = None, path: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python that finds our `sitecustomize`, as below a user's command."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), path]))
+    if folder is not None:
+        environment[GUEST_ENV] = str(folder)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **variables},
+        cwd="/",  # what lies in the working folder would be found first
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_first_is_the_rank_and_stays_it_in_another_program(folder: Path) -> None:
+    assert take_rank(folder, 3)
+    assert take_rank(folder, 3), "exec keeps the process"
+    assert owner_of(folder / RANKS_DIR / OWNER_FILE.format(rank=3)) == os.getpid()
+
+
+def test_a_living_rank_s_workers_are_none(folder: Path) -> None:
+    path = folder / RANKS_DIR / OWNER_FILE.format(rank=0)
+    path.write_text(owner_text(os.getppid()))
+    assert not take_rank(folder, 0)
+
+
+def test_another_machine_s_rank_is_not_looked_for(folder: Path) -> None:
+    path = folder / RANKS_DIR / OWNER_FILE.format(rank=0)
+    path.write_text("1 elsewhere")
+    assert owner_of(path) is None
+    assert not take_rank(folder, 0)
+
+
+def test_a_rank_that_has_ended_is_not_started_again(folder: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    path = folder / RANKS_DIR / OWNER_FILE.format(rank=0)
+    path.write_text(owner_text(int(ended.stdout)))
+    again = python("print('trains')", folder=folder, RANK="0", LOCAL_RANK="0")
+    assert again.returncode == 1
+    assert "rank 0 has ended" in again.stderr
+    assert "trains" not in again.stdout
+
+
+def test_our_sitecustomize_does_nothing_outside_of_a_trial() -> None:
+    code = "import sys; print([m for m in sys.modules if m.startswith(('autotune', '_autotune'))])"
+    assert python(code).stdout.strip() == "[]"
+
+
+def test_a_waiting_process_has_the_standard_library_alone(folder: Path) -> None:
+    code = (
+        "import sys, os\n"
+        "top = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*sorted(top - set(sys.stdlib_module_names) - {'sitecustomize', '__main__'}))\n"
+    )
+    without, waiting = python(code), python(code, folder=folder)
+    added = set(waiting.stdout.split()) - set(without.stdout.split())
+    assert added == {"_autotune_in_rank"}, waiting.stderr
+
+
+def test_the_user_s_own_sitecustomize_runs_first(folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(
+        "import sys; sys.flag = '_autotune_in_rank' in sys.modules\n"
+    )
+    code = (
+        "import sys, sitecustomize\n"
+        "print(sys.flag, '_autotune_in_rank' in sys.modules, sitecustomize.__file__)\n"
+    )
+    said = python(code, folder=folder, path=str(theirs)).stdout.split()
+    assert said == ["False", "True", str(theirs / "sitecustomize.py")]
+
+
+def test_a_sitecustomize_of_theirs_that_fails_does_not_take_ours_with_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    code = "import sys; print('_autotune_in_rank' in sys.modules)"
+    ran = python(code, folder=folder, path=str(tmp_path))
+    assert ran.stdout.strip() == "True"
+    assert "ValueError: theirs" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["autotune", "contract", "trial"])
+def test_a_package_of_theirs_is_called_as_they_like(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("MINE = 'theirs'\n")
+    code = f"import {name}; print({name}.MINE)"
+    ran = python(code, folder=folder, path=str(tmp_path))
+    assert ran.stdout.strip() == "theirs", ran.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"RANK": "0"}, {"LOCAL_RANK": "0"}, {"RANK": "", "LOCAL_RANK": "0"}, {}],
+    ids=str,
+)
+def test_launchers_are_no_ranks(folder: Path, given: Mapping[str, str]) -> None:
+    python("import json, subprocess", folder=folder, **given)
+    assert not list((folder / RANKS_DIR).iterdir())
+
+
+def test_a_process_without_a_number_is_a_rank_once_it_trains(folder: Path, tmp_path: Path) -> None:
+    """Not when it imports DeepSpeed, which launchers do: when it makes an engine."""
+    (tmp_path / "deepspeed.py").write_text("def initialize(): return 'made'\n")
+    code = (
+        "import os, sys, deepspeed\n"
+        f"print(os.listdir({str(folder / RANKS_DIR)!r}))\n"
+        "begin = sys.modules['_autotune_in_rank.trial.guest.begin']\n"
+        "begin._be_rank = lambda folder, rank: print('rank', rank)\n"
+        "os.environ['RANK'] = '5'\n"
+        "print(deepspeed.initialize(), deepspeed.initialize())\n"
+    )
+    ran = python(code, folder=folder, path=str(tmp_path))
+    assert ran.stdout.splitlines() == ["[]", "rank 5", "made made"], ran.stderr
+    assert [path.name for path in (folder / RANKS_DIR).iterdir()] == ["05.owner"]
+
+
+def test_the_environment_keeps_what_is_the_user_s() -> None:
+    given = {"PYTHONPATH": "/theirs", "MINE": "1", "MASTER_ADDR": "10.0.0.1", PARENT_ENV: "1"}
+    made = guest_environment(given, Path("/trial"), "29555")
+    assert made["PYTHONPATH"].split(os.pathsep) == [str(SITE), "/theirs"]
+    assert made["MASTER_ADDR"] == "10.0.0.1"
+    assert made["MASTER_PORT"] == "29555"
+    assert made[GUEST_ENV] == "/trial"
+    assert made["MINE"] == "1"
+
+
+def test_deepspeed_s_launcher_gets_its_port_where_it_names_none() -> None:
+    assert with_port(["/x/deepspeed", "a.py"], "7") == [
+        "/x/deepspeed",
+        "--master_port",
+        "7",
+        "a.py",
+    ]
+    for command in (["deepspeed", "--master_port=1", "a.py"], ["torchrun", "a.py"]):
+        assert with_port(command, "7") == command

@@ -1,0 +1,100 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.trial.guest.intake import Intake, first_tensor
+from autotune.trial.guest.watch import loss_in
+
+
+class Takes(torch.nn.Module):
+    """Takes anything."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+def tokens(samples: int, length: int) -> torch.Tensor:
+    return torch.ones(samples, length, dtype=torch.long)
+
+
+def test_samples_and_tokens_of_each_pass_are_counted() -> None:
+    module = Takes()
+    intake = Intake(module)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    module(input_ids=tokens(2, 3), attention_mask=mask)
+    module(tokens(4, 5))
+    assert (intake.micro_batches, intake.lengths) == ([2, 4], [3, 5])
+    intake.add()
+    assert intake.since(0) == (4 + 20, 6 + 20)
+
+
+def test_steps_are_kept_apart_and_what_was_seen_is_not_forgotten() -> None:
+    module = Takes()
+    intake = Intake(module)
+    for length in (3, 7):
+        intake.restart()
+        module(tokens(2, length))
+        intake.add()
+    assert intake.since(1) == (14, 14)
+    assert intake.micro_batches == [2]
+    assert intake.all_lengths == {3, 7}
+
+
+@pytest.mark.parametrize("leave", [torch.no_grad, torch.inference_mode])
+def test_what_is_only_looked_at_is_not_counted(leave: Callable[[], Any]) -> None:
+    module = Takes()
+    intake = Intake(module)
+    with leave():
+        module(tokens(2, 3))
+    module.eval()
+    module(tokens(2, 3))
+    assert not intake.micro_batches
+
+
+def test_a_pipeline_s_passes_are_its_module_s() -> None:
+    class Pipeline(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Takes()
+
+        def train_batch(self) -> None:
+            self.module(tokens(2, 3))
+
+    engine = Pipeline()
+    intake = Intake(engine)
+    engine.train_batch()
+    assert intake.micro_batches == [2]
+
+
+def test_vectors_and_pictures_have_samples_and_no_tokens() -> None:
+    module = Takes()
+    intake = Intake(module)
+    module(torch.randn(3, 8))
+    module(pixel_values=torch.randn(5, 3, 4, 4))
+    intake.add()
+    assert (intake.micro_batches, intake.lengths) == ([3, 5], [0, 0])
+    assert intake.since(0) == (0, 0)
+
+
+def test_the_tensor_that_counts_is_found_by_its_name_first() -> None:
+    ids = tokens(2, 3)
+    assert first_tensor((), {"labels": tokens(9, 9), "input_ids": ids}) is ids
+    assert first_tensor(({"a": [torch.tensor(1.0), ids]},), {}) is ids
+    assert first_tensor((1, "x"), {"y": None}) is None
+
+
+def test_a_loss_is_found_in_what_models_give_back() -> None:
+    loss = torch.ones((), requires_grad=True)
+
+    class Output:
+        pass
+
+    output = Output()
+    output.loss = loss  # type: ignore[attr-defined]
+    assert loss_in(output) is loss
+    assert loss_in((loss, torch.ones(3))) is loss
+    assert loss_in(loss) is loss
+    assert loss_in(torch.ones(3, requires_grad=True)) is None
+    assert loss_in(torch.ones(())) is None
+    assert loss_in(None) is None

@@ -1,0 +1,63 @@
+"""What a command does around its ranks, with real processes."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import RANKS_DIR
+from autotune.trial.guest import launcher
+from autotune.trial.guest.begin import OWNER_FILE, owner_text
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trial's, whose command does not linger for long."""
+    (tmp_path / RANKS_DIR).mkdir()
+    monkeypatch.setattr(launcher, "LOOK_S", 0.02)
+    monkeypatch.setattr(launcher, "LINGER_S", 0.2)
+    return tmp_path
+
+
+def own(folder: Path, pid: int) -> None:
+    (folder / RANKS_DIR / OWNER_FILE.format(rank=0)).write_text(owner_text(pid))
+
+
+def test_a_command_that_ends_says_how(folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+    assert launcher.wait(process, folder) == 7
+
+
+def test_a_command_is_waited_for_as_long_as_its_ranks_run(folder: Path) -> None:
+    process = subprocess.Popen(["sleep", "1"])
+    own(folder, process.pid)
+    assert launcher.wait(process, folder) == 0
+
+
+def test_what_a_command_does_after_its_ranks_is_not_waited_for(folder: Path) -> None:
+    rank = subprocess.Popen(["true"])
+    rank.wait()
+    own(folder, rank.pid)
+    process = subprocess.Popen(["sleep", "60"])
+    began_s = time.monotonic()
+    try:
+        assert launcher.wait(process, folder) == 1
+        assert time.monotonic() - began_s < 30
+        assert process.poll() is None, "who has waited ends it with all that it has started"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) -> None:
+    rank = subprocess.Popen(["true"])
+    own(folder, rank.pid)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert launcher.wait(process, folder) == 1
+    finally:
+        process.kill()
+        process.wait()
+        rank.wait()

@@ -1,0 +1,100 @@
+"""What runs in a user's ranks runs in their Python, which may be 3.10."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[3] / "autotune"
+FILES = sorted(
+    [
+        PACKAGE / "__init__.py",
+        *(PACKAGE / "contract").rglob("*.py"),
+        *(PACKAGE / "trial").rglob("*.py"),
+    ]
+)
+
+NEWER = {
+    "typing": {
+        *("Self", "Never", "assert_never", "assert_type", "LiteralString", "reveal_type"),
+        *("NotRequired", "Required", "Unpack", "TypeVarTuple", "dataclass_transform"),
+        *("override", "TypeAliasType", "get_protocol_members", "ReadOnly", "TypeIs", "NoDefault"),
+    },
+    "enum": {"StrEnum", "ReprEnum", "EnumCheck", "verify", "member", "nonmember", "global_enum"},
+    "datetime": {"UTC"},
+    "contextlib": {"chdir"},
+    "asyncio": {"TaskGroup", "timeout", "Runner", "Barrier"},
+    "hashlib": {"file_digest"},
+    "itertools": {"batched"},
+    "math": {"cbrt", "exp2", "sumprod", "fma"},
+    "operator": {"call"},
+    "inspect": {"getmembers_static", "markcoroutinefunction"},
+    "logging": {"getLevelNamesMapping", "getHandlerByName"},
+    "os": {"process_cpu_count", "EX_NOTFOUND", "unshare", "setns"},
+    "sys": {"exception", "monitoring", "last_exc", "activate_stack_trampoline"},
+    "threading": {"setprofile_all_threads", "settrace_all_threads"},
+    "types": {"get_original_bases", "CapsuleType"},
+    "warnings": {"deprecated"},
+    "collections.abc": {"Buffer"},
+    "copy": {"replace"},
+}
+"""Names that modules of the standard library have since 3.11 or later."""
+NEWER_MODULES = {"tomllib", "wsgiref.types", "annotationlib", "compression", "string.templatelib"}
+NEWER_BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
+NEWER_METHODS = {"add_note"}
+
+
+def too_new(tree: ast.AST) -> Iterator[str]:
+    """Names in a module that 3.10 has not, but for what type checkers or newer releases read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If):
+            asked = ast.unparse(node.test)
+            if "sys.version_info" in asked:
+                continue
+            if "TYPE_CHECKING" in asked:
+                yield from too_new(ast.Module(body=node.orelse, type_ignores=[]))
+                continue
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            if node.module in NEWER_MODULES:
+                yield str(node.module)
+            newer = NEWER.get(node.module or "", set())
+            yield from (f"{node.module}.{a.name}" for a in node.names if a.name in newer)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in NEWER_MODULES)
+        if isinstance(node, ast.Attribute):
+            if node.attr in NEWER.get(ast.unparse(node.value), set()):
+                yield ast.unparse(node)
+            if node.attr in NEWER_METHODS:
+                yield node.attr
+        if isinstance(node, ast.Name) and node.id in NEWER_BUILTINS:
+            yield node.id
+        yield from too_new(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_python_3_10_reads_what_ranks_run(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
+    assert not list(too_new(tree))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from enum import StrEnum",
+        "import tomllib",
+        "import datetime\nprint(datetime.UTC)",
+        "try:\n    pass\nexcept ValueError as error:\n    error.add_note('x')",
+        "raise ExceptionGroup('x', [])",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    from typing import Self",
+    ],
+)
+def test_the_test_finds_what_is_too_new(text: str) -> None:
+    assert list(too_new(ast.parse(text)))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an older parser refuses it anyway")
+def test_the_parser_finds_newer_syntax() -> None:
+    with pytest.raises(SyntaxError):
+        ast.parse("try:\n    pass\nexcept* ValueError:\n    pass", feature_version=(3, 10))
