@@ -46,9 +46,7 @@ def main() -> None:
 
     data = TensorDataset(torch.randn(4096, 256), torch.randint(0, 10, (4096,)))
     sampler = DistributedSampler(data)
-    loader = DataLoader(
-        data, batch_size=engine.train_micro_batch_size_per_gpu(), sampler=sampler
-    )
+    loader = DataLoader(data, batch_size=engine.train_micro_batch_size_per_gpu(), sampler=sampler)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for x, target in loader:

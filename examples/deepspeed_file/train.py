@@ -1,4 +1,4 @@
-"""A plain DeepSpeed loop: the configuration's file is an argument, as DeepSpeed's own examples have it."""
+"""A plain DeepSpeed loop: the file of the configuration is an argument, as in DeepSpeed's examples."""
 
 import argparse
 

@@ -3,7 +3,6 @@
 import pydoc_data.topics
 from dataclasses import dataclass
 
-import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -36,9 +35,7 @@ def main() -> None:
     )
     model = AutoModelForCausalLM.from_config(config)
     model.enable_input_require_grads()
-    lora = LoraConfig(
-        r=script.lora_r, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
-    )
+    lora = LoraConfig(r=script.lora_r, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(model, lora)
     model.print_trainable_parameters()
 

@@ -71,7 +71,7 @@ class Intake:
 
 def is_training_pass(module: torch.nn.Module) -> bool:
     """Whether what a module computes now is trained, and not looked at."""
-    return module.training and torch.is_grad_enabled()
+    return bool(module.training and torch.is_grad_enabled())
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
