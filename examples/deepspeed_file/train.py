@@ -1,4 +1,4 @@
-"""A plain DeepSpeed loop: the file of the configuration is an argument, as in DeepSpeed's examples."""
+"""A plain DeepSpeed loop: the configuration is a file, named by an argument."""
 
 import argparse
 
