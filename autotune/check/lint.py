@@ -9,14 +9,11 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import by_file, huggingface, neox
-from autotune.check.consumers import Consumer
+from autotune.check import by_file, huggingface
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Places, TextPlace, places_in
-from autotune.check.source import Source
-from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -25,6 +22,11 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
+from autotune.engines.deepspeed.sources import neox
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.filled import filled
+from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.deepspeed.sources.templates import joined_templates
 from autotune.space.rule import Level, Patch, UnknownFactError, Violation, listed
 
 _KEY_TWICE = "file.key_twice"
@@ -419,7 +421,7 @@ def _look(
     world: int | None = None,
 ) -> _Looked:
     """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
-    after, unknown = huggingface.filled(config, source)
+    after, unknown = filled(config, source)
     mute = {*unknown, *unreadable(after)}
     taken, because = _world(after, source, mute)
     world = world or taken

@@ -10,7 +10,7 @@ import yaml
 
 from autotune.base.nested import leaves, path_of
 from autotune.check.edit import key_starts
-from autotune.check.reading import Syntax
+from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation
 
 Path = tuple[str, ...]

@@ -5,13 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotune.check.accelerate_names import KEYS
 from autotune.check.edit import edited, plain, same_data
 from autotune.check.edit_yaml import edited_yaml
 from autotune.check.fixes import moved_in
-from autotune.check.reading import parsed
-from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed
+from autotune.engines.deepspeed.sources.accelerate_names import KEYS
+from autotune.engines.deepspeed.sources.reading import parsed
+from autotune.engines.deepspeed.sources.source import Source
 from autotune.space.rule import Patch, in_words
 
 _ACCELERATE_SECTION = ("deepspeed_config",)

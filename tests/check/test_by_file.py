@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autotune.check.by_file import as_read
-from autotune.check.consumers import Consumer
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from tests.check.files import checked, write
 
 SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 5e8}}

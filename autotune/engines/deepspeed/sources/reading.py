@@ -12,14 +12,6 @@ from typing import Any, Literal
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
-from autotune.check import lightning, neox
-from autotune.check.accelerate_file import AccelerateFile, config_of, is_accelerate
-from autotune.check.consumers import Consumer
-from autotune.check.kinds import NotADsConfigError, kind_of
-from autotune.check.launch import LaunchLine, typed
-from autotune.check.layout import ExportedLayout
-from autotune.check.sections import is_ds_config, own_keys, sections_inside
-from autotune.check.templates import refuse_template
 from autotune.engines.deepspeed.ds_config_text import (
     MAX_BYTES,
     STANDARD_INPUT,
@@ -27,6 +19,18 @@ from autotune.engines.deepspeed.ds_config_text import (
     read_text,
 )
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources import lightning, neox
+from autotune.engines.deepspeed.sources.accelerate_file import (
+    AccelerateFile,
+    config_of,
+    is_accelerate,
+)
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, kind_of
+from autotune.engines.deepspeed.sources.launch import LaunchLine, typed
+from autotune.engines.deepspeed.sources.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.sections import is_ds_config, own_keys, sections_inside
+from autotune.engines.deepspeed.sources.templates import refuse_template
 from autotune.space.rule import Violation
 
 Syntax = Literal["json", "hjson", "yaml"]

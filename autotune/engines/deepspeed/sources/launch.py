@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.check.accelerate_names import FLAGS
-from autotune.check.consumers import Consumer
-from autotune.check.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.layout import ExportedLayout
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.check import lightning
-from autotune.check.accelerate_file import AccelerateFile
-from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.launch import TRL, LaunchLine, read_launch
-from autotune.check.layout import UNSPLIT, ExportedLayout, layout_beside
-from autotune.check.reading import ReadConfig, Syntax, parsed, sections_of
-from autotune.check.refusals import refusals
-from autotune.check.script import own_defaults, uses_lightnings
 from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources import lightning
+from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile
+from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
+from autotune.engines.deepspeed.sources.launch import TRL, LaunchLine, read_launch
+from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.engines.deepspeed.sources.reading import ReadConfig, Syntax, parsed, sections_of
+from autotune.engines.deepspeed.sources.refusals import refusals
+from autotune.engines.deepspeed.sources.script import own_defaults, uses_lightnings
 from autotune.space.rule import Violation
 
 _TELLING = frozenset(
