@@ -75,6 +75,8 @@ def places_in(text: str, at: Path, syntax: Syntax) -> Places:
     """The keys of a file that was read without an error."""
     if syntax == "yaml":
         starts = dict(_yaml_starts(yaml.compose(text, Loader=yaml.SafeLoader), ()))
+    elif syntax == "shell":
+        starts = {}
     elif syntax == "json":
         starts = key_starts(text)
     else:

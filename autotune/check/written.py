@@ -24,6 +24,8 @@ def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
     if source.syntax == "hjson":
         return "it is Hjson, and only JSON and YAML are edited"
+    if source.syntax == "shell":
+        return "the flags of its launch line make the configuration"
     if source.document:
         return f"it is {source.document} of the file"
     if "[" in "".join(source.at):

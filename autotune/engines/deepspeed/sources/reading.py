@@ -33,7 +33,7 @@ from autotune.engines.deepspeed.sources.sections import is_ds_config, own_keys, 
 from autotune.engines.deepspeed.sources.templates import refuse_template
 from autotune.space.rule import Violation
 
-Syntax = Literal["json", "hjson", "yaml"]
+Syntax = Literal["json", "hjson", "yaml", "shell"]
 
 _YAML = (".yaml", ".yml")
 _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
@@ -505,8 +505,8 @@ def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
     return data if isinstance(data, Mapping) else {}
 
 
-def _named(name: str, base: Path) -> ReadConfig:
-    """The ds_config that another file names.
+def named_path(name: str, base: Path) -> Path:
+    """The file that another file names.
 
     From where one stands, else from beside that file, else from a folder above it; a name of
     ms-swift's is a file of its package.
@@ -519,6 +519,12 @@ def _named(name: str, base: Path) -> ReadConfig:
         raise RenderError(
             f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
         )
+    return path
+
+
+def _named(name: str, base: Path) -> ReadConfig:
+    """The ds_config that another file names."""
+    path = named_path(name, base)
     text = read_text(path)
     found = parsed(text, path)
     return ReadConfig(
