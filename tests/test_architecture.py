@@ -272,7 +272,7 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     assert not wrong
 
 
-DEEPSPEED = ("engines/deepspeed/", "check/", "trial/")
+DEEPSPEED = ("engines/deepspeed/", "check/", "patch/", "trial/")
 """Rooms that are about DeepSpeed: the engine, the check of ds_config files, and the ranks."""
 
 NAMES_DEEPSPEED = {

@@ -53,7 +53,7 @@ _DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
 _NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
 """A line that adds nothing to a document."""
 
-_SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
+SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
 _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
@@ -126,6 +126,10 @@ class ReadConfig:
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments_path: Path | None = None
+    """The file in which they stand; None: they stand in none."""
+    arguments_at: tuple[str, ...] = ()
+    """The keys of that file under which they lie."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Those of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
@@ -323,7 +327,7 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
 
 def _is_omegaconfs(data: Mapping[str, Any]) -> bool:
     is_hydra = isinstance(data.get("defaults"), list) or "hydra" in data or _has_target(data)
-    return is_hydra or _trainer_of(data) == "LLaMA-Factory"
+    return is_hydra or trainer_of(data) == "LLaMA-Factory"
 
 
 def _has_target(value: Any) -> bool:
@@ -340,11 +344,12 @@ def _may_be_section(data: Mapping[str, Any]) -> bool:
 def _is_some_programs(data: Mapping[str, Any]) -> bool:
     """Whether a section stands beside keys none of which is an argument of Trainer's."""
     inner = data["deepspeed"]
-    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not _has_arguments(data)
+    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not has_arguments(data)
 
 
-def _has_arguments(data: Mapping[str, Any]) -> bool:
-    return bool(_OF_ARGUMENTS & data.keys() or _trainer_of(data))
+def has_arguments(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping has arguments of Trainer's, or of who hands them to it."""
+    return bool(_OF_ARGUMENTS & data.keys() or trainer_of(data))
 
 
 def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
@@ -418,12 +423,9 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
     command line, and LLaMA-Factory's reader reads a number.
     """
-    arguments = {
-        _SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
-        for name, value in data.items()
-    }
+    arguments = as_arguments(data)
     inner = arguments.pop(at[-1])
-    reader = _trainer_of(data)
+    reader = trainer_of(data)
     if isinstance(inner, str) and inner.lstrip().startswith("{"):
         inner = _object_in(inner, here.path)
     if isinstance(inner, str):
@@ -439,6 +441,8 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
         because=f"the {'.'.join(at)} key of {here.path}",
         reader=reader,
         arguments=arguments,
+        arguments_path=here.path,
+        arguments_at=at[:-1],
         texts={
             name: data[name]
             for name, value in arguments.items()
@@ -447,7 +451,15 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     )
 
 
-def _trainer_of(data: Mapping[str, Any]) -> str:
+def as_arguments(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Arguments by the names of TrainingArguments, numbers where their text is one."""
+    return {
+        SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
+        for name, value in data.items()
+    }
+
+
+def trainer_of(data: Mapping[str, Any]) -> str:
     """The program that reads a file of arguments; empty where nothing tells."""
     return next((name for keys, name in _TRAINERS if keys <= data.keys()), "")
 
@@ -470,7 +482,7 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         said = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
-            if at[-1] == "deepspeed" and _has_arguments(beside):
+            if at[-1] == "deepspeed" and has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))

@@ -56,6 +56,10 @@ class Source:
     """What tells the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
+    arguments_path: Path | None = None
+    """The file in which they stand; None: on a launch line, or nowhere."""
+    arguments_at: tuple[str, ...] = ()
+    """The keys of that file under which they lie."""
     own_defaults: frozenset[str] | None = None
     """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
     not tell, or is not there."""
@@ -316,6 +320,8 @@ def _source(
         because=because,
         reader=reader,
         arguments=arguments,
+        arguments_path=section.arguments_path,
+        arguments_at=section.arguments_at,
         own_defaults=_defaults_of(line.script, asked),
         world=counted,
         world_because=world_because,

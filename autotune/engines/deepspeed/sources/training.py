@@ -5,6 +5,8 @@ model_args.py and model/model_utils/checkpointing.py; axolotl, utils/schemas/con
 utils/config/__init__.py; TRL, trainer/base_config.py; ms-swift, arguments/sft_args.py.
 """
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -124,16 +126,18 @@ def _recompute(arguments: Mapping[str, Any], reader: str) -> str:
     )
     if not given or given == "false":
         return "none"
-    options = next(
-        (
-            arguments[f"{name}_kwargs"]
-            for name in CHECKPOINTING
-            if isinstance(arguments.get(f"{name}_kwargs"), Mapping)
-        ),
-        {},
-    )
-    every = options.get(EVERY, 1)
+    given = [arguments.get(f"{name}_kwargs") for name in CHECKPOINTING]
+    options = next((one for one in given if one is not None), None)
+    every = options_of(options).get(EVERY, 1)
     return f"every_{every}" if type(every) is int and every > 1 else "full"
+
+
+def options_of(value: Any) -> dict[str, Any]:
+    """The options of an argument that is a mapping, or its JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _attention(arguments: Mapping[str, Any], reader: str) -> str | None:
