@@ -17,6 +17,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.patch.wanted import REMOVED, Wanted
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
@@ -72,7 +73,8 @@ class _Changes:
         self, theirs: Mapping[str, Any], wanted: Wanted, consumer: Consumer, path: Path
     ) -> None:
         self._theirs, self._wanted, self._consumer = theirs, wanted, consumer
-        self._clean, _ = usable(theirs, path)
+        hidden = wanted.context.model.hidden
+        self._clean, _ = usable(with_hidden_sizes(theirs, consumer, hidden), path)
         self._values = wanted.candidate.values
 
     def keys(self) -> Iterator[tuple[str, Any]]:

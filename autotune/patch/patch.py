@@ -108,6 +108,11 @@ def patched(path: Path, wanted: Wanted, *, others: Sequence[Path] = ()) -> Patch
     )
 
 
+def patched_all(paths: Sequence[Path], wanted: Wanted) -> list[Patched]:
+    """Several files of one training, each as of `patched`."""
+    return [patched(path, wanted, others=paths) for path in paths]
+
+
 def write_patched(patch: Patched) -> None:
     """Write a file that was patched in place of the one that was read.
 

@@ -1,14 +1,18 @@
 """What a patch brings: a candidate, as it was rendered, and what the values of its knobs mean."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.export.base import Handout
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
+from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 REMOVED = None
 """The value of a key that goes."""
@@ -25,7 +29,6 @@ class Wanted:
     """Without what a base configuration sets: the files say it themselves."""
     variables: Mapping[str, str]
     """Environment variables of its ranks."""
-    binds_cores: bool = False
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
         """What a knob is with some value, the others being the candidate's.
@@ -41,6 +44,25 @@ class Wanted:
     def is_untouched(self, name: str) -> bool:
         """Whether a knob is what it would be if nobody chose it."""
         return self.candidate.get(name) == self.alone(name, None)
+
+
+def wanted_of(handout: Handout, context: Context) -> Wanted:
+    """What a handout brings into a user's files.
+
+    Raises:
+        JobError: It configures an engine whose files are not patched.
+    """
+    if CONFIG_FILE not in handout.files:
+        raise JobError(
+            f"--patch: a configuration of {handout.engine} is not written into others' files",
+            "export it to a new folder with --out",
+        )
+    return Wanted(
+        candidate=handout.candidate,
+        config=json.loads(handout.files[CONFIG_FILE]),
+        context=replace(context, base={}),
+        variables=handout.variables,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

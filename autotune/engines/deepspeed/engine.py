@@ -187,7 +187,7 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        theirs = read_run(path, world=self._job.world)
+        theirs = read_run(path, world=self._job.world, hidden=self._job.model.shape.hidden)
         config, notes = theirs.config, theirs.notes
         self._check_same_training(config, notes, path)
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1

@@ -11,7 +11,7 @@ from autotune.contract import KnobValue
 from autotune.engines.deepspeed.ds_config_file import Note, read_ds_config, usable
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
-from autotune.engines.deepspeed.sources.filled import filled
+from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.source import Source, read_sources
 from autotune.engines.deepspeed.sources.training import IMPLEMENTATIONS, completed, script_knobs
@@ -33,7 +33,7 @@ class TheirRun:
     """What the script does that the configuration does not say."""
 
 
-def read_run(path: Path, *, world: int) -> TheirRun:
+def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
     """Read a ds_config.json, or a file in which a consumer of DeepSpeed's is told what to train.
 
     What the consumer fills in is filled in as it does; what only a run can know is left out.
@@ -43,6 +43,7 @@ def read_run(path: Path, *, world: int) -> TheirRun:
             axolotl, LLaMA-Factory or another reader that is known, or a shell file with a launch
             line.
         world: Ranks of the job.
+        hidden: Hidden size of its model.
 
     Raises:
         RenderError: A file cannot be read.
@@ -73,7 +74,7 @@ def read_run(path: Path, *, world: int) -> TheirRun:
             f"{path}: distributed_type={source.not_for}: accelerate does not start DeepSpeed",
             "name a file that does",
         )
-    return _run_of(replace(source, world=world), path, world)
+    return _run_of(replace(source, world=world), path, world, hidden)
 
 
 def _is_plain(source: Source, path: Path) -> bool:
@@ -82,14 +83,14 @@ def _is_plain(source: Source, path: Path) -> bool:
     return source.path == path and not source.at and not is_told
 
 
-def _run_of(source: Source, path: Path, world: int) -> TheirRun:
+def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
     is_trainers = source.consumer is Consumer.TRAINER
     told = is_trainers or "per_device_train_batch_size" in source.arguments
     arguments = completed(source.arguments, source.reader, world) if told else {}
     source = replace(source, arguments=arguments) if is_trainers else source
     if is_trainers:
         _refuse_mismatch(source, path)
-    config, _ = filled(source.config, source)
+    config, _ = filled(with_hidden_sizes(source.config, source.consumer, hidden), source)
     if source.consumer is Consumer.ACCELERATE:
         if config.get(_ACCUM) == AUTO:
             config[_ACCUM] = 1  # DeepSpeedPlugin.deepspeed_config_process

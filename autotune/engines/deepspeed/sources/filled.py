@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.nested import dotted
+from autotune.base.nested import dotted, look_up
 from autotune.engines.deepspeed.rules.base import changed, patch
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.consumers import (
     FILLED,
+    HIDDEN_SIZES,
     Consumer,
     autos,
     inserted,
@@ -42,6 +44,23 @@ def filled(
         else:
             after = changed(after, at_key(key, known[key]))
     return after, unknown
+
+
+def with_hidden_sizes(
+    config: Mapping[str, Any], consumer: Consumer, hidden: int
+) -> dict[str, Any]:
+    """The configuration with the sizes that a consumer takes from the model's, where it is "auto".
+
+    Args:
+        config: The configuration.
+        consumer: Who hands it to DeepSpeed.
+        hidden: Hidden size of the model.
+    """
+    after: dict[str, Any] = dict(config)
+    for key, size in HIDDEN_SIZES.items() if consumer is not Consumer.DEEPSPEED else ():
+        if look_up(config, key) == AUTO:
+            after = changed(after, at_key(key, size(hidden)))
+    return after
 
 
 def asked_precision(source: Source) -> str | None:
