@@ -10,12 +10,14 @@ from autotune.engines.deepspeed.sources.training import (
     ATTENTION_SWITCHES,
     AXOLOTL,
     CHECKPOINTING,
+    DEFAULT_OPTIM,
     EVERY,
     FACTORY,
     FLASH_ATTN,
     IMPLEMENTATIONS,
     NOT_CHECKPOINTING,
     completed,
+    optimizer_argument,
     options_of,
     script_knobs,
 )
@@ -143,11 +145,10 @@ class ArgumentChanges:
         want = self._wanted.candidate.get(name)
         if want is None or self._has_optimizer:
             return
-        own = "optimizer" if self._reader == AXOLOTL else "optim"
-        given = str(self._given.get(own, "adamw_torch_fused"))
-        have = IMPLEMENTATIONS.get(given)
-        if have is not None and self._wanted.alone(name, have) == want:
-            return
+        own = optimizer_argument(self._reader)
+        have = IMPLEMENTATIONS.get(str(self._given.get(own, DEFAULT_OPTIM)))
+        if have is None or self._wanted.alone(name, have) == want:
+            return  # another optimizer than Adam is the user's choice, and no knob's
         if self._wanted.candidate.get("offload.optimizer", "none") != "none":
             return  # accelerate brings DeepSpeed's
         there = next((optim for optim, knob in IMPLEMENTATIONS.items() if knob == want), None)

@@ -288,8 +288,8 @@ class _Plan:
                 self._left.append(
                     Left(
                         what=said,
-                        place="a ds_config: accelerate has no word for it; name one as "
-                        "deepspeed_config_file",
+                        place="a ds_config that deepspeed_config_file names: accelerate has no "
+                        "word for it",
                     )
                 )
             elif is_flag:
@@ -341,7 +341,7 @@ class _Plan:
                 self._left.append(
                     Left(
                         what=f"{name}={size}",
-                        place=f"the arguments of the Trainer (--{name} {size})",
+                        place=f"the Trainer's arguments: --{name} {size}",
                     )
                 )
         elif "micro_batch" in found.left_to_arguments:

@@ -33,15 +33,10 @@ def test_a_value_a_new_key_and_one_that_goes():
     wanted = data_of(TEXT)
     wanted["zero_optimization"] = {"stage": 3, "reduce_bucket_size": 5000}
     after = edited_hjson(TEXT, wanted)
-    assert (
-        after
-        == TEXT.replace("stage: 2", "stage: 3").replace(
-            "    overlap_comm: true,\n", '    "reduce_bucket_size": 5000\n'
-        )
-        or data_of(after) == wanted
-    )
-    assert "// two" in after and "/* keep\n       this */" in after
-    assert "# total" in after and "// my configuration" in after
+    assert after is not None
+    assert data_of(after) == wanted
+    kept = ("// two", "/* keep\n       this */", "# total", "// my configuration")
+    assert all(comment in after for comment in kept)
 
 
 def test_nothing_changes_nothing():
@@ -101,6 +96,6 @@ def test_any_configuration_becomes_any_other(before, wanted, data):
     assert after.count("why") == text.count("why")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{a: 1"])
+@pytest.mark.parametrize("text", ["[1]", "{a: 1"])
 def test_what_is_no_object_is_not_edited(text):
     assert edited_hjson(text, {"a": 2}) is None

@@ -14,11 +14,15 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
 from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.source import Source, read_sources
-from autotune.engines.deepspeed.sources.training import IMPLEMENTATIONS, completed, script_knobs
+from autotune.engines.deepspeed.sources.training import (
+    DEFAULT_OPTIM,
+    IMPLEMENTATIONS,
+    completed,
+    optimizer_argument,
+    script_knobs,
+)
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_DEFAULT_OPTIM = "adamw_torch_fused"
-"""Trainer's since torch 2.8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +103,15 @@ def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
     config, notes = usable(config, path)
     knobs = script_knobs(arguments, source.reader) if told else {}
     if is_trainers and "optimizer" not in source.config:
-        optim = str(arguments.get("optim", _DEFAULT_OPTIM))
+        own = optimizer_argument(source.reader)
+        optim = str(arguments.get(own, DEFAULT_OPTIM))
         if optim in IMPLEMENTATIONS:
             is_offloaded = look_up(config, "zero_optimization.offload_optimizer.device")
             # accelerate swaps it for DeepSpeed's own there (map_pytorch_optim_to_deepspeed).
             if is_offloaded in (None, "none"):
                 knobs["optimizer.implementation"] = IMPLEMENTATIONS[optim]
         else:
-            notes["optim"] = (optim, None)
+            notes[own] = (optim, None)
     return TheirRun(config=config, notes=notes, knobs=knobs)
 
 

@@ -42,6 +42,9 @@ ATTENTION_SWITCHES: Mapping[str, str] = {
 IMPLEMENTATIONS: Mapping[str, str] = {"adamw_torch": "torch", "adamw_torch_fused": "torch_fused"}
 """Trainer's `optim` -> whose Adam it is, where the configuration has no optimizer."""
 
+DEFAULT_OPTIM = "adamw_torch_fused"
+"""Trainer's, since torch 2.8, and axolotl's."""
+
 _TRAINERS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -102,6 +105,11 @@ def _axolotls_batch(given: Mapping[str, Any]) -> dict[str, Any]:
     name, size = next(iter(sizes.items()))
     other = next(one for one in names if one != name)
     return {other: total // size} if size else {}
+
+
+def optimizer_argument(reader: str) -> str:
+    """What a reader calls Trainer's `optim`."""
+    return "optimizer" if reader == AXOLOTL else "optim"
 
 
 def script_knobs(arguments: Mapping[str, Any], reader: str) -> dict[str, KnobValue]:

@@ -1,4 +1,4 @@
-"""Files of DeepSpeed's consumers as a baseline: what they fill in is what the installed one does."""
+"""Files of DeepSpeed's consumers as a baseline: what they fill in is what the installed do."""
 
 import json
 import os
