@@ -16,6 +16,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.export.door import handout_of
 from autotune.patch.patch import patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
+from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
 
 AUTO_CONFIG = """\
@@ -201,11 +202,48 @@ def test_arguments_and_the_configuration_that_they_name(folder):
     assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "full")
 
 
+def test_the_installed_trainer_takes_what_was_patched(folder):
+    pytest.importorskip("transformers")
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    text = "output_dir: out  # here\nuse_cpu: true\nbf16: true\ndeepspeed: ds.json\n"
+    path = write(folder, text, "args.yaml")
+    brought = wanted(
+        folder, zero__stage=3, micro_batch=2, reduce_bucket_size=3000, recompute="every_2"
+    )
+    apply([path, inner], brought)
+    made = made_by_trainer(path)
+    assert made["train_micro_batch_size_per_gpu"] == 2
+    assert made["gradient_accumulation_steps"] == 2
+    assert made["zero_optimization"]["stage"] == 3
+    assert made["zero_optimization"]["reduce_bucket_size"] == 3000
+    assert made["recompute"] is True
+    assert made["recompute_options"] == {"every_n_layers": 2}
+
+
 def test_the_name_that_the_file_has_for_recomputation_is_kept(folder):
     write(folder, AUTO_CONFIG, "ds.json")
     path = write(folder, ARGUMENTS + "gradient_checkpointing: false\n", "args.yaml")
     apply([path], wanted(folder, zero__stage=2, micro_batch=4, recompute="full"))
     assert path.read_text() == ARGUMENTS + "gradient_checkpointing: true\n"
+
+
+def test_a_launch_line_with_accelerates_file_and_one_of_arguments(folder):
+    accelerate = write(folder, ACCELERATE, "acc.yaml")
+    text = "output_dir: out  # here\nper_device_train_batch_size: 4\ndataset_text_field: text\n"
+    arguments = write(folder, text, "sft.yaml")
+    line = "accelerate launch --config_file acc.yaml sft.py --config sft.yaml\n"
+    path = write(folder, line, "run.sh")
+    brought = wanted(folder, zero__stage=3, micro_batch=2)
+    made = apply([path, accelerate, arguments], brought)
+    assert path.read_text() == line
+    adam = "optimizer.implementation=deepspeed: a section optimizer of the ds_config"
+    assert said(made[0]) == [adam]  # Trainer's own is torch's
+    data = yaml.safe_load(arguments.read_text())
+    assert data["per_device_train_batch_size"] == 2
+    assert data["gradient_accumulation_steps"] == 2
+    assert data["gradient_checkpointing"] is False  # TRL recomputes by itself
+    back = reading(folder, path)
+    assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "none")
 
 
 def test_every_second_layer(folder):

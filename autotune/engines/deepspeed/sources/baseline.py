@@ -56,8 +56,10 @@ def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
     """
     try:
         sources = read_sources(path)
-    except NotADsConfigError:
-        sources = []
+    except NotADsConfigError as error:
+        if error.is_known:
+            raise
+        sources = []  # a ds_config may hold little that tells it
     if len(sources) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
         raise JobError(
@@ -89,7 +91,8 @@ def _is_plain(source: Source, path: Path) -> bool:
 
 def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
     is_trainers = source.consumer is Consumer.TRAINER
-    told = is_trainers or "per_device_train_batch_size" in source.arguments
+    has_own = source.arguments_path is not None
+    told = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
     arguments = completed(source.arguments, source.reader, world) if told else {}
     source = replace(source, arguments=arguments) if is_trainers else source
     if is_trainers:

@@ -70,7 +70,7 @@ class _Token:
     start: int
     end: int
     items: "tuple[_Token, ...] | None" = None
-    """Of an array, its elements."""
+    """The elements of an array; None: it is a word."""
 
 
 def is_shell(text: str, path: Path) -> bool:

@@ -23,9 +23,11 @@ from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, l
 from autotune.engines.deepspeed.sources.reading import (
     ReadConfig,
     Syntax,
+    as_arguments,
     named_path,
     parsed,
     sections_of,
+    trainer_of,
 )
 from autotune.engines.deepspeed.sources.refusals import refusals
 from autotune.engines.deepspeed.sources.script import own_defaults, uses_lightnings
@@ -186,13 +188,13 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     """The configurations of the launch lines of a shell file."""
     found: list[Source] = []
     for _, line in launches_in(text, path):
-        name = line.config
+        name, arguments = line.config, None
         if name is None and line.named is not None:
             try:
                 found += _of_named(line.named, path, line, world=world, given=given)
                 continue
             except NotADsConfigError:  # arguments alone: accelerate is told the rest
-                line = _with_arguments_of(line.named, path, line)
+                arguments = named_path(line.named, path)
         name = name or line.accelerate_config
         if name is None and not line.plugin and not line.uses_deepspeed:
             continue
@@ -207,7 +209,8 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
             )
             found.append(_source(made, path, line, file, has_line=True, world=world, given=given))
             continue
-        found += _of_named(name, path, line, world=world, given=given)
+        there = _of_named(name, path, line, world=world, given=given)
+        found += [_beside(one, arguments) for one in there] if arguments else there
     if not found:
         raise NotADsConfigError(path, "a shell file without a launch line that names one")
     return found
@@ -230,9 +233,15 @@ def _of_named(
     )
 
 
-def _with_arguments_of(name: str, base: Path, line: LaunchLine) -> LaunchLine:
-    path = named_path(name, base)
-    return replace(line, arguments={**parsed(read_text(path), path).data, **line.arguments})
+def _beside(source: Source, path: Path) -> Source:
+    """A configuration with the arguments of a file that the launch line names beside it."""
+    data = parsed(read_text(path), path).data
+    return replace(
+        source,
+        arguments={**as_arguments(data), **source.arguments},
+        arguments_path=path,
+        reader=source.reader or trainer_of(data),
+    )
 
 
 def _read(

@@ -59,7 +59,7 @@ model = SimpleNamespace(config=SimpleNamespace(hidden_size=int(sys.argv[2])))
 config.trainer_config_finalize(arguments, model, 100)
 made = dict(config.config)
 made["recompute"] = arguments.activation_checkpointing
-made["compile"] = arguments.torch_compile
+made["recompute_options"] = arguments.activation_checkpointing_kwargs
 print(json.dumps(made, default=str))
 """
 """What the installed Trainer makes of a file of arguments, up to `deepspeed.initialize`."""
@@ -326,6 +326,11 @@ def test_launch_lines(tmp_path, line, micro, stage):
     write(tmp_path, "plain.json", plain)
     found = baseline(tmp_path, "run.sh", f"#!/bin/bash\n# run\n{line} \\\n  --output_dir out\n")
     assert (found.micro_batch, found.values["zero.stage"]) == (micro, stage)
+
+
+def test_arguments_without_a_configuration_are_no_baseline(tmp_path):
+    with pytest.raises(JobError, match="arguments without a deepspeed key"):
+        baseline(tmp_path, "args.yaml", {"output_dir": "out", "per_device_train_batch_size": 4})
 
 
 def test_a_file_of_several_is_refused(tmp_path):
