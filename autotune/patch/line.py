@@ -9,13 +9,15 @@ from typing import Any
 from autotune.check.edit import Edit, spliced
 from autotune.engines.deepspeed.sources.launch import parts_of
 from autotune.engines.deepspeed.sources.shell import Command, ShellText, Word
-from autotune.patch.wanted import Change
+from autotune.patch.wanted import FileChange
 
 _FLAG = re.compile(r"--?([A-Za-z_][\w-]*)(=)?")
 _NUMBER = re.compile(r"-?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
-def edited_line(text: str, shell: ShellText, command: Command, changes: Sequence[Change]) -> str:
+def edited_line(
+    text: str, shell: ShellText, command: Command, changes: Sequence[FileChange]
+) -> str:
     """The text of a shell file after changes of one of its commands."""
     return spliced(text, _Line(text, shell, command).edits(changes))
 
@@ -26,7 +28,7 @@ class _Line:
         self._words = command.words
         self._parts = parts_of([word.text for word in self._words])
 
-    def edits(self, changes: Sequence[Change]) -> Iterator[Edit]:
+    def edits(self, changes: Sequence[FileChange]) -> Iterator[Edit]:
         new: dict[str, list[str]] = {"script": [], "launcher": [], "variables": []}
         for change in changes:
             name = change.at[-1]

@@ -27,7 +27,7 @@ from autotune.engines.deepspeed.sources.source import Source, launches_in, read_
 from autotune.patch.arguments import ArgumentChanges, of_script
 from autotune.patch.configs import ConfigChanges, config_changes
 from autotune.patch.line import edited_line
-from autotune.patch.wanted import Change, Left, Wanted
+from autotune.patch.wanted import FileChange, Left, Wanted
 
 _FIELDS = {key: name for name, key in KEYS.items()}
 """Key of a ds_config -> what accelerate's section calls it."""
@@ -43,7 +43,7 @@ class Patched:
     path: Path
     before: str
     after: str
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     left: tuple[Left, ...]
     """What it cannot carry, and where that belongs."""
     known: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def write_patched(patch: Patched) -> None:
     write_text(path, patch.after, error=RenderError, hint="check the folder", makes_folder=False)
 
 
-def _place(change: Change) -> str:
+def _place(change: FileChange) -> str:
     return f"{change.path}: --patch {change.path} writes it there"
 
 
@@ -137,7 +137,7 @@ def _data(path: Path, text: str) -> dict[str, Any]:
     return parsed(text, path).data
 
 
-def _edited(path: Path, text: str, changes: Sequence[Change]) -> str:
+def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
     """The text after changes of it."""
     if not changes:
         return text
@@ -184,7 +184,7 @@ def _the_launch(text: str, path: Path) -> tuple[Command, LaunchLine]:
     return found[0]
 
 
-def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[Change], list[Left]]:
+def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], list[Left]]:
     line = None
     if is_shell(text, path):
         line = _the_launch(text, path)[1]
@@ -206,18 +206,18 @@ def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[Change], list[
 
 def _of_arguments_alone(
     path: Path, data: Mapping[str, Any], wanted: Wanted
-) -> tuple[list[Change], list[Left]]:
+) -> tuple[list[FileChange], list[Left]]:
     """A file of arguments that names no ds_config: what belongs into one is told."""
     made = ArgumentChanges(data, trainer_of(data), wanted, has_optimizer=False)
     keys = config_changes({}, wanted, Consumer.TRAINER, path).keys
     place = f"a ds_config that {path.name} names under `deepspeed`"
     batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     left = [
-        Left(what=str(Change(path=path, at=(key,), value=value)), place=place)
+        Left(what=str(FileChange(path=path, at=(key,), value=value)), place=place)
         for key, value in keys.items()
         if key not in batch
     ]
-    changes = [Change(path=path, at=(name,), value=v) for name, v in made.names.items()]
+    changes = [FileChange(path=path, at=(name,), value=v) for name, v in made.names.items()]
     left += [*made.left, *of_script(wanted, has_arguments=True), *_in_environment(wanted)]
     return changes, left
 
@@ -241,11 +241,11 @@ class _Plan:
     ) -> None:
         self._path, self._text, self._source = path, text, source
         self._line, self._wanted = line, wanted
-        self._changes: list[Change] = []
+        self._changes: list[FileChange] = []
         self._left: list[Left] = []
         self._refuse()
 
-    def made(self) -> tuple[list[Change], list[Left]]:
+    def made(self) -> tuple[list[FileChange], list[Left]]:
         source = self._source
         found = config_changes(source.config, self._wanted, source.consumer, source.path)
         self._config(found)
@@ -279,12 +279,12 @@ class _Plan:
         for key, value in found.keys.items():
             if not source.is_made:
                 at = (*source.at, *key.split("."))
-                self._changes.append(Change(path=source.path, at=at, value=value))
+                self._changes.append(FileChange(path=source.path, at=at, value=value))
                 continue
             field = _FIELDS.get(key)
             is_flag = source.syntax == "shell" and field in FLAGS
             if field is None or (source.syntax == "shell" and not is_flag) or value is None:
-                said = str(Change(path=source.path, at=(key,), value=value))
+                said = str(FileChange(path=source.path, at=(key,), value=value))
                 self._left.append(
                     Left(
                         what=said,
@@ -294,10 +294,12 @@ class _Plan:
                 )
             elif is_flag:
                 self._changes.append(
-                    Change(path=self._path, at=(field,), value=value, of="launcher")
+                    FileChange(path=self._path, at=(field,), value=value, of="launcher")
                 )
             else:
-                self._changes.append(Change(path=source.path, at=(_SECTION, field), value=value))
+                self._changes.append(
+                    FileChange(path=source.path, at=(_SECTION, field), value=value)
+                )
 
     def _has_arguments(self) -> bool:
         if self._source.arguments_path is not None:
@@ -321,10 +323,12 @@ class _Plan:
         )
         for name, value in made.names.items():
             if source.arguments_path is None or name in flags:
-                self._changes.append(Change(path=self._path, at=(name,), value=value, of="script"))
+                self._changes.append(
+                    FileChange(path=self._path, at=(name,), value=value, of="script")
+                )
             else:
                 at = (*source.arguments_at, name)
-                self._changes.append(Change(path=source.arguments_path, at=at, value=value))
+                self._changes.append(FileChange(path=source.arguments_path, at=at, value=value))
         self._left += made.left
         if source.consumer is Consumer.ACCELERATE and source.is_made:
             self._accumulation(found)
@@ -375,10 +379,12 @@ class _Plan:
         elif steps != 1:  # as without it
             if source.syntax == "shell":
                 self._changes.append(
-                    Change(path=self._path, at=(name,), value=steps, of="launcher")
+                    FileChange(path=self._path, at=(name,), value=steps, of="launcher")
                 )
             else:
-                self._changes.append(Change(path=source.path, at=(_SECTION, name), value=steps))
+                self._changes.append(
+                    FileChange(path=source.path, at=(_SECTION, name), value=steps)
+                )
 
     def _environment(self) -> None:
         if self._line is None:
@@ -389,7 +395,7 @@ class _Plan:
             there = command.variables.get(name) or shell.exported.get(name)
             if there is None or there.text != value:
                 self._changes.append(
-                    Change(path=self._path, at=(name,), value=value, of="variables")
+                    FileChange(path=self._path, at=(name,), value=value, of="variables")
                 )
         if self._wanted.candidate.get("core_binding") != "ranks":
             return
@@ -398,7 +404,7 @@ class _Plan:
             self._left += _in_environment(replace(self._wanted, variables={}))
         elif "--bind_cores_to_rank" not in words:
             self._changes.append(
-                Change(path=self._path, at=("bind_cores_to_rank",), value=True, of="launcher")
+                FileChange(path=self._path, at=("bind_cores_to_rank",), value=True, of="launcher")
             )
 
     @cached_property

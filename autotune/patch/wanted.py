@@ -66,7 +66,7 @@ def wanted_of(handout: Handout, context: Context) -> Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FileChange:
     """One value of one file."""
 
     path: Path
