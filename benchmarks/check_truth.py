@@ -28,10 +28,10 @@ from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import AutotuneError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import CheckReport
-from autotune.check.consumers import Consumer
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.rules.values import CANONICAL
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from benchmarks.mutants import HERE, SCRIPT_FILE, TRAINER_SCRIPT, Mutant, mutants
 
 LIVE_ENGINE = Path(__file__).with_name("live_engine.py")

@@ -272,8 +272,8 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     assert not wrong
 
 
-DEEPSPEED = ("engines/deepspeed/", "check/")
-"""Rooms that are about DeepSpeed: the engine, and the check of ds_config files."""
+DEEPSPEED = ("engines/deepspeed/", "check/", "patch/")
+"""Rooms that are about DeepSpeed: the engine, the check of ds_config files, their patches."""
 
 NAMES_DEEPSPEED = {
     "__init__.py": "the engine where nobody names one",

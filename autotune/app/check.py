@@ -9,16 +9,16 @@ from packaging.version import InvalidVersion, Version
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
-from autotune.check.consumers import Consumer
 from autotune.check.fixes import Option, Question, Reply, parse_chosen
 from autotune.check.ignored import known_rules
-from autotune.check.launch import read_launch
-from autotune.check.layout import ACCELERATORS
-from autotune.check.reading import may_be_deepspeeds
 from autotune.check.run import CheckRun, Unread
 from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, cpu_precisions, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.launch import read_launch
+from autotune.engines.deepspeed.sources.layout import ACCELERATORS
+from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""

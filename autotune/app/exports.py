@@ -1,7 +1,7 @@
 """A study's best configuration, one trial's, or the study itself, in somebody's files."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import make_job, read_job_file
+from autotune.patch.patch import Patched, patched_all
+from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
     baseline_of,
@@ -161,6 +163,25 @@ def _check_guard(study: Study, number: int, guard: Guarded | None) -> None:
 
 def _with_guard(figures: MeasuredFigures | None, guard: Guarded | None) -> MeasuredFigures | None:
     return None if figures is None else dataclasses.replace(figures, guard=guard)
+
+
+def patch_study(study: Study, files: Sequence[Path], *, trial: int | None = None) -> list[Patched]:
+    """A study's best configuration, or one trial's, put into files that the user has.
+
+    Nothing is written: `write_patched` does that.
+
+    Args:
+        study: A study with trials.
+        files: They.
+        trial: Number of the trial; None for the best.
+
+    Raises:
+        StudyError: As `find_chosen`.
+        JobError: A file is none that is patched, or the study's job cannot be read any more.
+        RenderError: A file cannot be read, or its text cannot be changed.
+    """
+    chosen = find_chosen(study, trial=trial)
+    return patched_all(files, wanted_of(chosen.handout, chosen.engine.context))
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:

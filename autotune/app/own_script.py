@@ -15,7 +15,6 @@ from autotune.base.files import try_folder, write_text
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
 from autotune.base.units import parse_seconds
-from autotune.check.launch import read_launch
 from autotune.contract import (
     CONFIG_DIR,
     RANKS_DIR,
@@ -36,6 +35,7 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment, detect_environment
 from autotune.engines.base import find_engine
+from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.fleet.transports.local import local_fleet
 from autotune.job.command import (
     as_typed,

@@ -37,21 +37,23 @@ class Edit:
     text: str
 
 
-class _Value(NamedTuple):
+class Value(NamedTuple):
     """A value in the text."""
 
     start: int
     end: int
     """One past its last character."""
-    members: tuple["_Member", ...] | None
+    members: "tuple[Member, ...] | None"
     """Members of an object; None for anything else."""
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
+    """A key and its value in the text."""
+
     name: str
     start: int
     """Offset of its key."""
-    value: _Value
+    value: Value
 
 
 def edited(text: str, wanted: Mapping[str, Any]) -> str:
@@ -63,7 +65,7 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
     """
     if text.startswith(BYTE_ORDER_MARK):
         return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), wanted)
-    after = spliced(text, _Json(text, _root(text), wanted).edits())
+    after = spliced(text, JsonEdits(text, _root(text), json.loads(text), wanted).edits())
     assert same_data(json.loads(after), wanted), "the text says what is wanted"
     return after
 
@@ -123,7 +125,7 @@ def duplicates(text: str) -> list[str]:
     return list(_duplicates(_root(text.removeprefix(BYTE_ORDER_MARK)), ""))
 
 
-def _duplicates(value: _Value, path: str) -> Iterator[str]:
+def _duplicates(value: Value, path: str) -> Iterator[str]:
     members = value.members or ()
     names = [member.name for member in members]
     if len(set(names)) < len(names):
@@ -144,7 +146,7 @@ def key_starts(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _starts(
-    text: str, value: _Value, path: tuple[str, ...]
+    text: str, value: Value, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], int]]:
     for member in value.members or ():
         here = (*path, member.name)
@@ -173,29 +175,29 @@ def _starts_in_list(
 
 
 @lru_cache(maxsize=1)
-def _root(text: str) -> _Value:
+def _root(text: str) -> Value:
     """The object that a text is; its places, its keys that are there twice and its edits ask."""
     return _value(text, _skip(text, 0))
 
 
-def _value(text: str, start: int) -> _Value:
+def _value(text: str, start: int) -> Value:
     if text[start] != "{":
-        return _Value(start, _DECODER.raw_decode(text, start)[1], None)
+        return Value(start, _DECODER.raw_decode(text, start)[1], None)
     members = []
     at = _skip(text, start + 1)
     while text[at] != "}":
         if (plain_one := _MEMBER.match(text, at)) is not None:
-            value = _Value(*plain_one.span("value"), None)
-            members.append(_Member(plain_one["key"], at, value))
+            value = Value(*plain_one.span("value"), None)
+            members.append(Member(plain_one["key"], at, value))
             at = plain_one.end()
             continue
         name, after_name = _DECODER.raw_decode(text, at)
         value = _value(text, _skip(text, _skip(text, after_name) + 1))
-        members.append(_Member(name, at, value))
+        members.append(Member(name, at, value))
         at = _skip(text, value.end)
         if text[at] == ",":
             at = _skip(text, at + 1)
-    return _Value(start, at + 1, tuple(members))
+    return Value(start, at + 1, tuple(members))
 
 
 def _skip(text: str, at: int) -> int:
@@ -204,20 +206,30 @@ def _skip(text: str, at: int) -> int:
     return blank.end()
 
 
-class _Json:
+class JsonEdits:
     """The edits that make a JSON text say what is wanted."""
 
-    def __init__(self, text: str, root: _Value, wanted: Mapping[str, Any]) -> None:
-        self._text, self._root, self._wanted = text, root, wanted
+    def __init__(
+        self, text: str, root: Value, data: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> None:
+        """Edits of a text.
+
+        Args:
+            text: It.
+            root: The object that it is, in places.
+            data: What it says; no key of it stands there twice.
+            wanted: What it is to say.
+        """
+        self._text, self._root, self._data, self._wanted = text, root, data, wanted
         self._written: dict[str, str] = {}
         """Numbers that go, as they are written; they may come again elsewhere."""
 
     def edits(self) -> Iterator[Edit]:
-        data = json.loads(self._text)  # no key of it stands there twice
-        self._collect(self._root, data, self._wanted)
-        yield from self._of(self._root, data, self._wanted, depth=1)
+        """The edits, which do not overlap."""
+        self._collect(self._root, self._data, self._wanted)
+        yield from self._of(self._root, self._data, self._wanted, depth=1)
 
-    def _collect(self, node: _Value, data: Any, wanted: Any) -> None:
+    def _collect(self, node: Value, data: Any, wanted: Any) -> None:
         """Keep the spelling of numbers below sections and keys that go: 5e8 stays 5e8."""
         if node.members is None and isinstance(data, float):
             raw = self._text[node.start : node.end]
@@ -227,13 +239,13 @@ class _Json:
             if there is None or member.value.members is not None:
                 self._collect(member.value, data[member.name], there)
 
-    def _member_text(self, name: str, value: Any, depth: int) -> str:
+    def member_text(self, name: str, value: Any, depth: int) -> str:
         """A new member: in one line where it fits, else a line for each of its own."""
         flat = f"{json.dumps(name)}: {self._dumped(value)}"
         inner, outer = _margins(self._text, depth + 1)
         if not inner or len(flat) <= _LINE or not isinstance(value, Mapping):
             return flat
-        members = (self._member_text(n, v, depth + 1) for n, v in value.items())
+        members = (self.member_text(n, v, depth + 1) for n, v in value.items())
         return f"{json.dumps(name)}: {{{inner}{f',{inner}'.join(members)}{outer}}}"
 
     def _dumped(self, value: Any) -> str:
@@ -244,7 +256,7 @@ class _Json:
         return self._written.get(text, text)
 
     def _of(
-        self, node: _Value, data: Mapping[str, Any], wanted: Mapping[str, Any], depth: int
+        self, node: Value, data: Mapping[str, Any], wanted: Mapping[str, Any], depth: int
     ) -> Iterator[Edit]:
         members = node.members or ()
         last = {member.name: member for member in members}  # JSON's last one counts
@@ -265,23 +277,23 @@ class _Json:
             del added[name]
         going = [m for m in members if m.name in gone and last[m.name] is not m]
         going += [last[name] for name in gone if name not in renamed]
-        yield from self._membership(node, going, added, depth)
+        yield from self.membership(node, going, added, depth)
 
-    def _replaced(self, node: _Value, data: Any, wanted: Any, depth: int) -> Iterator[Edit]:
+    def _replaced(self, node: Value, data: Any, wanted: Any, depth: int) -> Iterator[Edit]:
         if node.members is not None and isinstance(wanted, Mapping):
             yield from self._of(node, data, wanted, depth + 1)
         elif not same_data(data, wanted):
             yield Edit(start=node.start, end=node.end, text=self._dumped(wanted))
 
-    def _membership(
-        self, node: _Value, gone: list[_Member], added: Mapping[str, Any], depth: int
+    def membership(
+        self, node: Value, gone: list[Member], added: Mapping[str, Any], depth: int
     ) -> Iterator[Edit]:
         """Take members out of an object and put others at its end."""
         text, members = self._text, node.members or ()
         # By place, each once: a file may hold tens of thousands of keys.
         going = {member.start for member in gone}
         kept = [member for member in members if member.start not in going]
-        written = [self._member_text(name, value, depth) for name, value in added.items()]
+        written = [self.member_text(name, value, depth) for name, value in added.items()]
         if not kept:
             if not gone and not written:
                 return

@@ -4,51 +4,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import dotted, look_up, merge, path_of
-from autotune.check import accelerate_fields
-from autotune.check.accelerate_names import FLAGS, KEYS
-from autotune.check.consumers import (
+from autotune.engines.deepspeed.rules.base import patch
+from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.engines.deepspeed.rules.schema import HOMES
+from autotune.engines.deepspeed.rules.sections import AUTO, shown
+from autotune.engines.deepspeed.rules.spelling import misspelt
+from autotune.engines.deepspeed.sources import accelerate_fields
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
+from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     FILLED,
     Consumer,
     autos,
     inserted,
-    is_known_value,
-    known_values,
-    precision_of,
 )
-from autotune.check.source import Source
-from autotune.engines.deepspeed.rules.base import changed, patch
-from autotune.engines.deepspeed.rules.keys import SECTIONS
-from autotune.engines.deepspeed.rules.schema import HOMES
-from autotune.engines.deepspeed.rules.sections import AUTO, shown
-from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.space.rule import Choice, Patch, Violation
-
-
-def filled(
-    config: Mapping[str, Any], source: Source
-) -> tuple[dict[str, Any], set[tuple[str, ...]]]:
-    """The configuration that DeepSpeed gets, as far as it is known.
-
-    Returns:
-        The configuration with every "auto" replaced for which a value is known; and where it is
-        the consumer that will put one that is not known, or refuse to.
-    """
-    after: dict[str, Any] = dict(config)
-    unknown: set[tuple[str, ...]] = set(source.unknown)
-    if source.consumer is Consumer.DEEPSPEED:
-        return after, unknown  # DeepSpeed gets the word
-    after |= inserted(config, source.consumer, _asked_precision(source))
-    # accelerate switches off what nobody asked for: an old `bfloat16` is not read beside it.
-    after |= {name: {"enabled": False} for name in ("fp16", "bf16") if name not in after}
-    known = _known(source)
-    for path in autos(config):
-        key = dotted(path)
-        if key not in FILLED[source.consumer] or known.get(key) is None:
-            unknown.add(path)
-        else:
-            after = changed(after, _at_key(key, known[key]))
-    return after, unknown
+from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
+from autotune.engines.deepspeed.sources.source import Source
+from autotune.space.rule import Choice, Violation
 
 
 def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
@@ -64,25 +36,6 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
     found += [*_accumulation(config, source), *_flags(config, source)]
     found += _switched_on(config, source)
     return [*found, *_precision(config, source), *_yaml_file(source)]
-
-
-def _asked_precision(source: Source) -> str | None:
-    """Precision that accelerate, or Trainer by its arguments, is told; None: nobody says."""
-    asked = source.mixed_precision or precision_of(source.arguments)
-    return None if asked is None else asked.lower()
-
-
-def _known(source: Source) -> dict[str, Any]:
-    if source.consumer is Consumer.TRAINER:
-        arguments = {
-            name: value for name, value in source.arguments.items() if is_known_value(name, value)
-        }
-        return known_values(arguments, source.world)
-    known: dict[str, Any] = {}
-    asked = _asked_precision(source)
-    if asked in ("no", "fp16", "bf16"):
-        known = {f"{name}.enabled": asked == name for name in ("fp16", "bf16")}
-    return {"gradient_clipping": 1.0, **known}
 
 
 def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -188,7 +141,7 @@ def _overwritten(config: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    known = _known(source)
+    known = known_of(source)
     if source.arguments.get("auto_find_batch_size") is True:
         known = {key: value for key, value in known.items() if "batch_size" not in key}
     names = {argument.key: argument.name for argument in ARGUMENTS} | {
@@ -205,7 +158,7 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
             "Trainer refuses values that differ from its arguments",
             fix=f"set {key} to {AUTO}, or to the same value",
             at=(key,),
-            changes=_at_key(key, AUTO),
+            changes=at_key(key, AUTO),
         )
 
 
@@ -229,7 +182,7 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """
     if not source.arguments or source.reader:
         return
-    known = _known(source)
+    known = known_of(source)
     own = source.own_defaults
     names = {argument.key: argument.name for argument in ARGUMENTS}
     for key, default in _DEFAULTS.items():
@@ -297,7 +250,7 @@ def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     old, name = config["bfloat16"], "bf16"
     if isinstance(old, Mapping) and AUTO in old.values():
         return  # refused, see `_not_filled`
-    added = inserted(config, source.consumer, _asked_precision(source)).get(name, {})
+    added = inserted(config, source.consumer, asked_precision(source)).get(name, {})
     is_on = bool(added.get("enabled"))
     is_other = isinstance(old, Mapping) and old.get("enabled", False) is not is_on
     yield Violation(
@@ -342,7 +295,7 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
 
 
 def _switched_on(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    added = inserted(config, source.consumer, _asked_precision(source))
+    added = inserted(config, source.consumer, asked_precision(source))
     for name in [] if source.is_made else ("fp16", "bf16"):
         if name in added:
             yield Violation(
@@ -375,13 +328,13 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
             "not",
             fix=f"leave --{flag} out, or set {key} to {AUTO}",
             at=(key,),
-            choices=(Choice(changes=_at_key(key, AUTO)), Choice(changes=_at_key(key, asked))),
+            choices=(Choice(changes=at_key(key, AUTO)), Choice(changes=at_key(key, asked))),
             consequence="ignored",
         )
 
 
 def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    asked = _asked_precision(source)
+    asked = asked_precision(source)
     if source.consumer is not Consumer.ACCELERATE or asked not in ("fp16", "bf16", "fp8"):
         return
     own = "fp16" if asked == "fp16" else "bf16"
@@ -426,9 +379,3 @@ def _yaml_file(source: Source) -> Iterator[Violation]:
             fix="set distributed_type to DEEPSPEED in the accelerate file",
             consequence="ignored",
         )
-
-
-def _at_key(dotted: str, value: Any) -> Patch:
-    """The change of one key, by its dotted name."""
-    section, _, name = dotted.rpartition(".")
-    return patch(section, {name: value})

@@ -10,7 +10,7 @@ import yaml
 
 from autotune.base.nested import leaves, path_of
 from autotune.check.edit import key_starts
-from autotune.check.reading import Syntax
+from autotune.engines.deepspeed.sources.reading import Syntax
 from autotune.space.rule import Violation
 
 Path = tuple[str, ...]
@@ -75,6 +75,8 @@ def places_in(text: str, at: Path, syntax: Syntax) -> Places:
     """The keys of a file that was read without an error."""
     if syntax == "yaml":
         starts = dict(_yaml_starts(yaml.compose(text, Loader=yaml.SafeLoader), ()))
+    elif syntax == "shell":
+        starts = {}
     elif syntax == "json":
         starts = key_starts(text)
     else:

@@ -1,6 +1,5 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -9,14 +8,12 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import huggingface, neox, numbers_read
-from autotune.check.consumers import Consumer
+from autotune.check import huggingface, numbers_read
+from autotune.check.diff import text_diff
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
 from autotune.check.key_positions import Places, TextPlace, places_in
-from autotune.check.source import Source, auto_that_tells
-from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -25,11 +22,14 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
+from autotune.engines.deepspeed.sources import neox
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.filled import filled
+from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
+from autotune.engines.deepspeed.sources.templates import joined_templates
 from autotune.space.rule import Level, Patch, UnknownFactError, Violation, listed
 
 _KEY_TWICE = "file.key_twice"
-_AROUND = 200
-"""Lines around a change that are scrubbed with it: more than any key or certificate has."""
 
 
 class CheckExit(IntEnum):
@@ -122,18 +122,8 @@ class CheckReport:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
-        name, known = str(self.source.path), tuple(withheld(self.source.config))
-        before, after = _scrubbed_lines(self.source.text, self.fixed_text, known)
-        lines = difflib.unified_diff(
-            before,
-            after,
-            fromfile=name,
-            tofile=name,
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in lines
-        )
+        known = tuple(withheld(self.source.config))
+        return text_diff(str(self.source.path), self.source.text, self.fixed_text, known)
 
     def now(self, *, fixed: bool) -> Sequence[Violation]:
         """Findings about the file as it is: after `--fix`, if that was said."""
@@ -205,26 +195,6 @@ class _Looked:
     unknown: frozenset[tuple[str, ...]]
     world: int | None
     world_because: str
-
-
-def _scrubbed_lines(before: str, after: str, known: Sequence[str]) -> list[list[str]]:
-    """The lines of two texts, scrubbed where they differ and far around it.
-
-    A diff shows nothing else, and a text of megabytes takes seconds.
-    """
-    texts = [text.splitlines(keepends=True) for text in (before, after)]
-    shortest = min(map(len, texts))
-    same = (a == b for a, b in zip(*texts, strict=False))
-    head = max(0, next((n for n, is_same in enumerate(same) if not is_same), shortest) - _AROUND)
-    same = (a == b for a, b in zip(*map(reversed, texts), strict=False))
-    tail = next((n for n, is_same in enumerate(same) if not is_same), shortest)
-    tail = max(0, min(tail, shortest - head) - _AROUND)
-    scrubbed: list[list[str]] = []
-    for lines in texts:
-        end = len(lines) - tail
-        shown = scrubbed_text("".join(lines[head:end]), known).splitlines(keepends=True)
-        scrubbed.append([*lines[:head], *shown, *lines[end:]])
-    return scrubbed
 
 
 class _Partial(Mapping[str, Any]):
@@ -437,7 +407,7 @@ def _look(
     world: int | None = None,
 ) -> _Looked:
     """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
-    after, unknown = huggingface.filled(config, source)
+    after, unknown = filled(config, source)
     mute = {*unknown, *unreadable(after)}
     taken, because = _world(after, source, mute)
     world = world or taken

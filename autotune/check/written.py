@@ -5,13 +5,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotune.check.accelerate_names import KEYS
 from autotune.check.edit import edited, plain, same_data
+from autotune.check.edit_hjson import edited_hjson
 from autotune.check.edit_yaml import edited_yaml
 from autotune.check.fixes import moved_in
-from autotune.check.reading import parsed
-from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed
+from autotune.engines.deepspeed.sources.accelerate_names import KEYS
+from autotune.engines.deepspeed.sources.reading import Syntax, parsed
+from autotune.engines.deepspeed.sources.source import Source
 from autotune.space.rule import Patch, in_words
 
 _ACCELERATE_SECTION = ("deepspeed_config",)
@@ -22,8 +23,8 @@ _ACCELERATE_KEYS = {tuple(key.split(".")): name for name, key in KEYS.items()}
 
 def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
-    if source.syntax == "hjson":
-        return "it is Hjson, and only JSON and YAML are edited"
+    if source.syntax == "shell":
+        return "the flags of its launch line make the configuration"
     if source.document:
         return f"it is {source.document} of the file"
     if "[" in "".join(source.at):
@@ -52,9 +53,18 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
         wanted = changed(data, {_ACCELERATE_SECTION[0]: patch})
     else:
         wanted = _placed(data, source.at, source.config, config)
-    if source.syntax == "yaml":
-        return edited_yaml(source.text, wanted, reads_exponents=reads_exponents)
-    return edited(source.text, wanted)
+    return edited_as(source.syntax, source.text, wanted, reads_exponents=reads_exponents)
+
+
+def edited_as(
+    syntax: Syntax, text: str, wanted: Mapping[str, Any], *, reads_exponents: bool = False
+) -> str | None:
+    """A text of some syntax that says what is wanted; None where its way of writing forbids it."""
+    if syntax == "yaml":
+        return edited_yaml(text, wanted, reads_exponents=reads_exponents)
+    if syntax == "hjson":
+        return edited_hjson(text, wanted)
+    return edited(text, wanted)
 
 
 def words_for(source: Source, config: Mapping[str, Any], changes: Patch) -> str:

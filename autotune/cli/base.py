@@ -86,17 +86,23 @@ def agreed_job(
     """Contents of the job's file, once the user has agreed to what it runs and reads."""
     from autotune.app.consent import agree_to_job
 
-    def ask(question: str) -> bool:
-        try:
-            return typer.confirm(question, default=False, err=True)
-        except typer.Abort as error:
-            # Ctrl-C, or the terminal is gone.
-            PROGRESS.print()
-            raise typer.Exit(ExitCode.INTERRUPTED) from error
-
-    somebody_is_there = sys.stdin.isatty() and sys.stderr.isatty()
-    asks = ask if somebody_is_there else None
+    asks = confirm if is_answered() else None
     return agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asks)
+
+
+def is_answered() -> bool:
+    """Whether somebody is there to answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str) -> bool:
+    """Whether the user says yes."""
+    try:
+        return typer.confirm(question, default=False, err=True)
+    except typer.Abort as error:
+        # Ctrl-C, or the terminal is gone.
+        PROGRESS.print()
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
 def say(line: str) -> None:

@@ -107,7 +107,11 @@ def _job_keys(
         str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Your ds_config.json, to start from and to compare with.")
+        Path | None,
+        typer.Option(
+            help="Your own file, to start from and to compare with: a ds_config, an "
+            "accelerate YAML, a file of training arguments, a shell file with a launch line."
+        ),
     ] = None,
     base_config: Annotated[
         Path | None, typer.Option(help="A ds_config.json to merge under the tuned knobs.")

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
@@ -16,12 +18,17 @@ from autotune.cli.base import (
     Results,
     StudyName,
     cli,
+    confirm,
     emit,
+    is_answered,
     print_files,
     print_json,
     refuse_several,
     say,
 )
+
+if TYPE_CHECKING:
+    from autotune.patch.patch import Patched
 
 
 @cli.command()
@@ -129,7 +136,17 @@ def compare(
 
 @cli.command()
 def export(
-    out: Annotated[Path, typer.Option(help="Folder to write; for optuna, the file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; for optuna, the file.")
+    ] = None,
+    patch: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Edit your file instead: a ds_config, an accelerate YAML, a file of training "
+            "arguments, a shell file with a launch line; may be repeated.",
+        ),
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -146,14 +163,59 @@ def export(
         ),
     ] = False,
     results: Results = RESULTS,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --patch: write, and do not ask.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the best configuration's files, or the study for Optuna."""
-    from autotune.app.exports import export_study
+    """Write the best configuration's files, or the study for Optuna.
+
+    With --patch, show what changes in your own files, ask, and write that.
+    """
+    from autotune.app.exports import export_study, patch_study
     from autotune.app.studies import find_study
 
+    if patch:
+        refuse_several(out=out, to=to, patch=patch)
+        _patch(patch_study(find_study(results, study), patch, trial=trial), yes, as_json=as_json)
+        return
+    if out is None:
+        raise JobError(
+            "neither --out nor --patch: nowhere to write",
+            "name a folder with --out, or files of yours with --patch",
+        )
     files = export_study(
         find_study(results, study), out, to=to, trial=trial, allow_loss_drift=allow_loss_drift
     )
     print_files(files, as_json=as_json)
+
+
+def _patch(files: Sequence["Patched"], yes: bool, *, as_json: bool) -> None:
+    """Show what changes in some files, and write it where that is wanted."""
+    from autotune.patch.patch import write_patched
+
+    told = []
+    for one in files:
+        if not as_json:
+            emit(one.diff)
+            for left in one.left:
+                say(f"{one.path} does not carry {left}")
+        is_wanted = one.is_changed and (yes or (not as_json and _may_write(one.path)))
+        if is_wanted:
+            write_patched(one)
+        told.append({**one.to_dict(), "written": is_wanted})
+        if not as_json:
+            say(f"{one.path}: {_outcome(one, is_wanted)}")
+    if as_json:
+        print_json(told)
+
+
+def _may_write(path: Path) -> bool:
+    return is_answered() and confirm(f"Write {path}?")
+
+
+def _outcome(patch: "Patched", is_written: bool) -> str:
+    if not patch.is_changed:
+        return "nothing to change"
+    return "written" if is_written else "nothing is written; --yes writes it"

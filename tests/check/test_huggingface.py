@@ -6,7 +6,7 @@ from dataclasses import make_dataclass
 import pytest
 
 from autotune.base.nested import merge
-from autotune.check.consumers import Consumer
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 
@@ -298,8 +298,8 @@ def test_the_defaults_of_trainers_arguments():
 
     from transformers import TrainingArguments
 
-    from autotune.check.consumers import ARGUMENTS
     from autotune.check.huggingface import _DEFAULTS
+    from autotune.engines.deepspeed.sources.consumers import ARGUMENTS
 
     own = {one.name: one.default for one in fields(TrainingArguments)}
     names = {one.key: one.name for one in ARGUMENTS}

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.check.consumers import Consumer
-from autotune.check.launch import read_launch, typed
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.launch import read_launch, typed
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autotune.check.consumers import Consumer
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 ZERO = {"stage": 2, "overlap_com": True, "stage3_max_live_parameters": 1000}

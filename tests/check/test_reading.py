@@ -12,8 +12,8 @@ import yaml
 
 from autotune.base.errors import JobError, RenderError
 from autotune.check import NotADsConfigError, read_source, read_sources
-from autotune.check.consumers import Consumer, inserted
 from autotune.engines.deepspeed.ds_config_text import MAX_BYTES
+from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
 from tests.check.files import AUTO, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}

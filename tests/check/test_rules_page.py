@@ -10,7 +10,8 @@ from autotune.check.rule_list import FILE_RULES, rule_names
 from autotune.check.rules_page import documentation, markdown_of, page_of
 from autotune.engines.deepspeed.rules import ALL_RULES
 
-CHECK = Path(__file__).parents[2] / "autotune" / "check"
+AUTOTUNE = Path(__file__).parents[2] / "autotune"
+FOLDERS = (AUTOTUNE / "check", AUTOTUNE / "engines" / "deepspeed" / "sources")
 
 
 @pytest.mark.parametrize("name", [rule.name for rule in ALL_RULES if rule.witnesses])
@@ -26,7 +27,8 @@ def test_a_page_tells_what_check_says_of_an_example(name):
 def test_every_name_that_the_check_of_files_uses_is_told():
     used = {
         keyword.value.value
-        for path in CHECK.glob("*.py")
+        for folder in FOLDERS
+        for path in folder.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         for keyword in node.keywords
@@ -43,5 +45,5 @@ def test_a_slip_of_a_name_gets_the_near_ones():
 
 
 def test_the_page_is_made_from_the_rules():
-    page = (CHECK.parents[1] / "docs" / "rules.md").read_text(encoding="utf-8")
+    page = (AUTOTUNE.parent / "docs" / "rules.md").read_text(encoding="utf-8")
     assert page == documentation(), "python -m autotune.check.rules_page > docs/rules.md"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.check.script import own_defaults
+from autotune.engines.deepspeed.sources.script import own_defaults
 from tests.check.files import checked, write
 
 PLAIN = """

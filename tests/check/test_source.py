@@ -7,8 +7,8 @@ import yaml
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
-from autotune.check.consumers import Consumer
 from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.check.consumers import Consumer
 from autotune.check.run import CheckRun
+from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.report.check.text import asker, print_check, print_run
 from tests.check.files import AUTO, checked, write
 from tests.engines.deepspeed.rules.cases import NEWEST

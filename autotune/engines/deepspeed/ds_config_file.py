@@ -43,7 +43,12 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         RenderError: The file cannot be read, does not hold an object, or has a key of
             `zero_optimization` under both its spellings.
     """
-    data, _ = parse_config(read_text(path), path)
+    return usable(parse_config(read_text(path), path)[0], path)
+
+
+def usable(given: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
+    """A configuration for raw DeepSpeed; what it returns and raises is as of `read_ds_config`."""
+    data = dict(given)
     for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
         if not isinstance(data.get(section, {}), dict):
             raise RenderError(

@@ -43,6 +43,7 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
+from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -176,7 +177,7 @@ class DeepSpeedEngine(Engine):
         return self._render(candidate)[1]
 
     def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:
-        """A user's ds_config.json as a candidate, with the engine that renders it.
+        """A user's file as a candidate, with the engine that renders it; see `read_run`.
 
         The engine carries what no knob knows of the file as its base, in place of the job's; the
         optimizer is the one that every candidate trains with.
@@ -185,17 +186,18 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        config, notes = read_ds_config(path)
+        theirs = read_run(path, world=self._job.world, hidden=self._job.model.shape.hidden)
+        config, notes = theirs.config, theirs.notes
         self._check_same_training(config, notes, path)
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         sp = _whole(config, "sequence_parallel_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, sp, path)
-        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
+        chosen = {**theirs.knobs, **knobs_of(config, path), "micro_batch": micro_batch}
         context = replace(self.context, base=_implementation_of(self._job))
         knobs = canonical(chosen, context)
-        for name, theirs in chosen.items():
-            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
-                notes[KNOBS[name].key] = (theirs, ours)  # it changes nothing, or folds
+        for name, value in chosen.items():
+            if (ours := knobs.get(name)) != value and name not in SECTIONS:
+                notes[KNOBS[name].key or name] = (value, ours)  # it changes nothing, or folds
         engine = copy(self)
         engine._base_knobs = {}
         engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import look_up
-from autotune.check.accelerate_file import ACCELERATE_ALONE
-from autotune.check.consumers import Consumer, is_known_value
-from autotune.check.launch import MEGATRON
-from autotune.check.reading import ReadConfig
+from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
+from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
+from autotune.engines.deepspeed.sources.launch import MEGATRON
+from autotune.engines.deepspeed.sources.reading import ReadConfig
 from autotune.space.rule import Violation
 
 _MEGATRON_FLAGS = (

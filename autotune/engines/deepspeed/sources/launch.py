@@ -4,12 +4,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.check.accelerate_names import FLAGS
-from autotune.check.consumers import Consumer
-from autotune.check.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.layout import ExportedLayout
 
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
@@ -32,6 +33,8 @@ _DEVICE_KINDS = ("auto", "gpu", "cpu", "xpu", "npu", "hpu")
 _ALL = (-1,)
 """DeepSpeed's launcher's word for all that there are (launcher/runner.py)."""
 
+_DATA = (".yaml", ".yml", ".json")
+
 _COUNT = "a whole number above 0"
 
 _DEGREES = (
@@ -51,6 +54,8 @@ _RANGE = re.compile(r"\d+:\d+")
 class LaunchLine:
     """The settings of a launch line."""
 
+    kind: str = ""
+    """The launcher: deepspeed, torchrun or accelerate; empty: none of these."""
     world: int | None = None
     """Ranks; None where it does not say (all devices that there are)."""
     per_node: int | None = None
@@ -75,6 +80,8 @@ class LaunchLine:
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
     """Whether `accelerate launch` is told to."""
+    named: str | None = None
+    """The file of arguments that it hands to the script, where it names no ds_config."""
     layout: ExportedLayout | None = None
     """How Megatron-DeepSpeed splits the model, where it has a pipeline or shares sequences."""
     split: int = 1
@@ -90,7 +97,22 @@ def read_launch(line: str) -> LaunchLine:
     """
     if not line.strip():
         raise JobError("--launch is empty", "give the line that starts the training, or leave it")
-    kind, launcher, script, name = _parse(line)
+    try:
+        words = shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise JobError(f"--launch: {error}: {line}", "close the quotes") from error
+    return launch_of_words(words)
+
+
+def launch_of_words(words: Sequence[str]) -> LaunchLine:
+    """What the words of a launch line say; errors as of `read_launch`."""
+    parts = parts_of(words)
+    kind = parts.kind
+    launcher = dict(_flags(words[: parts.script_at]))
+    script = dict(_flags(words[parts.script_at + 1 :]))
+    name = next(iter(words[parts.script_at :]), "")
+    if PurePath(name).name == "llamafactory-cli":
+        script |= dict(_settings(words[parts.script_at + 1 :]))
     world, per_node = _ranks(kind, launcher)
     by_accelerate = kind == "accelerate"
     config, consumer = None, None
@@ -103,6 +125,7 @@ def read_launch(line: str) -> LaunchLine:
     is_megatron = consumer is Consumer.DEEPSPEED and any(name in script for name in _OF_MEGATRON)
     layout, split = _megatron_layout(script) if is_megatron else (None, 1)
     return LaunchLine(
+        kind=kind,
         reader=MEGATRON if is_megatron else "",
         script=name,
         layout=layout,
@@ -117,6 +140,7 @@ def read_launch(line: str) -> LaunchLine:
         accelerate_config=text_or_none(launcher.get("config_file")) if by_accelerate else None,
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
+        named=_named_file(words[parts.script_at + 1 :], script) if config is None else None,
     )
 
 
@@ -131,18 +155,48 @@ def _megatron_layout(script: Mapping[str, Any]) -> tuple[ExportedLayout | None, 
     return (ExportedLayout(sp=sp) if sp > 1 else None), tp
 
 
-def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
-    """The kind of launcher, its flags, those of the script, and its name."""
-    try:
-        words = shlex.split(line.replace("\\\n", " "))
-    except ValueError as error:
-        raise JobError(f"--launch: {error}: {line}", "close the quotes") from error
-    kind = next((k for word in words if (k := _launcher(word))), "")
+@dataclass(frozen=True, kw_only=True)
+class LineParts:
+    """Where the parts of a launch line are, as numbers of its words."""
+
+    kind: str
+    """The launcher: deepspeed, torchrun or accelerate; empty: none."""
+    launcher_at: int
+    """The last word of the launcher's own name; -1: there is none."""
+    script_at: int
+    """The script, or the command that stands for one; the number of words: there is none."""
+
+
+def parts_of(words: Sequence[str]) -> LineParts:
+    """Where the launcher's flags end and the script's begin."""
+    launcher_at = next((at for at, word in enumerate(words) if _launcher(word)), -1)
+    kind = _launcher(words[launcher_at]) if launcher_at >= 0 else ""
+    if kind == "accelerate" and words[launcher_at + 1 : launcher_at + 2] == ["launch"]:
+        launcher_at += 1
     script_at = next(
         (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
     )
-    name = next(iter(words[script_at:]), "")
-    return kind, dict(_flags(words[:script_at])), dict(_flags(words[script_at + 1 :])), name
+    return LineParts(kind=kind, launcher_at=launcher_at, script_at=script_at)
+
+
+def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """`name=value`, as OmegaConf takes it."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            yield name, typed(value)
+
+
+def _named_file(words: Sequence[str], flags: Mapping[str, Any]) -> str | None:
+    """The YAML or JSON of arguments that a script is given, as `--config` or as its first word."""
+    given = flags.get("config")
+    if isinstance(given, str) and PurePath(given).suffix in _DATA:
+        return given
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith("-") and "=" not in before
+        if not is_value and not word.startswith("-") and PurePath(word).suffix in _DATA:
+            return word
+    return None
 
 
 def _launcher(word: str) -> str:

@@ -7,16 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.check import lightning
-from autotune.check.accelerate_file import AccelerateFile
-from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.launch import TRL, LaunchLine, read_launch
-from autotune.check.layout import UNSPLIT, ExportedLayout, layout_beside
-from autotune.check.reading import ReadConfig, Syntax, parsed, sections_of
-from autotune.check.refusals import refusals
-from autotune.check.script import own_defaults, uses_lightnings
 from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources import lightning
+from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
+from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.launch import (
+    TRL,
+    LaunchLine,
+    launch_of_words,
+    read_launch,
+)
+from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.engines.deepspeed.sources.reading import (
+    ReadConfig,
+    Syntax,
+    as_arguments,
+    named_path,
+    parsed,
+    sections_of,
+    trainer_of,
+)
+from autotune.engines.deepspeed.sources.refusals import refusals
+from autotune.engines.deepspeed.sources.script import own_defaults, uses_lightnings
+from autotune.engines.deepspeed.sources.shell import Command, is_shell, read_shell
 from autotune.space.rule import Violation
 
 _TELLING = frozenset(
@@ -47,6 +62,10 @@ class Source:
     """Whether nothing tells it, so that DeepSpeed itself is taken for it."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
+    arguments_path: Path | None = None
+    """The file in which they stand; None: on a launch line, or nowhere."""
+    arguments_at: tuple[str, ...] = ()
+    """The keys of that file under which they lie."""
     own_defaults: frozenset[str] | None = None
     """Fields of `TrainingArguments` for which the script has defaults of its own; None: it does
     not tell, or is not there."""
@@ -140,7 +159,109 @@ def read_sources(
             them is none of those that are allowed there.
     """
     text = read_text(path) if text is None else text
+    if is_shell(text, path):
+        return _of_shell(text, path, world=world, given=consumer)
     line = LaunchLine() if launch is None else read_launch(launch)
+    return _read(
+        path,
+        text,
+        path,
+        line,
+        has_line=launch is not None,
+        accelerate=accelerate,
+        world=world,
+        given=consumer,
+    )
+
+
+def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
+    """The commands of a shell file that start a training with DeepSpeed, or with a file.
+
+    Raises:
+        JobError: The file cannot be read, or a count in a line is none.
+    """
+    found = []
+    for command in read_shell(text, path).commands:
+        words = [word.text for word in command.words]
+        line = launch_of_words(words)
+        names = (line.config, line.named, line.accelerate_config, line.plugin)
+        if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
+            found.append((command, line))
+    return found
+
+
+def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
+    """The configurations of the launch lines of a shell file."""
+    found: list[Source] = []
+    for _, line in launches_in(text, path):
+        name, arguments = line.config, None
+        if name is None and line.named is not None:
+            try:
+                found += _of_named(line.named, path, line, world=world, given=given)
+                continue
+            except NotADsConfigError:  # arguments alone: accelerate is told the rest
+                arguments = named_path(line.named, path)
+        name = name or line.accelerate_config
+        if name is None and not line.plugin and not line.uses_deepspeed:
+            continue
+        if name is None:  # the flags of accelerate say it all
+            file = AccelerateFile({}, None)
+            made = ReadConfig(
+                path=path,
+                text=text,
+                syntax="shell",
+                config=config_of(file, line.plugin),
+                is_made=True,
+            )
+            found.append(_source(made, path, line, file, has_line=True, world=world, given=given))
+            continue
+        there = _of_named(name, path, line, world=world, given=given)
+        found += [_beside(one, arguments) for one in there] if arguments else there
+    if not found:
+        raise NotADsConfigError(path, "a shell file without a launch line that names one")
+    return found
+
+
+def _of_named(
+    name: str, base: Path, line: LaunchLine, *, world: int | None, given: Consumer | None
+) -> list[Source]:
+    """The configurations of a file that a launch line names."""
+    path = named_path(name, base)
+    return _read(
+        path,
+        read_text(path),
+        base,
+        line,
+        has_line=True,
+        accelerate=None,
+        world=world,
+        given=given,
+    )
+
+
+def _beside(source: Source, path: Path) -> Source:
+    """A configuration with the arguments of a file that the launch line names beside it."""
+    data = parsed(read_text(path), path).data
+    return replace(
+        source,
+        arguments={**as_arguments(data), **source.arguments},
+        arguments_path=path,
+        reader=source.reader or trainer_of(data),
+    )
+
+
+def _read(
+    path: Path,
+    text: str,
+    asked: Path,
+    line: LaunchLine,
+    *,
+    has_line: bool,
+    accelerate: Path | None,
+    world: int | None,
+    given: Consumer | None,
+) -> list[Source]:
+    """The configurations of a file; `asked` is the one that was named, which may name it."""
     if accelerate is None and line.accelerate_config is not None:
         accelerate = _from_line(line.accelerate_config, path)
     if accelerate is not None and _is_same(accelerate, path):
@@ -148,15 +269,7 @@ def read_sources(
     told = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
     file = AccelerateFile(told, accelerate)
     return [
-        _source(
-            section,
-            path,
-            line,
-            file,
-            has_line=launch is not None,
-            world=world,
-            given=consumer,
-        )
+        _source(section, asked, line, file, has_line=has_line, world=world, given=given)
         for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
     ]
 
@@ -224,6 +337,8 @@ def _source(
         is_guessed=because.endswith(_NOTHING_TELLS),
         reader=reader,
         arguments=arguments,
+        arguments_path=section.arguments_path,
+        arguments_at=section.arguments_at,
         own_defaults=_defaults_of(line.script, asked),
         world=counted,
         world_because=world_because,

@@ -12,14 +12,6 @@ from typing import Any, Literal
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
-from autotune.check import lightning, neox
-from autotune.check.accelerate_file import AccelerateFile, config_of, is_accelerate
-from autotune.check.consumers import Consumer
-from autotune.check.kinds import NotADsConfigError, kind_of
-from autotune.check.launch import LaunchLine, typed
-from autotune.check.layout import ExportedLayout
-from autotune.check.sections import is_ds_config, is_named_so, own_keys, sections_inside
-from autotune.check.templates import refuse_template
 from autotune.engines.deepspeed.ds_config_text import (
     MAX_BYTES,
     STANDARD_INPUT,
@@ -27,9 +19,26 @@ from autotune.engines.deepspeed.ds_config_text import (
     read_text,
 )
 from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources import lightning, neox
+from autotune.engines.deepspeed.sources.accelerate_file import (
+    AccelerateFile,
+    config_of,
+    is_accelerate,
+)
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, kind_of
+from autotune.engines.deepspeed.sources.launch import LaunchLine, typed
+from autotune.engines.deepspeed.sources.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.sections import (
+    is_ds_config,
+    is_named_so,
+    own_keys,
+    sections_inside,
+)
+from autotune.engines.deepspeed.sources.templates import refuse_template
 from autotune.space.rule import Violation
 
-Syntax = Literal["json", "hjson", "yaml"]
+Syntax = Literal["json", "hjson", "yaml", "shell"]
 
 _YAML = (".yaml", ".yml")
 _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
@@ -55,7 +64,7 @@ _DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
 _NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
 """A line that adds nothing to a document."""
 
-_SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
+SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
 _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
@@ -130,6 +139,10 @@ class ReadConfig:
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments_path: Path | None = None
+    """The file in which they stand; None: they stand in none."""
+    arguments_at: tuple[str, ...] = ()
+    """The keys of that file under which they lie."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Names of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
@@ -367,7 +380,7 @@ def _has_group(path: Path, name: str) -> bool:
 
 def _is_omegaconfs(data: Mapping[str, Any]) -> bool:
     is_hydra = isinstance(data.get("defaults"), list) or "hydra" in data or _has_target(data)
-    return is_hydra or _trainer_of(data) == "LLaMA-Factory"
+    return is_hydra or trainer_of(data) == "LLaMA-Factory"
 
 
 def _has_target(value: Any) -> bool:
@@ -384,11 +397,12 @@ def _may_be_section(data: Mapping[str, Any]) -> bool:
 def _is_some_programs(data: Mapping[str, Any]) -> bool:
     """Whether a section stands beside keys none of which is an argument of Trainer's."""
     inner = data["deepspeed"]
-    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not _has_arguments(data)
+    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not has_arguments(data)
 
 
-def _has_arguments(data: Mapping[str, Any]) -> bool:
-    return bool(_OF_ARGUMENTS & data.keys() or _trainer_of(data))
+def has_arguments(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping has arguments of Trainer's, or of who hands them to it."""
+    return bool(_OF_ARGUMENTS & data.keys() or trainer_of(data))
 
 
 def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
@@ -463,12 +477,9 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
     command line, and LLaMA-Factory's reader reads a number.
     """
-    arguments = {
-        _SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
-        for name, value in data.items()
-    }
+    arguments = as_arguments(data)
     inner = arguments.pop(at[-1])
-    reader = _trainer_of(data)
+    reader = trainer_of(data)
     if isinstance(inner, str) and inner.lstrip().startswith("{"):
         inner = _object_in(inner, here.path)
     if isinstance(inner, str):
@@ -484,6 +495,8 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
         because=f"the {'.'.join(at)} key of {here.path}",
         reader=reader,
         arguments=arguments,
+        arguments_path=here.path,
+        arguments_at=at[:-1],
         texts={
             name: data[name]
             for name, value in arguments.items()
@@ -492,7 +505,15 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     )
 
 
-def _trainer_of(data: Mapping[str, Any]) -> str:
+def as_arguments(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Arguments by the names of TrainingArguments, numbers where their text is one."""
+    return {
+        SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
+        for name, value in data.items()
+    }
+
+
+def trainer_of(data: Mapping[str, Any]) -> str:
     """The program that reads a file of arguments; empty where nothing tells."""
     return next((name for keys, name in _TRAINERS if keys <= data.keys()), "")
 
@@ -515,7 +536,7 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         said = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
-            if at[-1] == "deepspeed" and _has_arguments(beside):
+            if at[-1] == "deepspeed" and has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
             elif isinstance(value, str) and not _found_near(value, here.path):
                 gone = f"it names {value}, which is not there"
@@ -552,8 +573,8 @@ def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
     return data if isinstance(data, Mapping) else {}
 
 
-def _named(name: str, base: Path) -> ReadConfig:
-    """The ds_config that another file names.
+def named_path(name: str, base: Path) -> Path:
+    """The file that another file names.
 
     From where one stands, else from beside that file, else from a folder above it; a name of
     ms-swift's is a file of its package.
@@ -565,6 +586,12 @@ def _named(name: str, base: Path) -> ReadConfig:
         raise RenderError(
             f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
         )
+    return path
+
+
+def _named(name: str, base: Path) -> ReadConfig:
+    """The ds_config that another file names."""
+    path = named_path(name, base)
     text = read_text(path)
     found = parsed(text, path)
     return ReadConfig(

@@ -10,6 +10,8 @@ from autotune.base.nested import key_in_words
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""
 
+_UNKNOWN = "no key that only DeepSpeed has"
+
 _BY_NAME = {
     "package.json": "npm's package.json",
     "package-lock.json": "npm's lock file",
@@ -65,6 +67,11 @@ class NotADsConfigError(JobError):
         )
         self.path, self.kind = path, kind
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is a file of some known kind, and not just a mapping of unknown keys."""
+        return not self.kind.startswith(_UNKNOWN)
+
 
 def kind_of(data: Mapping[Any, Any], path: Path) -> str:
     """Apparent kind of a mapping that is no DeepSpeed configuration."""
@@ -84,4 +91,4 @@ def kind_of(data: Mapping[Any, Any], path: Path) -> str:
         return "an empty object"
     shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
-    return f"no key that only DeepSpeed has, among {shown}{more}"
+    return f"{_UNKNOWN}, among {shown}{more}"

@@ -1,0 +1,1 @@
+"""DeepSpeed's configuration in somebody's files: who reads it there, and what he makes of it."""

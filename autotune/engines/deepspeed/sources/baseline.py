@@ -1,0 +1,130 @@
+"""A user's own file as a baseline: what DeepSpeed gets of it, and what its script does besides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.base.nested import look_up
+from autotune.contract import KnobValue
+from autotune.engines.deepspeed.ds_config_file import Note, read_ds_config, usable
+from autotune.engines.deepspeed.rules.sections import AUTO
+from autotune.engines.deepspeed.sources.consumers import Consumer, known_values
+from autotune.engines.deepspeed.sources.filled import filled, with_hidden_sizes
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.source import Source, read_sources
+from autotune.engines.deepspeed.sources.training import (
+    DEFAULT_OPTIM,
+    IMPLEMENTATIONS,
+    completed,
+    optimizer_argument,
+    script_knobs,
+)
+
+_MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheirRun:
+    """What a user's file would have trained."""
+
+    config: Mapping[str, Any]
+    """The ds_config, freed of "auto" and secrets."""
+    notes: dict[str, Note]
+    """What was left out of it, or respelled."""
+    knobs: Mapping[str, KnobValue]
+    """What the script does that the configuration does not say."""
+
+
+def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
+    """Read a ds_config.json, or a file in which a consumer of DeepSpeed's is told what to train.
+
+    What the consumer fills in is filled in as it does; what only a run can know is left out.
+
+    Args:
+        path: A ds_config, arguments of Hugging Face's Trainer, an accelerate YAML, a file of
+            axolotl, LLaMA-Factory or another reader that is known, or a shell file with a launch
+            line.
+        world: Ranks of the job.
+        hidden: Hidden size of its model.
+
+    Raises:
+        RenderError: A file cannot be read.
+        JobError: It holds several configurations, starts another number of ranks, or its consumer
+            refuses it.
+    """
+    try:
+        sources = read_sources(path)
+    except NotADsConfigError as error:
+        if error.is_known:
+            raise
+        sources = []  # a ds_config may hold little that tells it
+    if len(sources) > 1:
+        places = ", ".join(".".join(one.at) or str(one.path) for one in sources)
+        raise JobError(
+            f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
+            "name a file that holds one of them",
+        )
+    if not sources or _is_plain(sources[0], path):
+        config, notes = read_ds_config(path)
+        return TheirRun(config=config, notes=notes, knobs={})
+    source = sources[0]
+    if source.world not in (None, world):
+        raise JobError(
+            f"{path}: starts {source.world} ranks, the job's world is {world}",
+            "set the job's world to that of the file, or name a file of such a world",
+        )
+    if source.not_for:
+        raise JobError(
+            f"{path}: distributed_type={source.not_for}: accelerate does not start DeepSpeed",
+            "name a file that does",
+        )
+    return _run_of(replace(source, world=world), path, world, hidden)
+
+
+def _is_plain(source: Source, path: Path) -> bool:
+    """Whether the file is a ds_config and nobody's arguments stand beside it."""
+    is_told = source.is_made or source.arguments or source.accelerate_file is not None
+    return source.path == path and not source.at and not is_told
+
+
+def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
+    is_trainers = source.consumer is Consumer.TRAINER
+    has_own = source.arguments_path is not None
+    told = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
+    arguments = completed(source.arguments, source.reader, world) if told else {}
+    source = replace(source, arguments=arguments) if is_trainers else source
+    if is_trainers:
+        _refuse_mismatch(source, path)
+    config, _ = filled(with_hidden_sizes(source.config, source.consumer, hidden), source)
+    if source.consumer is Consumer.ACCELERATE:
+        if config.get(_ACCUM) == AUTO:
+            config[_ACCUM] = 1  # DeepSpeedPlugin.deepspeed_config_process
+        if config.get(_MICRO) == AUTO and told:  # the batch of Trainer's data loader
+            config[_MICRO] = arguments["per_device_train_batch_size"]
+    config, notes = usable(config, path)
+    knobs = script_knobs(arguments, source.reader) if told else {}
+    if is_trainers and "optimizer" not in source.config:
+        own = optimizer_argument(source.reader)
+        optim = str(arguments.get(own, DEFAULT_OPTIM))
+        if optim in IMPLEMENTATIONS:
+            is_offloaded = look_up(config, "zero_optimization.offload_optimizer.device")
+            # accelerate swaps it for DeepSpeed's own there (map_pytorch_optim_to_deepspeed).
+            if is_offloaded in (None, "none"):
+                knobs["optimizer.implementation"] = IMPLEMENTATIONS[optim]
+        else:
+            notes[own] = (optim, None)
+    return TheirRun(config=config, notes=notes, knobs=knobs)
+
+
+def _refuse_mismatch(source: Source, path: Path) -> None:
+    known = known_values(source.arguments, source.world)
+    for key in (_MICRO, _ACCUM):
+        value = look_up(source.config, key)
+        if value not in (None, AUTO) and value != known.get(key):
+            raise JobError(
+                f"{path}: {key}={value!r} against {known.get(key)!r} of the arguments: Trainer "
+                "refuses values that differ",
+                f'set {key} to "{AUTO}" in {source.path}',
+            )

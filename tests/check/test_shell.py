@@ -1,0 +1,34 @@
+"""`check` of a shell file: the configuration that its launch line names, with its flags."""
+
+import pytest
+
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from autotune.engines.deepspeed.sources.source import read_source
+from tests.check.files import AUTO, checked, rules, write
+
+
+def test_what_the_line_names_is_checked_with_its_flags(tmp_path):
+    write(tmp_path, AUTO | {"train_micro_batch_size_per_gpu": 2}, "ds.json")
+    line = "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --per_device_train_batch_size 8\n"
+    path = write(tmp_path, f"#!/bin/bash\n{line}", "run.sh")
+    source = read_source(path)
+    assert (source.consumer, source.world) == (Consumer.TRAINER, 4)
+    assert source.path == tmp_path / "ds.json"
+    assert not source.can_write
+    assert "huggingface.mismatch" in rules(checked(path))
+
+
+def test_flags_of_accelerate_alone(tmp_path):
+    line = "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 3 t.py\n"
+    path = write(tmp_path, line, "run.sh")
+    source = read_source(path)
+    assert source.config["zero_optimization"]["stage"] == 3
+    report = checked(path)
+    assert (report.fixed_text, report.passes) == (None, True)
+    assert "flags" in report.not_edited
+
+
+def test_a_shell_file_of_something_else(tmp_path):
+    with pytest.raises(NotADsConfigError, match="without a launch line"):
+        read_source(write(tmp_path, "echo deepspeed\n", "run.sh"))

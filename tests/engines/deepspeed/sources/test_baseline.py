@@ -1,0 +1,339 @@
+"""Files of DeepSpeed's consumers as a baseline: what they fill in is what the installed do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.base.errors import JobError
+from autotune.base.nested import look_up
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.sources.baseline import read_run
+from tests.jobs import CPU, tiny_job
+
+AUTO = "auto"
+HIDDEN = 64
+AUTOS = {
+    "train_batch_size": AUTO,
+    "train_micro_batch_size_per_gpu": AUTO,
+    "gradient_accumulation_steps": AUTO,
+    "gradient_clipping": AUTO,
+    "bf16": {"enabled": AUTO},
+    "fp16": {"enabled": AUTO},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "reduce_bucket_size": AUTO,
+        "stage3_prefetch_bucket_size": AUTO,
+        "stage3_param_persistence_threshold": AUTO,
+    },
+}
+ARGUMENTS = {"output_dir": "out", "deepspeed": "ds.json", "use_cpu": True}
+
+
+def write(folder: Path, name: str, data) -> Path:
+    path = folder / name
+    text = data if isinstance(data, str) else yaml.safe_dump(data, sort_keys=False)
+    path.write_text(json.dumps(data) if name.endswith(".json") else text)
+    return path
+
+
+def baseline(tmp_path, name, data, config=None, **job):
+    write(tmp_path, "ds.json", AUTOS if config is None else config)
+    path = write(tmp_path, name, data)
+    return DeepSpeedEngine(tiny_job(tmp_path, **job), CPU).baseline(path)[1]
+
+
+TRAINERS = """\
+import json, sys
+from types import SimpleNamespace
+from transformers import HfArgumentParser, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(sys.argv[1])
+config = arguments.hf_deepspeed_config
+model = SimpleNamespace(config=SimpleNamespace(hidden_size=int(sys.argv[2])))
+config.trainer_config_finalize(arguments, model, 100)
+made = dict(config.config)
+made["recompute"] = arguments.activation_checkpointing
+made["recompute_options"] = arguments.activation_checkpointing_kwargs
+print(json.dumps(made, default=str))
+"""
+"""What the installed Trainer makes of a file of arguments, up to `deepspeed.initialize`."""
+
+
+def made_by_trainer(path: Path) -> dict:
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINERS, str(path), str(HIDDEN)],
+        cwd=path.parent,
+        env={**os.environ, **alone, "MASTER_PORT": "0", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        ({}, AUTOS),
+        (
+            {
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 4,
+                "bf16": True,
+                "max_grad_norm": 0.5,
+                "gradient_checkpointing": True,
+            },
+            AUTOS,
+        ),
+        ({"bf16": True, "activation_checkpointing": True}, {"zero_optimization": {"stage": 1}}),
+    ],
+)
+def test_what_trainer_fills_in_is_what_the_installed_one_does(tmp_path, arguments, config):
+    pytest.importorskip("transformers")
+    config = {"train_micro_batch_size_per_gpu": AUTO, **config}
+    write(tmp_path, "ds.json", config)
+    path = write(tmp_path, "args.yaml", {**ARGUMENTS, **arguments})
+    ours, theirs = read_run(path, world=1, hidden=HIDDEN), made_by_trainer(path)
+    for key in (
+        *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+        *("gradient_clipping", "zero_optimization.stage", "zero_optimization.reduce_bucket_size"),
+        *(
+            "zero_optimization.offload_optimizer.device",
+            "zero_optimization.stage3_prefetch_bucket_size",
+        ),
+        "zero_optimization.stage3_param_persistence_threshold",
+    ):
+        assert look_up(ours.config, key) == look_up(theirs, key), key
+    for name in ("fp16", "bf16"):
+        mine, yours = (bool(look_up(c, f"{name}.enabled")) for c in (ours.config, theirs))
+        assert mine is yours or name not in theirs, name
+    assert (ours.knobs["recompute"] == "full") is bool(theirs["recompute"])
+
+
+def test_arguments_of_trainers(tmp_path):
+    data = {
+        **ARGUMENTS,
+        "bf16": True,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "optim": "adamw_torch",
+    }
+    config = {**AUTOS, "zero_optimization": {"stage": 1}}
+    found = baseline(tmp_path, "args.yaml", data, config)
+    values = found.values
+    assert (values["zero.stage"], found.micro_batch, found.grad_accum) == (1, 2, 2)
+    assert (values["recompute"], values["compile"]) == ("full", "torch")
+    assert values["optimizer.implementation"] == "torch"
+    again = baseline(tmp_path, "args.json", data, config)
+    assert again == found
+
+
+def test_trainers_defaults_count_where_nobody_says(tmp_path):
+    data = {**ARGUMENTS, "bf16": True}
+    assert baseline(tmp_path, "args.yaml", data, global_batch=16).micro_batch == 8
+    with pytest.raises(JobError, match=r"8 \* 1 \* 2 = 16.*global batch is 8"):
+        baseline(tmp_path, "args.yaml", data)
+
+
+def test_what_trainer_refuses_is_no_baseline(tmp_path):
+    config = {**AUTOS, "train_micro_batch_size_per_gpu": 1}
+    with pytest.raises(JobError, match="Trainer refuses"):
+        baseline(tmp_path, "args.yaml", {**ARGUMENTS, "bf16": True}, config)
+
+
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 2,
+}
+
+
+def test_accelerates_section(tmp_path):
+    section = {"zero_stage": 3, "offload_param_device": "cpu", "gradient_accumulation_steps": 2}
+    found = baseline(tmp_path, "acc.yaml", {**ACCELERATE, "deepspeed_config": section})
+    assert found.values["zero.stage"] == 3
+    assert found.values["offload.param"] == "cpu"
+    assert (found.micro_batch, found.grad_accum) == (2, 2)
+
+
+def test_accelerate_accumulates_once_where_nobody_says(tmp_path):
+    found = baseline(tmp_path, "acc.yaml", {**ACCELERATE, "deepspeed_config": {"zero_stage": 1}})
+    assert (found.micro_batch, found.grad_accum) == (4, 1)
+
+
+def test_a_configuration_that_accelerate_names(tmp_path):
+    data = {**ACCELERATE, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+    found = baseline(tmp_path, "acc.yaml", data)
+    assert found.values["zero.stage"] == 3
+    assert found.values["offload.optimizer"] == "cpu"
+    assert found.values["reduce_bucket_size"] == HIDDEN * HIDDEN
+
+
+def test_another_world_or_precision_is_refused(tmp_path):
+    data = {**ACCELERATE, "deepspeed_config": {"zero_stage": 1}}
+    with pytest.raises(JobError, match="starts 8 ranks"):
+        baseline(tmp_path, "acc.yaml", {**data, "num_processes": 8})
+    with pytest.raises(JobError, match="trains in fp32"):
+        baseline(tmp_path, "acc.yaml", {**data, "mixed_precision": "no"})
+    with pytest.raises(JobError, match="does not start DeepSpeed"):
+        baseline(tmp_path, "acc.yaml", {**data, "distributed_type": "FSDP"})
+
+
+PREPARED = """\
+import json, os, sys
+os.environ.update(json.loads(sys.argv[1]))
+from accelerate.utils import DeepSpeedPlugin
+
+plugin = DeepSpeedPlugin()
+plugin.set_mixed_precision(os.environ["ACCELERATE_MIXED_PRECISION"])
+plugin.deepspeed_config_process(
+    must_match=False,
+    **{
+        "gradient_clipping": 1.0,
+        "train_micro_batch_size_per_gpu": 4,
+        "train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+    },
+)
+print(json.dumps(plugin.deepspeed_config, default=str))
+"""
+"""What the installed accelerate hands on: `Accelerator(gradient_accumulation_steps=1)`."""
+
+
+def test_what_accelerate_fills_in_is_what_the_installed_one_does(tmp_path):
+    pytest.importorskip("accelerate")
+    section = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
+    path = write(tmp_path, "acc.yaml", {**ACCELERATE, "deepspeed_config": section})
+    told = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "DS_ACCELERATOR": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED, json.dumps(told)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    ours = read_run(path, world=2, hidden=HIDDEN).config
+    for key in (
+        *("gradient_accumulation_steps", "gradient_clipping", "bf16.enabled"),
+        *("zero_optimization.stage", "zero_optimization.offload_optimizer.device"),
+    ):
+        assert look_up(ours, key) == look_up(theirs, key), key
+
+
+AXOLOTL = {"base_model": "m", "datasets": [{"path": "x"}], "deepspeed": "ds.json", "bf16": AUTO}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        ({"micro_batch_size": 2, "gradient_accumulation_steps": 2}, 2),
+        ({"micro_batch_size": 2, "batch_size": 4}, 2),
+        ({"gradient_accumulation_steps": 4, "batch_size": 4}, 4),
+        ({"micro_batch_size": 4, "gradient_accumulation_steps": None}, 1),
+    ],
+)
+def test_axolotls_batch(tmp_path, sizes, steps):
+    found = baseline(tmp_path, "run.yml", {**AXOLOTL, **sizes})
+    assert found.grad_accum == steps
+    assert found.values["recompute"] == "none"
+
+
+def test_axolotls_switches(tmp_path):
+    data = {
+        **AXOLOTL,
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": True,
+        "sdp_attention": True,
+    }
+    values = baseline(tmp_path, "run.yml", data).values
+    assert (values["recompute"], values["attention"]) == ("full", "sdpa")
+
+
+FACTORY = {
+    "model_name_or_path": "m",
+    "finetuning_type": "full",
+    "cutoff_len": 16,
+    "deepspeed": "ds.json",
+    "bf16": True,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 4,
+}
+
+
+def test_llama_factory_recomputes_by_itself(tmp_path):
+    assert baseline(tmp_path, "run.yaml", FACTORY).values["recompute"] == "full"
+    data = {**FACTORY, "disable_gradient_checkpointing": True, "flash_attn": "disabled"}
+    values = baseline(tmp_path, "run.yaml", data).values
+    assert (values["recompute"], values["attention"]) == ("none", "eager")
+
+
+@pytest.mark.parametrize(
+    ("line", "micro", "stage"),
+    [
+        (
+            "torchrun --nproc_per_node 2 t.py --deepspeed ds.json --bf16 "
+            "--per_device_train_batch_size 2 --gradient_accumulation_steps 2",
+            2,
+            3,
+        ),
+        (
+            "llamafactory-cli train run.yaml per_device_train_batch_size=2 "
+            "gradient_accumulation_steps=2",
+            2,
+            3,
+        ),
+        ("accelerate launch --num_processes 2 -m axolotl.cli.train axolotl.yml", 4, 3),
+        (
+            "accelerate launch --config_file acc.yaml t.py --per_device_train_batch_size 4",
+            4,
+            1,
+        ),
+        (
+            "accelerate launch --num_processes 2 --use_deepspeed --zero_stage 2 "
+            "--mixed_precision bf16 --gradient_accumulation_steps 4 t.py",
+            1,
+            2,
+        ),
+        ("deepspeed --num_gpus 2 t.py --deepspeed --deepspeed_config plain.json", 4, 1),
+        ("accelerate launch --config_file acc.yaml sft.py --config sft.yaml", 2, 1),
+    ],
+)
+def test_launch_lines(tmp_path, line, micro, stage):
+    write(tmp_path, "run.yaml", FACTORY)
+    write(tmp_path, "axolotl.yml", {**AXOLOTL, "micro_batch_size": 4, "batch_size": 4})
+    write(tmp_path, "sft.yaml", {"output_dir": "out", "per_device_train_batch_size": 2})
+    section = {"zero_stage": 1}
+    if "sft.yaml" in line:
+        section["gradient_accumulation_steps"] = 2
+    write(tmp_path, "acc.yaml", {**ACCELERATE, "deepspeed_config": section})
+    plain = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    write(tmp_path, "plain.json", plain)
+    found = baseline(tmp_path, "run.sh", f"#!/bin/bash\n# run\n{line} \\\n  --output_dir out\n")
+    assert (found.micro_batch, found.values["zero.stage"]) == (micro, stage)
+
+
+def test_arguments_without_a_configuration_are_no_baseline(tmp_path):
+    with pytest.raises(JobError, match="arguments without a deepspeed key"):
+        baseline(tmp_path, "args.yaml", {"output_dir": "out", "per_device_train_batch_size": 4})
+
+
+def test_a_file_of_several_is_refused(tmp_path):
+    line = "torchrun --nproc_per_node 2 t.py --deepspeed ds.json --bf16\n"
+    with pytest.raises(JobError, match="holds 2 DeepSpeed configurations"):
+        baseline(tmp_path, "run.sh", line * 2)

@@ -1,0 +1,99 @@
+"""Shell files: words and where they stand, as bash takes them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.engines.deepspeed.sources.shell import is_shell, read_shell
+
+SCRIPT = """\
+#!/bin/bash
+# a comment with a ' in it
+export OMP_NUM_THREADS=4
+SIZE=4
+ARGS=(
+  --per_device_train_batch_size $SIZE  # as large as fits
+  --bf16
+)
+cat > notes <<'END'
+torchrun 'nothing of this
+END
+DS="ds.json"
+CUDA_VISIBLE_DEVICES=0 torchrun --nproc-per-node ${RANKS:-2} \\
+   train.py --deepspeed "$DS" \\
+   "${ARGS[@]}" --output_dir "out/$(date +%s)" > log.txt 2>&1 && echo done
+"""
+
+
+def words(text, number=0):
+    shell = read_shell(text, Path("run.sh"))
+    return [word.text for word in shell.commands[number].words]
+
+
+def test_a_launch_line_with_variables_arrays_and_a_here_document():
+    shell = read_shell(SCRIPT, Path("run.sh"))
+    assert [command.words[0].text for command in shell.commands] == ["cat", "torchrun", "echo"]
+    launch = shell.commands[1]
+    assert [word.text for word in launch.words] == [
+        *("torchrun", "--nproc-per-node", "2", "train.py", "--deepspeed", "ds.json"),
+        *("--per_device_train_batch_size", "4", "--bf16", "--output_dir", "out/$(date +%s)"),
+    ]
+    assert launch.variables["CUDA_VISIBLE_DEVICES"].text == "0"
+    assert shell.exported["OMP_NUM_THREADS"].text == "4"
+    size = launch.words[7]
+    assert SCRIPT[size.start : size.end] == "4"  # where the variable is set
+
+
+def test_a_variable_that_others_use_is_not_where_a_value_is_written():
+    text = "N=4\ntorchrun t.py --train $N --eval $N\n"
+    word = read_shell(text, Path("run.sh")).commands[0].words[3]
+    assert word.text == "4"
+    assert text[word.start : word.end] == "$N"
+
+
+def test_a_variable_that_is_set_twice_is_the_shells_to_know():
+    assert words("N=4\nN=8\ntorchrun t.py --train $N\n")[-1] == "$N"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun a.py --x 'one two' --y \"three four\" --z five\\ six",
+        "torchrun a.py \\\n  --x 1 \\\n  --y=2",
+        'torchrun a.py --x "$(echo 1)" ; true',
+        "A=1 torchrun a.py --x 1 2>/dev/null | cat",
+        'X="a b"\ntorchrun a.py $X "$X"',
+    ],
+)
+def test_words_are_those_of_bash(line, tmp_path):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    (tmp_path / "torchrun").write_text(
+        '#!/bin/sh\nfor one; do printf "%s\\n" "$one"; done > said\n'
+    )
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run([bash, "-c", line], cwd=tmp_path, env=environment, check=True)
+    theirs = (tmp_path / "said").read_text().splitlines()
+    shell = read_shell(line, Path("run.sh"))
+    ours = [word.text for word in shell.commands[0].words][1:]
+    assert [one.replace("$(echo 1)", "1") for one in ours] == theirs
+
+
+@pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "A=(1 2", "echo $(open"])
+def test_what_does_not_close_is_told_with_its_line(text):
+    with pytest.raises(JobError, match=r"run\.sh:2: .* does not close"):
+        read_shell(f"true\n{text}", Path("run.sh"))
+
+
+def test_what_a_shell_file_is():
+    assert is_shell("x", Path("run.sh"))
+    assert is_shell("#!/usr/bin/env bash\n", Path("launch"))
+    assert is_shell("torchrun train.py --deepspeed ds.json", Path("line.txt"))
+    assert not is_shell("zero_optimization: {stage: 1}", Path("-"))
+    assert not is_shell("deepspeed: ds.json", Path("-"))
+    assert not is_shell("torchrun x", Path("x.yaml"))
