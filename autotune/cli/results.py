@@ -13,6 +13,7 @@ from autotune.cli.base import (
     Csv,
     Debug,
     Json,
+    LauncherName,
     Results,
     StudyName,
     cli,
@@ -137,6 +138,7 @@ def export(
             "dashboard."
         ),
     ] = None,
+    launcher: LauncherName = None,
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     results: Results = RESULTS,
@@ -147,5 +149,6 @@ def export(
     from autotune.app.exports import export_study
     from autotune.app.studies import find_study
 
-    files = export_study(find_study(results, study), out, to=to, trial=trial)
+    found = find_study(results, study)
+    files = export_study(found, out, to=to, trial=trial, launcher=launcher)
     print_files(files, as_json=as_json)

@@ -46,6 +46,22 @@ def material(handout: Handout, script: str, templates: Templates) -> dict[str, s
     return {**files, **model_config(handout)}
 
 
+def from_config(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
+    """A training script for a consumer that brings its own loop, and what it starts from.
+
+    Arguments and errors as of `material`.
+    """
+    files = {SETTINGS_FILE: canonical_json(settings(handout))}
+    if handout.workload.script:
+        return {**files, SCRIPT: training_script(handout)}
+    return {
+        **files,
+        SCRIPT: templates.text(script, {}),
+        "start.py": templates.text("scripts/start.py", {}),
+        **model_config(handout),
+    }
+
+
 def model_config(handout: Handout) -> dict[str, str]:
     """The Hugging Face config of the model, as the folder that transformers reads."""
     source = handout.job.model.source

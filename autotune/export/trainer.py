@@ -34,7 +34,7 @@ _OWNED: Mapping[str, tuple[str, ...]] = {
 }
 """Key that Trainer compares with its arguments -> those arguments."""
 _FOLLOWING = (
-    *("train_batch_size", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
+    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
     "scheduler.params.total_num_steps",
 )
 """Keys that Trainer works out from its other arguments."""
@@ -72,8 +72,7 @@ class Trained:
 
 def trained(handout: Handout) -> Trained:
     """What Trainer is told, each value in one place."""
-    config: dict[str, Any] = json.loads(handout.files[CONFIG_FILE])
-    config.pop("steps_per_print", None)  # accelerate overwrites it with infinity
+    config = family_config(handout)
     arguments: dict[str, Any] = {}
     for key, names in _OWNED.items():
         value = look_up(config, key)
@@ -85,9 +84,21 @@ def trained(handout: Handout) -> Trained:
     for key in _FOLLOWING:
         if look_up(config, key) is not None:
             config = _with_auto(config, key)
-    if "train_batch_size" not in config:
-        config["train_batch_size"] = AUTO
     return Trained(config=config, arguments=arguments)
+
+
+def family_config(handout: Handout) -> dict[str, Any]:
+    """DeepSpeed's configuration without what nobody of the family takes from it.
+
+    The global batch follows from the micro-batch, the accumulation and the ranks. Written, even as
+    "auto", it is refused at stage 3: zero.Init multiplies them for a world of 1, before the
+    process group is there (transformers 5.23, DeepSpeed 0.19.8: "8 != 2 * 2 * 1"). accelerate
+    overwrites `steps_per_print` with infinity.
+    """
+    config: dict[str, Any] = json.loads(handout.files[CONFIG_FILE])
+    for key in ("train_batch_size", "steps_per_print"):
+        config.pop(key, None)
+    return config
 
 
 def _with_auto(config: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -97,14 +108,24 @@ def _with_auto(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     return merge(config, value)
 
 
-def trainer_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
+def trainer_arguments(
+    handout: Handout, consumer: str, *, recompute: bool = True
+) -> dict[str, Any]:
     """Every field of TrainingArguments that the configuration decides, by name.
+
+    Args:
+        handout: The configuration.
+        consumer: The consumer's name, for the error.
+        recompute: Whether recomputation is among them; a consumer may have a field of its own.
 
     Raises:
         RenderError: The installed transformers cannot recompute every K-th layer.
     """
     arguments = {"deepspeed": CONFIG_FILE, **trained(handout).arguments}
-    arguments |= recompute_arguments(handout, consumer)
+    if handout.workload.precision == "fp32":
+        arguments |= {"bf16": False, "fp16": False}  # consumers have defaults of their own
+    if recompute:
+        arguments |= recompute_arguments(handout, consumer)
     if handout.workload.settings.get("compile", "none") != "none":
         arguments["torch_compile"] = True
     if handout.environment.accelerator == "cpu":
