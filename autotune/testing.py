@@ -422,9 +422,7 @@ class NodeLauncherContract(Contract[NodeLauncher]):
 
     def handouts(self) -> Sequence[Handout]:
         """For a part of a node, and for two whole ones."""
-        return [
-            _handouts({"world": world, "global_batch": 2 * world})[0] for world in (2, 16)
-        ]
+        return [_handouts({"world": world, "global_batch": 2 * world})[0] for world in (2, 16)]
 
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""

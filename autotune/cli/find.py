@@ -238,9 +238,7 @@ def render(
     from autotune.app.session import render as write
 
     agreed = agreed_job(job, {}, is_trusted=trust_job)
-    files, notes = write(
-        job, {}, settings or [], out, to=to, launcher=launcher, agreed=agreed
-    )
+    files, notes = write(job, {}, settings or [], out, to=to, launcher=launcher, agreed=agreed)
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)

@@ -17,6 +17,11 @@ from workload import Inputs, Settings, apply_recompute
 class CpuStrategy(DeepSpeedStrategy):
     """DeepSpeed on CPU ranks, which Lightning's own strategy refuses."""
 
+    @property
+    def root_device(self) -> torch.device:
+        """The rank's device; DeepSpeed is told its number."""
+        return torch.device("cpu", 0)
+
     def setup_environment(self) -> None:
         """What the strategy does where there are GPUs."""
         super(DeepSpeedStrategy, self).setup_environment()
@@ -40,6 +45,9 @@ class Training(LightningModule):
         if self.model is None:
             self.model = make_model(self._settings)
             apply_recompute(self.model, self._settings.recompute)
+
+    def configure_optimizers(self) -> None:
+        """Nothing: the optimizer stands in ds_config.json, but Lightning wants the method."""
 
     def on_fit_start(self) -> None:
         """Compile where the configuration asks for it; the engine stands by now."""

@@ -14,7 +14,11 @@ GPUS = dataclasses.replace(CPU, accelerator="cuda", n_devices=8)
 
 
 def handed(
-    folder: Path, *, environment: Environment = CPU, job: dict[str, Any] | None = None, **knobs: Any
+    folder: Path,
+    *,
+    environment: Environment = CPU,
+    job: dict[str, Any] | None = None,
+    **knobs: Any,
 ) -> Handout:
     """A candidate of the tiny model; `__` in the name of a knob stands for a dot."""
     found = tiny_job(folder, **(job or {}))

@@ -45,8 +45,7 @@ class HuggingFaceTrainer(Dialect):
 
 
 def spelled(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Arguments as a command line spells them: one word each, as no file of arguments has quotes.
-    """
+    """Arguments as a command line spells them, one word each: a file of them has no quotes."""
     return [
         (name, value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
         for name, value in arguments.items()

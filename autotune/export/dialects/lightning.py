@@ -1,4 +1,4 @@
-"""The dialect of Lightning: the arguments of its Trainer as YAML, and a ds_config for its strategy.
+"""The dialect of Lightning: the arguments of its Trainer, and a ds_config for its strategy.
 
 Source: lightning/pytorch/strategies/deepspeed.py (_format_batch_size_and_grad_accum_config).
 """

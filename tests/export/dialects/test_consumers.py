@@ -234,15 +234,19 @@ def test_recomputation_of_some_layers_is_an_argument(tmp_path):
     name, takes_every = trainer.recompute_names()
     assert takes_every
     out = export(handed(tmp_path, micro_batch=2, recompute="every_2"), tmp_path, "hf")
-    assert f'--{name}_kwargs {{"use_reentrant":false,"every_n_layers":2}}' in (
-        out / "train.args"
-    ).read_text()
+    assert (
+        f'--{name}_kwargs {{"use_reentrant":false,"every_n_layers":2}}'
+        in (out / "train.args").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("    activation_checkpointing: bool = 0  # every_n_layers", ("activation_checkpointing", True)),
+        (
+            "    activation_checkpointing: bool = 0  # every_n_layers",
+            ("activation_checkpointing", True),
+        ),
         ("    gradient_checkpointing: bool = 0", ("gradient_checkpointing", False)),
     ],
 )
