@@ -33,7 +33,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.advice import COMMON
-from autotune.engines.base import Engine, EnginePlugin, bind_engine
+from autotune.engines.base import Engine, EnginePlugin, bind_engine, find_engine
 from autotune.export.base import (
     Dialect,
     Handout,
@@ -426,7 +426,8 @@ class NodeLauncherContract(Contract[NodeLauncher]):
 
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""
-        found = launch_of(load_plugin("dialect", "deepspeed"), handout, _templates(handout))
+        dialect = load_plugin("dialect", find_engine(handout.engine).dialect)
+        found = launch_of(dialect, handout, _templates(handout))
         assert found is not None
         return found
 
