@@ -72,7 +72,7 @@ from llamafactory.hparams import get_train_args
 model, data, told, finetuning, _ = get_train_args(yaml.safe_load(open("llamafactory.yaml")))
 told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
 told.recomputes = not model.disable_gradient_checkpointing
-told.attention, told.cutoff_len = model.flash_attn.value, data.cutoff_len
+told.attention, told.cutoff_len = model.flash_attn, data.cutoff_len
 told.finetuning_type = finetuning.finetuning_type
 answer(told.hf_deepspeed_config.config, told)
 """
