@@ -15,8 +15,15 @@ from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import make_job, read_job_file
-from autotune.record.answer import SearchAnswer, answer_of
-from autotune.record.facts import environment_at, environment_of, origin_of
+from autotune.record.answer import SearchAnswer, Standing, answer_of
+from autotune.record.facts import (
+    baseline_of,
+    environment_at,
+    environment_of,
+    guard_steps_of,
+    origin_of,
+)
+from autotune.record.guard import NOT_COMPARED, Guarded, guards_of
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
@@ -34,12 +41,14 @@ class Chosen:
     handout: Handout
 
 
-def find_chosen(study: Study, *, trial: int | None) -> Chosen:
+def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = False) -> Chosen:
     """A study's best configuration, or that of the trial of a number.
 
+    With `allow_loss_drift` also one that the convergence guard fails: the best of all.
+
     Raises:
-        StudyError: There is no such trial, no best one yet, or the job or a file that it names
-            has changed since the trial ran.
+        StudyError: There is no such trial, no best one yet, the convergence guard fails it, or
+            the job or a file that it names has changed since the trial ran.
         JobError: The study's job cannot be read any more.
     """
     facts = study.read_state()
@@ -50,6 +59,8 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     number = trial
     if trial is None and answer is not None and answer.best is not None:
         number = answer.best.trial
+        if allow_loss_drift and answer.drifted is not None:
+            number = answer.drifted.standing.trial
     if number is None:
         raise StudyError(
             f"study {study.name}: its search has not found a best configuration",
@@ -72,6 +83,13 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     refuse_code_of_others(study.job_file, data.get("model"))
     job = make_job(data, where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
+    guards = guards_of(
+        history_of(recorded, facts).trials,
+        baseline_of(facts).candidate_hash,
+        guard_steps_of(facts),
+    )
+    if not (allow_loss_drift or job.allow_loss_drift):
+        _check_guard(study, number, guards.get(candidate.hash))
     task = Task(
         job=job, environment=environment, engine=bind_engine(job, environment), study=study
     )
@@ -83,7 +101,10 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         job=job,
         environment=environment,
         study=study.name,
-        figures=_figures(answer, trials[number], history_of(recorded, facts).spread),
+        figures=_with_guard(
+            _figures(answer, trials[number], history_of(recorded, facts).spread),
+            guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
+        ),
         soak=_soak_of(study, candidate, engine),
     )
     return Chosen(trial=trials[number], engine=engine, handout=handout)
@@ -96,6 +117,7 @@ def export_study(
     to: str | None = None,
     trial: int | None = None,
     launcher: str | None = None,
+    allow_loss_drift: bool = False,
 ) -> list[Path]:
     """Write the files of a study's best configuration, or of one trial's; or the study itself.
 
@@ -105,6 +127,7 @@ def export_study(
         to: Name of a dialect; None: the engine's own.
         trial: Number of the trial; None for the best.
         launcher: Name of what starts the dialect's script; None: the dialect's own.
+        allow_loss_drift: As of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
@@ -121,8 +144,23 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    handout = find_chosen(study, trial=trial).handout
+    handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift).handout
     return export_handout(handout, out, to=to, launcher=launcher)
+
+
+def _check_guard(study: Study, number: int, guard: Guarded | None) -> None:
+    """Refuse to hand out what does not train as the baseline does."""
+    if guard is not None and guard.is_drift:
+        raise StudyError(
+            f"study {study.name}: the losses of trial {number} drift from the baseline's: "
+            f"{guard.why}",
+            "leave --trial out for the best that keeps to the baseline's, or hand it out as it is "
+            "with --allow-loss-drift",
+        )
+
+
+def _with_guard(figures: MeasuredFigures | None, guard: Guarded | None) -> MeasuredFigures | None:
+    return None if figures is None else dataclasses.replace(figures, guard=guard)
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
@@ -171,7 +209,10 @@ def _check_answers(task: Task, trial: Trial) -> None:
 def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> MeasuredFigures | None:
     """Figures of the final comparison where the trial's candidate took part, else of the trial."""
     number, result = trial.spec.identity.number, trial.result
-    standings = () if answer is None else (answer.best, *answer.ties, answer.baseline)
+    standings: list[Standing | None] = []
+    if answer is not None:
+        standings = [answer.best, *answer.ties, answer.baseline]
+        standings += [] if answer.drifted is None else [answer.drifted.standing]
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
         baseline = answer.baseline

@@ -126,6 +126,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
         "allowed_bytes": objective.allowed_bytes,
         "context": dataclasses.asdict(session.lattice.context),
         "origin": session.place.origin,
+        "guard_steps": job.guard_steps,
         "answer": None,
     }
     state = study.read_state()

@@ -22,6 +22,10 @@ _LONGEST_MESSAGE = 8_000
 """Characters of one message: three screens."""
 
 _SUSPECT = re.compile(r"[^\x20-\x7e]")
+_LINKED = re.compile(r"\b(?:https?|ftp|mailto|xmpp):|\bwww\.", re.IGNORECASE)
+"""What GitHub's Markdown makes a link of by itself."""
+_AFTER_BREAK = re.compile(r"([;\t\r\n][ ]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
+"""A formula behind what some countries' spreadsheets take for the end of a cell."""
 _FORMULA = re.compile(r"[\s\x00]*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.IGNORECASE)
 _UNSEEN = "\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u034f"
@@ -30,20 +34,23 @@ _UNSEEN = "\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u034f"
 
 def one_line(text: str) -> str:
     """A text on one line with nothing in it that acts: for a terminal, a log, a record."""
-    if _SUSPECT.search(text) is None:
-        return text
-    return "".join(c if _is_seen(c) else _escaped(c) for c in text)
+    return visible(text)
 
 
 def lines(text: str) -> str:
     """The same, of a text that may have several lines and tabs."""
+    return visible(text, kept="\n\t")
+
+
+def visible(text: str, *, kept: str = "") -> str:
+    """A text with the escape of whatever acts or cannot be seen, but for characters to keep."""
     if _SUSPECT.search(text) is None:
         return text
-    return "".join(c if c in "\n\t" or _is_seen(c) else _escaped(c) for c in text)
+    return "".join(c if c in kept or _is_seen(c) else _escaped(c) for c in text)
 
 
 def each_on_one_line(data: Any) -> Any:
-    """What JSON may hold with every text made safe by `one_line`, keys included."""
+    """A JSON value with every text made safe by `one_line`, keys included."""
     if isinstance(data, str):
         return one_line(data)
     if isinstance(data, Mapping):
@@ -56,7 +63,8 @@ def each_on_one_line(data: Any) -> Any:
 def markdown(text: str) -> str:
     """As text in Markdown: nothing in it is taken for markup, and it stays on its line."""
     told = one_line(" ".join(text.split()))
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", told)
+    told = re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", told)
+    return _LINKED.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], told)
 
 
 def markdown_code(text: str) -> str:
@@ -75,7 +83,7 @@ def cell(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    told = lines(value)
+    told = _AFTER_BREAK.sub(r"\1'", lines(value))
     is_formula = _FORMULA.match(value) is not None and not _NUMBER.fullmatch(value)
     return f"'{told}" if is_formula else told
 

@@ -30,6 +30,19 @@ ACCELERATE_ALONE = (
 )
 """Fields of an accelerate YAML that no other program has (commands/config/config_args.py)."""
 
+_AT_TOP = frozenset(
+    (
+        *("compute_environment", "distributed_type", "main_training_function"),
+        *("num_processes", "num_machines", "machine_rank"),
+    )
+)
+"""Fields beside the section that tell an accelerate YAML."""
+
+_OF_DEEPSPEED = frozenset(
+    ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+)
+"""Keys of a ds_config that no section of accelerate's has."""
+
 _UNSAID = -1
 """`num_processes` that leaves it to the launch line (config_args.py)."""
 
@@ -39,11 +52,19 @@ def is_accelerate(data: Mapping[Any, Any]) -> bool:
     if "zero_optimization" in data:
         return False
     is_deepspeed = str(data.get("distributed_type")).upper() == "DEEPSPEED"
-    return "deepspeed_config" in data or (is_deepspeed and "deepspeed" not in data)
+    if "deepspeed_config" not in data:
+        return is_deepspeed and "deepspeed" not in data
+    if not _AT_TOP.isdisjoint(data):
+        return True
+    # The key is everybody's: others name a ds_config there, or hold one.
+    section = data["deepspeed_config"]
+    if isinstance(section, Mapping):
+        return _OF_DEEPSPEED.isdisjoint(section)
+    return not isinstance(section, str)
 
 
 class AccelerateFile:
-    """What an accelerate YAML says; of no file: nothing.
+    """Settings of an accelerate YAML; none without a file.
 
     Raises:
         JobError: A value in it is none of those that are allowed there.
@@ -79,7 +100,7 @@ class AccelerateFile:
 
     @property
     def not_for(self) -> str:
-        """What accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
+        """Name of what accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
         kind = str(self.data.get("distributed_type", "DEEPSPEED"))
         return kind if kind in KINDS and kind != "DEEPSPEED" else ""
 

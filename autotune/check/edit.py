@@ -50,7 +50,7 @@ class _Value(NamedTuple):
 class _Member(NamedTuple):
     name: str
     start: int
-    """Where its key begins."""
+    """Offset of its key."""
     value: _Value
 
 
@@ -134,21 +134,42 @@ def _duplicates(value: _Value, path: str) -> Iterator[str]:
 
 
 def key_starts(text: str) -> dict[tuple[str, ...], int]:
-    """Path of every key of a JSON text -> where it begins; of a key twice, the last one."""
+    """Path of every key of a JSON text -> where it begins; of a key twice, the last one.
+
+    A place in a list is a key such as `[0]`.
+    """
     bare = text.removeprefix(BYTE_ORDER_MARK)
-    starts: dict[tuple[str, ...], int] = {}
-    _collect_starts(_root(bare), (), len(text) - len(bare), starts)
-    return starts
+    skipped = len(text) - len(bare)
+    return {path: start + skipped for path, start in _starts(bare, _root(bare), ())}
 
 
-def _collect_starts(
-    value: _Value, path: tuple[str, ...], skipped: int, starts: dict[tuple[str, ...], int]
-) -> None:
+def _starts(
+    text: str, value: _Value, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int]]:
     for member in value.members or ():
         here = (*path, member.name)
-        starts[here] = member.start + skipped
-        if member.value.members:
-            _collect_starts(member.value, here, skipped, starts)
+        yield here, member.start
+        inner = member.value
+        if inner.members:
+            yield from _starts(text, inner, here)
+        elif text[inner.start] == "[" and text.find("{", inner.start, inner.end) >= 0:
+            yield from _starts_in_list(text, inner.start, here)
+
+
+def _starts_in_list(
+    text: str, start: int, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    at, index = _skip(text, start + 1), 0
+    while text[at] != "]":
+        item, here = _value(text, at), (*path, f"[{index}]")
+        yield here, at
+        if item.members:
+            yield from _starts(text, item, here)
+        elif text[at] == "[":
+            yield from _starts_in_list(text, at, here)
+        at, index = _skip(text, item.end), index + 1
+        if text[at] == ",":
+            at = _skip(text, at + 1)
 
 
 @lru_cache(maxsize=1)

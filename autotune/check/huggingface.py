@@ -1,9 +1,9 @@
-"""What Hugging Face Trainer and accelerate do with a configuration before DeepSpeed sees it."""
+"""How Hugging Face Trainer and accelerate change a configuration before DeepSpeed sees it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.base.nested import dotted, look_up
+from autotune.base.nested import dotted, look_up, merge, path_of
 from autotune.check import accelerate_fields
 from autotune.check.accelerate_names import FLAGS, KEYS
 from autotune.check.consumers import (
@@ -18,7 +18,10 @@ from autotune.check.consumers import (
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
+from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
+from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.space.rule import Choice, Patch, Violation
 
 
@@ -49,7 +52,7 @@ def filled(
 
 
 def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
-    """What a consumer refuses or overwrites; nothing for raw DeepSpeed."""
+    """Violations that a consumer finds or overwrites; none for raw DeepSpeed."""
     if source.consumer is Consumer.DEEPSPEED:
         return []
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
@@ -64,7 +67,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
 
 
 def _asked_precision(source: Source) -> str | None:
-    """What accelerate, or Trainer by its arguments, is told to train in; None: nobody says."""
+    """Precision that accelerate, or Trainer by its arguments, is told; None: nobody says."""
     asked = source.mixed_precision or precision_of(source.arguments)
     return None if asked is None else asked.lower()
 
@@ -87,14 +90,52 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         name = dotted(path)
         if name in FILLED[source.consumer]:
             continue
+        where = next(_meant(path, config, source.consumer), None)
+        message = (
+            f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the word'
+        )
+        if where is None:
+            changes, fix = _gone(path), f"remove {name}, or write the value"
+            message += " there"
+        else:
+            old, new = where
+            moved = patch(".".join(new[:-1]), {new[-1]: _at(config, old)})
+            changes, fix = merge(_gone(old), moved), f"rename {dotted(old)} to {dotted(new)}"
+            message += f" there: did you mean {dotted(new)}?"
         yield Violation(
             rule="huggingface.auto_not_filled",
-            message=f'"{AUTO}" at {name}: {source.consumer} fills in other keys, and refuses the '
-            "word there",
-            fix=f"remove {name}, or write the value",
+            message=message,
+            fix=fix,
             at=(name,),
-            changes=_gone(path),
+            changes=changes,
         )
+
+
+def _meant(
+    path: tuple[str, ...], config: Mapping[str, Any], consumer: Consumer
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """A key on the way to an "auto", and where it has to be for the "auto" to be filled in."""
+    for depth, name in enumerate(path):
+        above, below = path[:depth], path[depth + 1 :]
+        section = SECTIONS.get(".".join(above))
+        near = section and misspelt(name, [one for one in section.keys if one != name])
+        places = [(*above, near)] if near else []
+        if not above:
+            places += [("bf16",)] if name == "bfloat16" else []
+            places += [(*path_of(HOMES[name]), name)] if HOMES.get(name) else []
+        elif path[0] in ("optimizer", "scheduler"):
+            places.append((*above, "params", name))
+        for new in places:
+            is_free = look_up(config, dotted(new)) is None
+            if is_free and dotted((*new, *below)) in FILLED[consumer]:
+                yield (*above, name), new
+
+
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for name in path:
+        value = value[name]
+    return value
 
 
 def _gone(path: tuple[str, ...]) -> dict[str, Any]:
@@ -254,6 +295,8 @@ def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     if "bfloat16" not in config or "bf16" in config:
         return
     old, name = config["bfloat16"], "bf16"
+    if isinstance(old, Mapping) and AUTO in old.values():
+        return  # refused, see `_not_filled`
     added = inserted(config, source.consumer, _asked_precision(source)).get(name, {})
     is_on = bool(added.get("enabled"))
     is_other = isinstance(old, Mapping) and old.get("enabled", False) is not is_on

@@ -1,4 +1,4 @@
-"""What a file is that holds no DeepSpeed configuration, in words."""
+"""Kinds of files that hold no DeepSpeed configuration, in words."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +67,7 @@ class NotADsConfigError(JobError):
 
 
 def kind_of(data: Mapping[Any, Any], path: Path) -> str:
-    """What a mapping seems to be that is no DeepSpeed configuration."""
+    """Apparent kind of a mapping that is no DeepSpeed configuration."""
     if path.name in _BY_NAME:
         return _BY_NAME[path.name]
     names = {str(name) for name in data}
@@ -80,6 +80,8 @@ def kind_of(data: Mapping[Any, Any], path: Path) -> str:
     known = next((kind for keys, kind in _BY_KEYS if names.issuperset(keys)), None)
     if known is not None:
         return known
+    if not data:
+        return "an empty object"
     shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
     return f"no key that only DeepSpeed has, among {shown}{more}"

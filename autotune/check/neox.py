@@ -48,6 +48,8 @@ _NEOX_ALONE = frozenset(
 )
 _LEAST_ALONE = 3
 """Keys of NeoX's own that make a file its."""
+_LAYOUT = frozenset(("pipe_parallel_size", "model_parallel_size"))
+"""Two that no other program has together."""
 
 _BUILT_BY_DEEPSPEED = "onebitadam"
 """The one optimizer that NeoX leaves to DeepSpeed: it hands over any other as an object, so that
@@ -61,11 +63,11 @@ def with_underscores(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 def is_neox(data: Mapping[str, Any]) -> bool:
     """Whether a file, its keys with underscores, is GPT-NeoX's, or one of the parts of one."""
-    return len(_NEOX_ALONE & data.keys()) >= _LEAST_ALONE
+    return data.keys() >= _LAYOUT or len(_NEOX_ALONE & data.keys()) >= _LEAST_ALONE
 
 
 def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What NeoX hands to DeepSpeed of a file, its keys with underscores; empty: nothing.
+    """Part of a file that NeoX hands to DeepSpeed, its keys with underscores; empty: nothing.
 
     Batch sizes that the file lacks are "auto": they may stand in another of the files that NeoX
     merges.

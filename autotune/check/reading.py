@@ -18,7 +18,7 @@ from autotune.check.consumers import Consumer
 from autotune.check.kinds import NotADsConfigError, kind_of
 from autotune.check.launch import LaunchLine, typed
 from autotune.check.layout import ExportedLayout
-from autotune.check.sections import is_ds_config, own_keys, sections_inside
+from autotune.check.sections import is_ds_config, is_named_so, own_keys, sections_inside
 from autotune.check.templates import refuse_template
 from autotune.engines.deepspeed.ds_config_text import (
     MAX_BYTES,
@@ -44,8 +44,14 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 
+_PACKAGE = re.compile(r"^#\s*@package\b", re.MULTILINE)
+_DEFAULTS = re.compile(r"^defaults:[^\n]*\n(?:[ \t]*(?:-|#)[^\n]*\n|[ \t]*\n)*", re.MULTILINE)
+"""What Hydra's files say: to where a group goes, and which groups are taken."""
+_FOLDERS_ABOVE = 2
+_MOST_FILES = 50
+
 _DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
-"""What one document of YAML ends with, or another one begins with."""
+"""The line that ends a document of YAML, or begins another one."""
 _NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
 """A line that adds nothing to a document."""
 
@@ -102,7 +108,7 @@ class ReadConfig:
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
-    """Which document of a YAML file it is, where the file has several; their text is blank."""
+    """Number of the document in a YAML file that has several; the text of the others is blank."""
     config: Mapping[str, Any]
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
@@ -110,6 +116,8 @@ class ReadConfig:
     """Whether its reader refuses such a YAML: OmegaConf does, PyYAML takes the last one."""
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    unasked: frozenset[str] = frozenset()
+    """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
     is_named: bool = False
     """Whether it is another file, which the first one names."""
     is_part: bool = False
@@ -118,19 +126,19 @@ class ReadConfig:
     """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
     consumer: Consumer | None = None
     because: str = ""
-    """What tells the consumer; empty: nothing does."""
+    """Evidence for the consumer; empty: there is none."""
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Those of `arguments` that are numbers, and stand in the file as text."""
+    """Names of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
     world: int | None = None
     split: int = 1
     """Ranks that the reader splits each stage over, which DeepSpeed leaves out of its batch."""
     layout: ExportedLayout | None = None
     refused: tuple[Violation, ...] = ()
-    """What the reader itself refuses."""
+    """Violations that the reader itself refuses."""
 
 
 def may_be_deepspeeds(path: Path) -> bool:
@@ -192,8 +200,11 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
 
 
 def _is_yaml(text: str, path: Path) -> bool:
-    is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
-    return path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    return path.suffix in _YAML or (_is_nameless(path) and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+
+
+def _is_nameless(path: Path) -> bool:
+    return path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
 
 
 def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
@@ -203,8 +214,15 @@ def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
         data, is_hjson = parse_config(text, path)
     except RenderError:
         return None
-    is_meant = is_ds_config(data, is_json=True) and not neox.is_neox(neox.with_underscores(data))
+    is_meant = _is_ds_config(data, path, is_json=True) and not neox.is_neox(
+        neox.with_underscores(data)
+    )
     return data if is_meant and not is_hjson else None
+
+
+def _is_ds_config(data: Mapping[str, Any], path: Path, *, is_json: bool) -> bool:
+    is_named = _is_nameless(path) or is_named_so(path.name)
+    return is_ds_config(data, is_json=is_json, is_named=is_named)
 
 
 def sections_of(
@@ -226,7 +244,8 @@ def sections_of(
     if _is_yaml(text, path) and len(documents := _documents(text)) > 1:
         return _of_documents(documents, path, line, has_accelerate=has_accelerate)
     found = parsed(text, path)
-    if found.syntax == "yaml" and _EXPONENT.search(text) and _reads_exponents(found.data):
+    has_exponents = found.syntax == "yaml" and _EXPONENT.search(text) is not None
+    if has_exponents and (_reads_exponents(found.data) or _is_hydras(text, path)):
         found = parsed(text, path, reads_exponents=True)
     data = found.data
     here = ReadConfig(
@@ -249,7 +268,7 @@ def sections_of(
         if _is_some_programs(data):
             return _inside(here)
         return [_of_arguments(here, data, ("deepspeed",))]
-    if is_ds_config(data, is_json=found.syntax != "yaml"):
+    if _is_ds_config(data, path, is_json=found.syntax != "yaml"):
         return [
             replace(here, **_held(own_keys(data))) if found.syntax == "yaml" and data else here
         ]
@@ -275,7 +294,7 @@ def _blank(text: str) -> str:
 def _of_documents(
     documents: Sequence[str], path: Path, line: LaunchLine, *, has_accelerate: bool
 ) -> list[ReadConfig]:
-    """What each document holds; one that holds nothing of DeepSpeed's is somebody else's."""
+    """Configurations of all documents; one without anything of DeepSpeed's is left out."""
     found: list[ReadConfig] = []
     error: AutotuneError = NotADsConfigError(path, "no document in it is DeepSpeed's")
     for number, text in enumerate(documents, start=1):
@@ -295,7 +314,7 @@ def _of_documents(
 
 
 def _of_many(one: ReadConfig, path: Path, n_documents: int) -> Iterator[Violation]:
-    """What a known reader of a YAML says of several documents: each reads one, and no more."""
+    """Error of a known reader of YAML about several documents: each reader reads one only."""
     if one.accelerate is None and one.consumer is None:
         return
     who = one.reader or ("accelerate" if one.accelerate is not None else str(one.consumer))
@@ -310,11 +329,40 @@ def _reads_exponents(data: Mapping[str, Any]) -> bool:
     """Whether a file's reader takes 5e8 in YAML for a number.
 
     OmegaConf does (omegaconf/_utils.py: get_yaml_loader), which reads for Hydra and LLaMA-Factory
-    (hparams/parser.py: read_args), and jsonargparse (_loaders_dumpers.py), which reads for
-    Lightning. axolotl (cli/config.py), accelerate, ms-swift (cli/main.py) and GPT-NeoX read with
-    PyYAML.
+    (hparams/parser.py: read_args), jsonargparse (_loaders_dumpers.py), which reads for Lightning,
+    and Determined, whose master is no Python program. axolotl (cli/config.py), accelerate,
+    ms-swift (cli/main.py) and GPT-NeoX read with PyYAML.
     """
-    return _is_omegaconfs(data) or lightning.strategy_of(data) is not None
+    is_determineds = {"entrypoint", "hyperparameters"} <= data.keys()
+    return is_determineds or _is_omegaconfs(data) or lightning.strategy_of(data) is not None
+
+
+def _is_hydras(text: str, path: Path) -> bool:
+    """Whether a YAML is one of Hydra's group: it says so, or another one has it in its defaults.
+
+    `deepspeed/zero3.yaml` is one if a YAML in a folder above has `defaults` with `deepspeed`.
+    """
+    if _PACKAGE.search(text[:_UNPROMISING]):
+        return True
+    if _is_nameless(path):
+        return False
+    try:
+        group = path.resolve().parent
+        for folder in group.parents[:_FOLDERS_ABOVE]:
+            found = sorted(folder.glob("*.y*ml"))[:_MOST_FILES]
+            if any(_has_group(one, group.name) for one in found):
+                return True
+    except (OSError, RuntimeError):
+        pass
+    return False
+
+
+def _has_group(path: Path, name: str) -> bool:
+    if not path.is_file() or path.stat().st_size > _MAX_YAML_CHARACTERS:
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    defaults = _DEFAULTS.search(text)
+    return defaults is not None and re.search(rf"\b{re.escape(name)}\b", defaults[0]) is not None
 
 
 def _is_omegaconfs(data: Mapping[str, Any]) -> bool:
@@ -387,6 +435,7 @@ def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
         section,
         config=after,
         is_made=True,
+        unasked=lightning.unasked(strategy.arguments) if is_made else frozenset(),
         unknown=_autos_at_top(after),
         consumer=Consumer.DEEPSPEED,
         because=f"the DeepSpeed strategy of Lightning in {here.path}",
@@ -409,7 +458,7 @@ def _of_accelerate(here: ReadConfig, line: LaunchLine) -> ReadConfig:
 
 
 def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]) -> ReadConfig:
-    """What a file names, or holds, beside arguments of Hugging Face's Trainer.
+    """The ds_config that a file names, or holds, beside arguments of Hugging Face's Trainer.
 
     They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
     command line, and LLaMA-Factory's reader reads a number.
@@ -468,6 +517,8 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         try:
             if at[-1] == "deepspeed" and _has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
+            elif isinstance(value, str) and not _found_near(value, here.path):
+                gone = f"it names {value}, which is not there"
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))
             else:
@@ -507,8 +558,7 @@ def _named(name: str, base: Path) -> ReadConfig:
     From where one stands, else from beside that file, else from a folder above it; a name of
     ms-swift's is a file of its package.
     """
-    near = [Path(name), *(folder / name for folder in base.parents)]
-    path = next((one for one in near if os.path.isfile(one)), None)
+    path = _found_near(name, base)
     if path is None and name in _SWIFTS:
         path = _of_swift(name, base)
     if path is None:
@@ -525,6 +575,11 @@ def _named(name: str, base: Path) -> ReadConfig:
         twice=found.twice,
         is_named=True,
     )
+
+
+def _found_near(name: str, base: Path) -> Path | None:
+    near = [Path(name), *(folder / name for folder in base.parents)]
+    return next((one for one in near if os.path.isfile(one)), None)
 
 
 def _of_swift(name: str, base: Path) -> Path:

@@ -1,10 +1,11 @@
-"""Where in a file a DeepSpeed configuration stands, or is named."""
+"""Places in a file where a DeepSpeed configuration stands, or is named."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.keys import SECTIONS
-from autotune.engines.deepspeed.rules.schema import HOMES
+from autotune.engines.deepspeed.rules.schema import HOMES, holds_its_keys
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.engines.deepspeed.rules.values import REFUSED
 
@@ -13,6 +14,9 @@ SECTION_NAMES = (
     *("deepspeed_config_file", "deepspeed_config_path", "ds_config_path", "hf_ds_config"),
 )
 """Keys of others under which a DeepSpeed configuration stands, or the name of its file."""
+
+_FILE = re.compile(r"config|path|file", re.IGNORECASE)
+"""What the key of a file has in it, below the name of a section."""
 
 _KNOWN = frozenset(SECTIONS[""].keys)
 
@@ -33,33 +37,79 @@ _OF_OTHERS = frozenset(
         *("gradient_clipping", "log_level", "nebula", "optimizer", "pipeline", "scheduler"),
         *("tensor_parallel", "tensorboard", "timers", "train_batch_size", "wandb"),
         *("data_parallel_size", "sequence_parallel_size", "vocabulary_size"),
+        "dataloader_drop_last",
     )
 )
 """Keys that other programs have, too: one of them tells nothing."""
 
-_TELLING = _KNOWN - _OF_OTHERS
-_MISSPELT = sorted(
-    _TELLING | {"train_batch_size", "gradient_clipping", "gradient_accumulation_steps"}
+_OF_TRAINING = frozenset(
+    (
+        *("batch_size", "eval_batch_size", "val_batch_size", "valid_batch_size"),
+        *("test_batch_size", "data", "data_dir", "data_path", "dataset", "datasets", "device"),
+        *(
+            "dropout",
+            "epoch",
+            "epochs",
+            "global_step",
+            "log_history",
+            "max_epochs",
+            "n_epochs",
+            "num_epochs",
+            "hidden_size",
+        ),
+        *("learning_rate", "lr", "lr_scheduler", "max_steps", "model", "model_name"),
+        *("model_path", "n_layers", "num_layers", "num_workers", "seed", "warmup"),
+        *("warmup_steps", "weight_decay"),
+    )
 )
+"""Keys of everybody's training scripts that no DeepSpeed has: where one of them stands, the file
+is the script's, unless a key that DeepSpeed alone has stands there as well."""
+
+_TELLING = _KNOWN - _OF_OTHERS
+_MISSPELT = {
+    False: sorted(_TELLING),
+    True: sorted(
+        _TELLING | {"train_batch_size", "gradient_clipping", "gradient_accumulation_steps"}
+    ),
+}
+"""Keys that are known again when they are misspelt: where others have them too, in JSON alone."""
+_NAMED_SO = re.compile(r"(?<![a-z])(?:ds|deepspeed|zero)(?![a-z])", re.IGNORECASE)
+"""What the name of a ds_config has in it."""
 _MOST_COMPARED = 200
 """Keys that are compared with DeepSpeed's by their letters: a configuration has dozens."""
 _ALIKE = 0.85
 _MOST_SECTIONS = 100
 
 
-def is_ds_config(data: Mapping[Any, Any], *, is_json: bool) -> bool:
+def is_named_so(name: str) -> bool:
+    """Whether a file is called as one that is DeepSpeed's: `ds_config.json`, `zero2.json`."""
+    return _NAMED_SO.search(name) is not None
+
+
+def is_ds_config(data: Mapping[Any, Any], *, is_json: bool, is_named: bool = True) -> bool:
     """Whether a mapping is meant as a ds_config: by its keys, or by one that is misspelt.
 
-    DeepSpeed reads no YAML itself, so a YAML is some program's, which may have a
-    `train_batch_size` of its own.
+    Args:
+        data: The mapping.
+        is_json: Whether it is JSON. DeepSpeed reads no YAML itself, so a YAML is some program's,
+            which may have a `train_batch_size` of its own.
+        is_named: Whether the file has the name of one, or none at all. In another one, keys that
+            others have too tell nothing beside those of a training script.
     """
-    if is_json and "train_batch_size" in data:
+    if any(_tells(name, value) for name, value in data.items()):
         return True
-    if not data or any(_tells(name, value) for name, value in data.items()):
+    is_weak = not is_named and not _OF_TRAINING.isdisjoint(data)
+    has_pair = any(_is_pair(data.get(name)) for name in ("optimizer", "scheduler"))
+    if is_json and "train_batch_size" in data and (has_pair or not is_weak):
+        return True
+    if not data or is_weak:
+        return not data and is_named
+    if has_pair:
         return True
     n_known = sum(name in _KNOWN for name in data)
     is_most = is_json and 2 * n_known >= len(data)
-    return is_most or any(map(_is_misspelt, list(data)[:_MOST_COMPARED]))
+    few = list(data.items())[:_MOST_COMPARED]
+    return is_most or any(_is_misspelt(name, value, is_json=is_json) for name, value in few)
 
 
 def own_keys(data: Mapping[Any, Any]) -> dict[str, Any]:
@@ -72,7 +122,7 @@ def own_keys(data: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in data.items()
-        if name in _KNOWN or (few and (_is_misspelt(name) or _is_misplaced(name, value)))
+        if name in _KNOWN or (few and (_is_misspelt(name, value) or _is_misplaced(name, value)))
     }
 
 
@@ -102,7 +152,7 @@ def _inside(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         return
     if not isinstance(value, Mapping):
         is_name = isinstance(value, str) and value.endswith(".json") and "$" not in value
-        if is_name and _is_name(at):
+        if is_name and (_is_name(at) or (_is_name(at[:-1]) and _FILE.search(at[-1]))):
             yield at, value
         return
     if value.get("name") == "deepspeed" and isinstance(value.get("config_file"), str):
@@ -132,14 +182,28 @@ def _is_telling(value: Mapping[Any, Any]) -> bool:
 def _tells(name: Any, value: Any) -> bool:
     if name in ("fp16", "bf16"):
         return isinstance(value, Mapping) and "enabled" in value
-    if name in ("optimizer", "scheduler"):
-        return isinstance(value, Mapping) and {"type", "params"} <= value.keys()
-    return name in _TELLING
+    if name not in _TELLING:
+        return False
+    if name == "zero_optimization":
+        return True
+    # `activation_checkpointing: true` is some script's.
+    if name in SECTIONS:
+        return isinstance(value, Mapping) and holds_its_keys(name, value)
+    return True
 
 
-def _is_misspelt(name: Any) -> bool:
-    """Whether a key is none of DeepSpeed's, and like one, or the beginning of one."""
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"type", "params"} <= value.keys()
+
+
+def _is_misspelt(name: Any, value: Any, *, is_json: bool = True) -> bool:
+    """Whether a key is none of DeepSpeed's, and like one, or the beginning of one.
+
+    A section that holds nothing of the one that it is like is somebody else's.
+    """
     if not isinstance(name, str) or name in _KNOWN:
         return False
-    begins = "_" in name and any(known.startswith(name) for known in _MISSPELT)
-    return begins or bool(guesses(name, _MISSPELT, alike=_ALIKE))
+    words = _MISSPELT[is_json]
+    begun = (known for known in words if "_" in name and known.startswith(name))
+    like = next(begun, None) or next(iter(guesses(name, words, alike=_ALIKE)), None)
+    return like is not None and holds_its_keys(like, value)

@@ -1,4 +1,4 @@
-"""What is checked: a ds_config, where it lies, and what is known of who reads it."""
+"""The configuration to check: its text, its place, and what is known of its reader."""
 
 import os
 from collections.abc import Mapping
@@ -23,6 +23,8 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
+_NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -36,11 +38,13 @@ class Source:
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
-    """Which document of a YAML file it is, where the file has several."""
+    """Number of the document in a YAML file that has several."""
     config: Mapping[str, Any]
     consumer: Consumer
     because: str
-    """What tells the consumer."""
+    """Evidence for the consumer."""
+    is_guessed: bool = False
+    """Whether nothing tells it, so that DeepSpeed itself is taken for it."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
     own_defaults: frozenset[str] | None = None
@@ -52,6 +56,8 @@ class Source:
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
     """Whether the reader makes the configuration out of keys of its own."""
+    unasked: frozenset[str] = frozenset()
+    """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
     refuses_twice: bool = False
@@ -76,11 +82,11 @@ class Source:
     launched: str | None = None
     """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
-    """What accelerate runs instead of DeepSpeed, where its YAML says so."""
+    """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
     """For an export or a pipeline: how its script splits the training."""
     refused: tuple[Violation, ...] = ()
-    """What the reader refuses or overrules, whatever DeepSpeed does with the configuration."""
+    """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
 
     @property
     def can_write(self) -> bool:
@@ -208,12 +214,14 @@ def _source(
         document=section.document,
         config=section.config,
         is_made=section.is_made,
+        unasked=section.unasked,
         is_part=section.is_part,
         twice=section.twice,
         refuses_twice=section.refuses_twice,
         unknown=section.unknown,
         consumer=consumer,
         because=because,
+        is_guessed=because.endswith(_NOTHING_TELLS),
         reader=reader,
         arguments=arguments,
         own_defaults=_defaults_of(line.script, asked),
@@ -264,7 +272,7 @@ def _consumer(
     has_line: bool,
     file: AccelerateFile,
 ) -> tuple[Consumer, str]:
-    """Who reads it, and what tells."""
+    """Program that reads it, with the evidence."""
     if given is not None:
         return given, "it was said"
     if section.consumer is not None:
@@ -276,12 +284,18 @@ def _consumer(
     if has_line:
         return Consumer.DEEPSPEED, "the launch line"
     where = section.because and f"{section.because}; "
-    said = [".".join(path) for path in autos(section.config)]
-    # Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
-    told = [name for name in said if name in _TELLING]
-    if told:
-        return Consumer.TRAINER, f'{where}"auto" at {told[0]}'
-    return Consumer.DEEPSPEED, f'{where}nothing is "auto" that somebody else fills in'
+    if told := auto_that_tells(section.config):
+        return Consumer.TRAINER, f'{where}"auto" at {told}'
+    return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
+
+
+def auto_that_tells(config: Mapping[str, Any]) -> str:
+    """The first key whose "auto" Trainer fills in; empty where there is none.
+
+    Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
+    """
+    said = (".".join(path) for path in autos(config))
+    return next((name for name in said if name in _TELLING), "")
 
 
 def _another(named: str | None, path: Path) -> str | None:

@@ -28,7 +28,7 @@ from autotune.cli.base import (
 )
 
 
-class _Search(TyperCommand):
+class _SearchCommand(TyperCommand):
     """`search`, whose help ends with what its knobs were never tried on."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -127,6 +127,17 @@ def _job_keys(
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
     ] = False,
+    guard_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="First steps whose losses the best has to share with the baseline: 20 by "
+            "default, 0 for none."
+        ),
+    ] = None,
+    allow_loss_drift: Annotated[
+        bool | None,
+        typer.Option("--allow-loss-drift", help="Hand out the best even if its losses drift."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
@@ -135,7 +146,7 @@ def _job_keys(
     """Keys of a job, for `takes`."""
 
 
-@cli.command(cls=_Search)
+@cli.command(cls=_SearchCommand)
 @takes(flags=_job_keys)
 def search(
     *,

@@ -1,4 +1,4 @@
-"""What the record says: `status`, `report`, `compare`, `export`."""
+"""Commands that read the record: `status`, `report`, `compare`, `export`."""
 
 import dataclasses
 import json
@@ -141,6 +141,12 @@ def export(
     launcher: LauncherName = None,
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
+    allow_loss_drift: Annotated[
+        bool,
+        typer.Option(
+            "--allow-loss-drift", help="The fastest one, even if its losses leave the baseline's."
+        ),
+    ] = False,
     results: Results = RESULTS,
     as_json: Json = False,
     debug: Debug = False,
@@ -149,6 +155,12 @@ def export(
     from autotune.app.exports import export_study
     from autotune.app.studies import find_study
 
-    found = find_study(results, study)
-    files = export_study(found, out, to=to, trial=trial, launcher=launcher)
+    files = export_study(
+        find_study(results, study),
+        out,
+        to=to,
+        trial=trial,
+        launcher=launcher,
+        allow_loss_drift=allow_loss_drift,
+    )
     print_files(files, as_json=as_json)

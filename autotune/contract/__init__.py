@@ -34,6 +34,7 @@ from autotune.contract.files import (
 from autotune.contract.plausible import METER_SLACK, ROUNDING, check_result
 from autotune.contract.result import (
     COORDINATOR_ENDED,
+    MOST_LOSSES,
     Collective,
     CollectiveCalls,
     Diagnosis,
@@ -76,6 +77,7 @@ __all__ = [
     "COORDINATOR_ENDED",
     "LIST_VARIABLES",
     "METER_SLACK",
+    "MOST_LOSSES",
     "NODE_FILE",
     "PARENT_ENV",
     "RANKS_DIR",

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.contract.files import ContractError
 from autotune.contract.result import (
+    MOST_LOSSES,
     Collective,
     Diagnosis,
     GpuUse,
@@ -48,6 +49,9 @@ _MOST_SKIPPED = 100
 _STEPPED_SHARE, _STEPPED_S = 0.25, 0.5
 """Share of the measured phase that its steps are at least, less these seconds: they follow one
 another."""
+
+_LATE_SHARE, _LATE_S = 2.0, 600.0
+"""Room that a trial has beyond its time limit: a busy machine ends it late."""
 
 Complaint = tuple[str, object, str]
 """A figure's name, its value, and what it has to be."""
@@ -93,6 +97,8 @@ def _complaints(
         yield from _of_use(result.use, world, most_s)
     if result.diagnosis is not None:
         yield from _of_diagnosis(result.diagnosis, world, most_s)
+    if result.origin is Origin.MEASURED and result.outcome.is_measured:
+        yield from _of_a_run(result, spec)
 
 
 def _with_room(seconds: float) -> float:
@@ -138,12 +144,25 @@ def _of_phases(result: TrialResult) -> Iterator[Complaint]:
     if not counted_s <= _with_room(measured_s):
         said = f"at most the {measured_s:g} s that it measured"
         yield "step_times_s, together", counted_s, said
-    # A soak saves a checkpoint in this phase; skipped steps have no time.
-    is_all = result.role is not Role.SOAK and not result.steps_skipped
-    least_s = measured_s * _STEPPED_SHARE - _STEPPED_S
-    if is_all and not stepped_s >= least_s:
+    # Skipped steps have no time of their own, and take about as long as the others; twice at most.
+    n_timed = len(result.warmup_step_times_s) + len(result.step_times_s)
+    share = _STEPPED_SHARE
+    if result.steps_skipped > 0:
+        share *= 0.5 * n_timed / (n_timed + result.steps_skipped)
+    least_s = measured_s * share - _STEPPED_S
+    # A soak saves a checkpoint in this phase.
+    if result.role is not Role.SOAK and not stepped_s >= least_s:
         said = f"at least {least_s:g} s of the {measured_s:g} s that it measured"
         yield "step_times_s, together", stepped_s, said
+
+
+def _of_a_run(result: TrialResult, spec: TrialSpec) -> Iterator[Complaint]:
+    """What every trial has that ran to its end on devices."""
+    most_s = spec.measure.timeout_s * _LATE_SHARE + _LATE_S
+    if not result.wall_s <= most_s:
+        yield "wall_s", result.wall_s, f"at most {most_s:g}: it had {spec.measure.timeout_s:g} s"
+    if result.devices and Phase.MEASURED not in result.phases_s:
+        yield "phases_s", sorted(result.phases_s), "with the time that it measured"
 
 
 def _of_memory(result: TrialResult, device_memory_bytes: float | None) -> Iterator[Complaint]:
@@ -180,6 +199,10 @@ def _of_steps(result: TrialResult, spec: TrialSpec) -> Iterator[Complaint]:
     if not 1 <= len(times_s) <= max(1, measure.max_steps):
         yield "step_times_s", f"{len(times_s)} steps", f"1 to {measure.max_steps} of them"
         return
+    if len(result.losses) > MOST_LOSSES:
+        yield "losses", f"{len(result.losses)} of them", f"{MOST_LOSSES} at the most"
+    if not 0 <= result.losses_skipped <= _MOST_COUNT:
+        yield "losses_skipped", result.losses_skipped, f"0 to {_MOST_COUNT:g}"
     step_s = result.step_time_s
     if step_s is None:
         yield "step_time_s", step_s, "measured"
@@ -280,7 +303,7 @@ _PARTS = (
     ("matmul_s", "memory_s", "host_s", "communication_s", "optimizer_s"),
     ("overlapped_s",),
 )
-"""What is part of a step, each way of taking it apart."""
+"""Parts of a step, for each way of taking it apart."""
 
 
 def _of_split(split: Split, most_s: float) -> Iterator[Complaint]:

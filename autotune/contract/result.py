@@ -10,6 +10,9 @@ from typing import Any
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
+MOST_LOSSES = 200
+"""Steps whose losses a result keeps, from the first on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -55,7 +58,7 @@ class CollectiveCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class RankDiagnosis:
-    """What one rank saw in the diagnostic pass."""
+    """Measurements of one rank in the diagnostic pass."""
 
     steps: int = 0
     """Optimizer steps behind `split`."""
@@ -85,7 +88,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a trial saw in the diagnostic pass, all ranks together."""
+    """Measurements of a trial's diagnostic pass, all ranks together."""
 
     steps: int = 0
     """Optimizer steps behind `split`."""
@@ -101,7 +104,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """What the devices of a trial's gang did during the measured steps, by NVML."""
+    """Load of the devices of a trial's gang during the measured steps, by NVML."""
 
     samples: int
     """Readings of each device within the measured steps."""
@@ -122,7 +125,7 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What the measured steps of a trial took besides time."""
+    """Resources that the measured steps of a trial took besides time."""
 
     cpu_s: float
     """Processor time of all ranks together."""
@@ -134,7 +137,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What went on beside a CPU rank while it measured, on the cores that it is bound to."""
+    """Other load on the cores of a CPU rank while it measured."""
 
     cores: list[int]
     elapsed_s: float
@@ -149,7 +152,7 @@ class Surroundings:
 
 @dataclass(kw_only=True)
 class RankReport(Stored):
-    """What one rank says when it ends, well or badly."""
+    """Report of one rank when it ends, well or badly."""
 
     rank: int
     pid: int = 0
@@ -181,7 +184,9 @@ class RankReport(Stored):
     padded_tokens: int = 0
     """The same with padding."""
     losses: list[float] = field(default_factory=list)
-    """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    """Loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    skipped: list[int] = field(default_factory=list)
+    """Those of these steps that the engine did not apply (fp16 overflow), counted from 0."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """Peak bytes by meter; the key `peak` is the meter that limits are checked against."""
     host_construction_bytes: int | None = None
@@ -223,7 +228,7 @@ class RankReport(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport(Stored):
-    """What a node saw of the ranks that a trial had on it, written once they have ended."""
+    """Report of a node on the ranks that a trial had there, written once they have ended."""
 
     start: Start = Start.COLD
     """How its ranks did start."""
@@ -274,7 +279,7 @@ COORDINATOR_ENDED = "the coordinator ended before the trial did"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(Stored):
-    """What one trial measured, or why it did not; written once, atomically, when it has ended."""
+    """Result of one trial, measured or failed; written once, atomically, when it has ended."""
 
     number: int
     role: Role
@@ -302,7 +307,7 @@ class TrialResult(Stored):
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     disturbed: str = ""
-    """What disturbed it while it measured, in words; empty: nothing that was noticed."""
+    """Causes that disturbed it while it measured, in words; empty: nothing that was noticed."""
     step_time_s: float | None = None
     """Median of `step_times_s`."""
     step_time_low_s: float | None = None
@@ -325,6 +330,11 @@ class TrialResult(Stored):
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None
+    losses: list[float] = field(default_factory=list)
+    """Loss of the whole global batch in each of the first optimizer steps that were applied,
+    warm-up included: the mean over the ranks, of `MOST_LOSSES` steps at the most."""
+    losses_skipped: int = 0
+    """Steps before the last of these that the engine did not apply (fp16 overflow)."""
     read_back: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

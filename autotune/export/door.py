@@ -38,7 +38,7 @@ MARKER_FILE = "autotune_export.json"
 MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
 _OLD_MARKERS = ("settings.json", "layout.json")
-"""What marked an export before there was one marker for all."""
+"""Files that marked an export before there was one marker for all."""
 _OLD_KEYS = {"model", "seq_len", "global_batch", "world", "precision"}
 """Keys that every old marker has."""
 
@@ -166,7 +166,7 @@ def launch_of(
     launcher: str | None = None,
     to: str = "this dialect",
 ) -> Launch | None:
-    """What a launcher, by default the dialect's own, makes of a handout; None: nothing to start.
+    """Files of a launcher, by default the dialect's own, for a handout; None: nothing to start.
 
     `to` names the dialect, for the error.
 

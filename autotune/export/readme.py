@@ -54,6 +54,8 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     if figures.speedup is not None:
         interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
         rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
+    if figures.guard is not None:
+        rows.append(("convergence guard", str(figures.guard)))
     return rows
 
 

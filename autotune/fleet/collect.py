@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.text import one_line
 from autotune.contract import (
+    MOST_LOSSES,
     RANKS_DIR,
     STACKS_FILE,
     STDERR_FILE,
@@ -62,11 +64,11 @@ class Ending:
     started_at_s: float
     wall_s: float
     nodes: Sequence[NodeReport]
-    """What each node of the gang saw, in their order."""
+    """Reports of the gang's nodes, in their order."""
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
     problem: str = ""
-    """What became of a node whose report is missing; empty: all are there."""
+    """Problem of a node whose report is missing; empty: all are there."""
 
 
 def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -> TrialResult:
@@ -204,7 +206,7 @@ def _timeout(
 
 
 def _stopped_at(folder: Path, rank: int) -> str:
-    """Where in the code a hung rank stood, from the stacks that it was asked for."""
+    """Line of code at which a hung rank stood, from the stacks that it was asked for."""
     path = folder / RANKS_DIR / STACKS_FILE.format(rank=rank)
     try:
         stacks = read_text(path)
@@ -242,8 +244,11 @@ def _with_figures(
 ) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp
+    losses, n_skipped = _losses(reports)
     return dataclasses.replace(
         result,
+        losses=losses,
+        losses_skipped=n_skipped,
         use=use_of(reports, [node.gpu for node in ending.nodes if node.gpu is not None]),
         is_steady=reports[0].is_steady,
         disturbed=disturbance(spec, reports),
@@ -256,6 +261,19 @@ def _with_figures(
         samples_per_s_low=samples / high_s,
         samples_per_s_high=samples / low_s,
     )
+
+
+def _losses(reports: Sequence[RankReport]) -> tuple[list[float], int]:
+    """Losses of the global batch in the first steps that were applied, and how many were not.
+
+    Ranks that share a model or a sample say the same loss, and all replicas have as many ranks:
+    the mean over the ranks is that over the replicas.
+    """
+    skipped = {step for report in reports for step in report.skipped}
+    n_steps = min(len(report.losses) for report in reports)
+    applied = [step for step in range(n_steps) if step not in skipped][:MOST_LOSSES]
+    losses = [statistics.fmean(report.losses[step] for report in reports) for step in applied]
+    return losses, sum(step < applied[-1] for step in skipped) if applied else 0
 
 
 def _per_step(spec: TrialSpec, reports: list[RankReport], field: str) -> float | None:

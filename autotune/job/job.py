@@ -32,7 +32,7 @@ from autotune.base.yaml_file import (
     refuse_other_spelling,
     refuse_switch,
 )
-from autotune.contract import Fidelity
+from autotune.contract import MOST_LOSSES, Fidelity
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile
@@ -52,12 +52,14 @@ DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 DEFAULT_WORKLOAD = "builtin"
 DEFAULT_SPACE = "zero"
+GUARD_STEPS = 20
+"""Steps that the convergence guard compares where nobody says how many."""
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveWish:
-    """What `best` means."""
+    """Meaning of `best`."""
 
     name: ObjectiveName
     floor: float
@@ -81,7 +83,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to tune, complete: every default is filled in."""
+    """A job to tune, complete: every default is filled in."""
 
     model: Model
     seq_len: int
@@ -121,13 +123,17 @@ class Job:
     diagnose: bool = True
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
     fidelity: Fidelity | None = None
-    """What the trials at the beginning of a search run less of; None: there are no such trials."""
+    """Reductions of the trials at the beginning of a search; None: there are no such trials."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     workload: str = DEFAULT_WORKLOAD
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
+    guard_steps: int = GUARD_STEPS
+    """First steps whose losses the convergence guard compares with the baseline's; 0: none."""
+    allow_loss_drift: bool = False
+    """Whether a candidate may be the best that the guard fails."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate of so many layers trains; None: of all.
@@ -229,19 +235,28 @@ class JobFile(BaseModel):
     workload: str = Field(
         default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
     )
+    guard_steps: int = Field(
+        default=GUARD_STEPS,
+        ge=0,
+        le=MOST_LOSSES,
+        description="first steps whose losses are compared with the baseline's; 0: none",
+    )
+    allow_loss_drift: bool = Field(
+        default=False, description="whether the best may lose the baseline's course"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name == "diagnose":
+        if info.field_name in ("diagnose", "allow_loss_drift"):
             return only_switch(value)
         return (refuse_other_spelling if info.field_name in _NUMBERS else refuse_switch)(value)
 
 
 _NUMBERS = {
     *("seq_len", "global_batch", "world", "objective_floor", "trials", "patience", "gpu_hours"),
-    *("price", "head_room", "seed"),
+    *("price", "head_room", "seed", "guard_steps"),
 }
 """Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
 
@@ -360,6 +375,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
 _CONTINUED = {
     *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
+    *("guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
 _YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths")
@@ -377,7 +393,7 @@ def default_study_name(file: JobFile) -> str:
 
 
 def _check_weighable(file: JobFile) -> None:
-    """What a trial may save is hours, which only speed saves."""
+    """Refuse a price of hours with an objective that saves none: only speed saves hours."""
     if file.gpu_hours is not None and file.objective != "samples_per_s":
         raise JobError(
             f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "

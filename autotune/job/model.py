@@ -177,6 +177,15 @@ def presets() -> list[str]:
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
 
 
+_NEEDLESS = re.compile(
+    r"_name_or_path|_commit_hash|_auto_class|.*(comment|note|description|readme)s?"
+    r"|transformers_version|task_specific_params|custom_pipelines|chat_template|generation_config"
+    r"|prompts?|env|environ|environment|(name|model|tokenizer)_(or_)?(path|file|class)|license.*"
+    r"|author\w*|user(name)?|urls?|homepage|citation|tags"
+)
+"""Keys of a model's config that say whose it is and where from: its shape follows from others."""
+
+
 def _name_of_file(path: Path) -> str:
     return Path(os.path.realpath(path)).parent.name if path.name == "config.json" else path.stem
 
@@ -198,7 +207,8 @@ def _read_config(path: Path) -> dict[str, Any]:
             "a Hugging Face config is one JSON object",
         )
     # No weights are asked for, so no key to them: what looks like one is neither kept nor shown.
-    clean: dict[str, Any] = scrubbed(config)
+    needed = {key: value for key, value in config.items() if not _NEEDLESS.fullmatch(key)}
+    clean: dict[str, Any] = scrubbed(needed)
     return clean
 
 

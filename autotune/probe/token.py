@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import functools
+import hashlib
 import itertools
 import os
 import re
@@ -10,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.base.errors import JobError
+from autotune.base.secrecy import is_worded
 from autotune.contract import NotAFileError, open_regular
 
 TOKEN_ENV = "AUTOTUNE_TOKEN"
@@ -75,6 +78,24 @@ _KNOWN = frozenset(
     )
 )
 """Digests of nothing and of `password`, and examples of manuals."""
+_USUAL = (
+    *("", "0", "1", "a", "abc", "abc123", "123", "1234", "12345", "123456", "1234567", "12345678"),
+    *("123456789", "1234567890", "123123", "111111", "000000", "666666", "654321", "987654321"),
+    *("qwerty123", "1q2w3e4r", "1qaz2wsx", "password12", "password1234", "foo", "bar", "foobar"),
+    *("hello world", "hello, world", "hello, world!", "pass", "deepspeed", "megatron", "torch"),
+    *("the quick brown fox jumps over the lazy dog", "trustno1", "iloveyou1", "gpu", "hostname"),
+)
+_COPIED = re.compile(
+    r"://|^[~.]?/(?:home|root|etc|usr|var|tmp|opt|data|mnt|srv|users|proc|dev|scratch|work)/|"
+    r"@[\w-]{3,}\.[a-z]{2,}|^\w?:?\\{1,2}\w+\\|"
+    r"\$[({]\w{3,}|`\w{3,}|\{\{\s*\w{3,}|<[\w -]{4,}>|%[a-z_]{4,}%|"
+    r"example|replace_?me|"
+    r"^(?:[0-9a-f]{0,4}[:.-]){5,}[0-9a-f]{0,4}$|^(?:[0-9a-f]{1,4}:{1,2}){3,}|"
+    r"(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}|^aaaa[bce]3nza|^ssh-|^eyj|^v?\d+\.\d+\.\d+|"
+    r"^gpu-[0-9a-f]{8}-|(?:nvidia|tesla|radeon|instinct|geforce|epyc|xeon)"
+)
+_HEX_WORDS = re.compile("deadbeef|cafebabe|8badf00d|feedface|c0ffee|decafbad|baadf00d|0ff1ce")
+_SAID = re.compile(r"[\x20-\x7e]{8,}")
 _LOOKALIKES = str.maketrans("013457@$!", "oleastasi")
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 
@@ -129,7 +150,52 @@ def weakness(token: str) -> str:
             return "it is made of words that everybody tries"
         if 2 * len(_ROW.sub("", spelling)) <= len(spelling):
             return "it is made of rows of keys or letters"
+    return _made_by_people(token)
+
+
+def _made_by_people(token: str) -> str:
+    """Why a secret is one that somebody made up or copied; empty: only a generator makes such."""
+    low = token.lower()
+    if _is_digest_of_a_word(re.sub(r"[^0-9a-f]", "", low)):
+        return "it is the digest of a word that everybody tries"
+    if _COPIED.search(low):
+        return "it is an address, a path, a placeholder or an example of a manual"
+    if any(_SAID.fullmatch(told) for told in _decoded(token)):
+        return "it is plain text in another spelling"
+    if re.fullmatch(r"[0-9a-f-]+", low):
+        return "it spells words in hexadecimal" if _HEX_WORDS.search(low) else ""
+    if _is_phrase(low):
+        return ""
+    spelled = low.translate(_LOOKALIKES)
+    if any(len(word) >= 6 and (word in low or word in spelled) for word in _WORDS):
+        return "it has a word in it that everybody tries"
+    # Digits in the place of letters make a text of letters alone, so more is asked of it.
+    if is_worded(token) or is_worded(spelled, least=0.6):
+        return "it is made of words or names: four words with gaps between them, or more, hold"
     return ""
+
+
+def _is_phrase(low: str) -> bool:
+    """Whether it is drawn words: four or more, apart from each other, none of them a usual one."""
+    words = re.split(r"[\W\d_]+", low)
+    return len({word for word in words if len(word) >= 4 and word not in _WORDS}) >= 4
+
+
+def _is_digest_of_a_word(digits: str) -> bool:
+    return digits in _digests() if len(digits) in (32, 40, 56, 64, 96, 128) else False
+
+
+@functools.cache
+def _digests() -> frozenset[str]:
+    plain = {*_WORDS, *_USUAL, *(f"{word}{end}" for word in _WORDS for end in ("1", "123", "!"))}
+    spelled = {way for word in plain for way in (word, word.upper(), word.capitalize())}
+    texts = [text.encode() + end for text in spelled for end in (b"", b"\n")]
+    kinds = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")
+    return frozenset(
+        hashlib.new(kind, text, usedforsecurity=False).hexdigest()
+        for kind in kinds
+        for text in texts
+    )
 
 
 def _is_row(text: str) -> bool:

@@ -9,12 +9,13 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, ROUNDING, KnobValue, Origin, Outcome
 from autotune.record.facts import PassedOver, context_of, read_fact, said_origin_of
+from autotune.record.guard import Guarded
 from autotune.record.study import Recorded, Study
 from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figures:
+class _StandingFigures:
     trial: int
     """Number of the trial whose files stand for it."""
     samples_per_s: float
@@ -29,7 +30,7 @@ class _Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing(_Figures):
+class Standing(_StandingFigures):
     """A candidate with its figure: the final comparison's where it took part, else one trial's."""
 
     candidate: Candidate
@@ -38,9 +39,21 @@ class Standing(_Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        figures = {each.name: getattr(self, each.name) for each in fields(_Figures)}
+        figures = {each.name: getattr(self, each.name) for each in fields(_StandingFigures)}
         named = {"trial": self.trial, "candidate": dict(self.candidate.values)}
         return {**named, **figures, "ds_config": str(self.config)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifted:
+    """A candidate that is better than the best and not handed out: the guard fails it."""
+
+    standing: Standing
+    guard: Guarded
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**self.standing.to_dict(), "guard": self.guard.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +80,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ending:
+class _AnswerHead:
     counts: Mapping[Outcome, int]
     """Ended trials by outcome."""
     rule: str = ""
@@ -75,7 +88,7 @@ class _Ending:
     stop_reason: str
     interrupted: bool
     origin: Origin = Origin.MEASURED
-    """Where the figures come from."""
+    """Origin of the figures."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -83,13 +96,17 @@ class _Ending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchAnswer(_Ending):
-    """What a search answers."""
+class SearchAnswer(_AnswerHead):
+    """The answer of a search."""
 
     study: Study
     interrupted: bool = False
     baseline: Standing | None = None
     best: Standing | None = None
+    guard: Guarded | None = None
+    """What the convergence guard says of the best; None: there is no best, or the guard is off."""
+    drifted: Drifted | None = None
+    """What would be the best if the guard did not fail it; None: nothing."""
     ties: tuple[Standing, ...] = ()
     """Candidates that are not told apart from the best, the confirmed ones first; only where the
     objective is samples/s."""
@@ -120,12 +137,16 @@ class SearchAnswer(_Ending):
         Returns:
             `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
             `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline
-            was compared), `passed_over` (what the baseline was to be and is not, the first choice
-            first: `candidate`, its `trial`, `why`, and whether the platform is to blame:
-            `by_platform`), `substitute_baseline` (whether one of those is), `stop_reason`,
-            `origin` (of the figures: see `Origin`), `problem` (null,
-            or `message` and `fix`), `interrupted`, `paths`; with the Pareto objective also
-            `front`, fastest first, and `rule`, which says how `best` was chosen of it.
+            was compared), `guard` (what the convergence guard says of `best`: `verdict`, `why`,
+            `tolerance`, `deviation` in `step`, the `losses` and `baseline_losses` of each step;
+            null where it is off), `drifted` (what was better and is not handed out since the
+            guard fails it, with its own `guard`; null: nothing was), `passed_over` (what the
+            baseline was to be and is not, the first choice first: `candidate`, its `trial`,
+            `why`, and whether the platform is to blame: `by_platform`), `substitute_baseline`
+            (whether one of those is), `stop_reason`, `origin` (of the figures: see `Origin`),
+            `problem` (null, or `message` and `fix`), `interrupted`, `paths`; with the Pareto
+            objective also `front`, fastest first, and `rule`, which says how `best` was chosen of
+            it.
         """
         speedup, problem = self.speedup, self.problem
         front = {}
@@ -140,6 +161,8 @@ class SearchAnswer(_Ending):
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
+            "guard": self.guard and self.guard.to_dict(),
+            "drifted": self.drifted and self.drifted.to_dict(),
             "passed_over": [vars(passed) for passed in self.passed_over],
             "substitute_baseline": self.is_substitute,
             "stop_reason": str(self.stop_reason),
@@ -168,7 +191,7 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    kept, context = read_fact(_Kept, facts.get("answer")), context_of(facts)
+    kept, context = read_fact(_StoredAnswer, facts.get("answer")), context_of(facts)
     if kept is None or context is None or not _can_be(kept, facts, recorded):
         return None
     ratios = (kept.speedup, kept.speedup_low, kept.speedup_high)
@@ -179,19 +202,24 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     if ratios != (None, None, None) and not (speedup and kept.best and kept.baseline):
         return None
 
-    def standing(its: _KeptStanding) -> Standing:
-        figures = {name: value for name, value in vars(its).items() if name != "ds_config"}
+    def standing(its: _StoredStanding) -> Standing:
+        known = {each.name for each in fields(_StandingFigures)} | {"candidate"}
+        figures = {name: value for name, value in vars(its).items() if name in known}
         values = figures.pop("candidate")
         candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
         config = config_of(study, its.trial, context.engine)
         return Standing(candidate=candidate, config=config, **figures)
 
-    ending = {each.name: getattr(kept, each.name) for each in fields(_Ending)}
+    ending = {each.name: getattr(kept, each.name) for each in fields(_AnswerHead)}
     return SearchAnswer(
         **ending,
         study=study,
         baseline=None if kept.baseline is None else standing(kept.baseline),
         best=None if kept.best is None else standing(kept.best),
+        guard=kept.guard,
+        drifted=None
+        if kept.drifted is None
+        else Drifted(standing=standing(kept.drifted), guard=kept.drifted.guard),
         ties=tuple(map(standing, kept.ties)),
         speedup=speedup,
         front=tuple(map(standing, kept.front)) or None,
@@ -199,36 +227,44 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
 
 
 @dataclass(frozen=True, kw_only=True)
-class _KeptStanding(_Figures):
+class _StoredStanding(_StandingFigures):
     candidate: dict[str, KnobValue]
     ds_config: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept(_Ending):
+class _StoredDrifted(_StoredStanding):
+    guard: Guarded
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredAnswer(_AnswerHead):
     """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
 
-    baseline: _KeptStanding | None
-    best: _KeptStanding | None
-    ties: list[_KeptStanding]
+    baseline: _StoredStanding | None
+    best: _StoredStanding | None
+    ties: list[_StoredStanding]
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
+    guard: Guarded | None = None
+    drifted: _StoredDrifted | None = None
     substitute_baseline: bool = False
-    front: list[_KeptStanding] = field(default_factory=list)
+    front: list[_StoredStanding] = field(default_factory=list)
 
 
 _MOST_TRIALS = 10**6
 
 
-def _can_be(kept: _Kept, facts: Mapping[str, Any], recorded: Recorded) -> bool:
+def _can_be(kept: _StoredAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
     """Whether an answer's figures can be, and are those of the record as far as it is whole."""
     said = said_origin_of(facts)
     if said is not None and kept.origin is not said:
         return False
     if not all(0 <= count <= _MOST_TRIALS for count in kept.counts.values()):
         return False
-    named = [s for s in (kept.baseline, kept.best, *kept.ties, *kept.front) if s is not None]
+    standings = (kept.baseline, kept.best, kept.drifted, *kept.ties, *kept.front)
+    named = [each for each in standings if each is not None]
     runs = [_runs_of(its, recorded) for its in named]
     if not all(map(_is_figure, named)) or None in runs:
         return False
@@ -240,7 +276,7 @@ def _can_be(kept: _Kept, facts: Mapping[str, Any], recorded: Recorded) -> bool:
     return 0 < low <= ratio <= high < math.inf
 
 
-def _is_figure(its: _KeptStanding) -> bool:
+def _is_figure(its: _StoredStanding) -> bool:
     low, rate, high = its.samples_per_s_low, its.samples_per_s, its.samples_per_s_high
     peak = its.peak_memory_bytes
     return (
@@ -252,7 +288,9 @@ def _is_figure(its: _KeptStanding) -> bool:
     )
 
 
-def _runs_of(its: _KeptStanding, recorded: Recorded) -> Sequence[tuple[float, int | None]] | None:
+def _runs_of(
+    its: _StoredStanding, recorded: Recorded
+) -> Sequence[tuple[float, int | None]] | None:
     """Samples/s and peak of each run of a standing's candidate.
 
     Returns:
@@ -272,7 +310,7 @@ def _runs_of(its: _KeptStanding, recorded: Recorded) -> Sequence[tuple[float, in
     return [(r.samples_per_s, r.peak_memory_bytes) for r in results if r.samples_per_s is not None]
 
 
-def _is_of(its: _KeptStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
+def _is_of(its: _StoredStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
     """Whether a figure is a mean of some of these runs, and its peak that of one."""
     rates = [rate for rate, _ in runs]
     least, most = min(rates) * (1 - ROUNDING), max(rates) * (1 + ROUNDING)

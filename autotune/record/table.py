@@ -29,9 +29,11 @@ from autotune.record.facts import (
     baseline_of,
     engine_name_of,
     environment_at,
+    guard_steps_of,
     left_out_of,
     model_of,
 )
+from autotune.record.guard import guards_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.trial.scripts.lengths import batch_lengths, is_drawn
@@ -68,7 +70,7 @@ _TYPES: dict[str, type | UnionType] = {
     "boolean": bool,
     "datetime64[us, UTC]": pd.Timestamp,
 }
-"""What a cell of a column may be."""
+"""Types of a column's cells."""
 _DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 
 # Each column is `name: "dtype in unit: meaning"`; without a unit, `name: "dtype: meaning"`.
@@ -145,6 +147,9 @@ _MEASURED = {
     "overflow); not in the figures",
     "loss_first": "float64: mean loss of the first step, on rank 0's data",
     "loss_last": "float64: mean loss of the last step, on rank 0's data",
+    "guard": "string: what the convergence guard says of its candidate: pass, fail or not "
+    "comparable; empty: it was in no final comparison, or the guard is off",
+    "guard_why": "string: what the guard saw, or why it can say nothing",
     "peak_memory_bytes": "Int64 in B: highest of any rank, by the device's meter",
     "memory_limit_bytes": "Int64 in B: per device; empty: the device's own",
     **{
@@ -243,8 +248,12 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     )
     rows = {t.spec.identity.number: _row(t, study, facts, model, spread) for t in recorded.trials}
     baseline = baseline_of(facts)
+    counted = [t for t in recorded.trials if t.spec.identity.number not in left_out]
+    guards = guards_of(counted, baseline.candidate_hash, guard_steps_of(facts))
     for row in rows.values():
         row["baseline"] = baseline.words_for(row["candidate_hash"])
+        if (guard := guards.get(row["candidate_hash"])) is not None:
+            row |= {"guard": guard.verdict.value, "guard_why": guard.why}
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
@@ -366,7 +375,7 @@ _SPEC_FIELDS = {
 
 
 def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
-    """What was asked of a trial, its knobs included."""
+    """Cells of a trial's spec, its knobs included."""
     row: dict[str, Any] = {
         name: getattr(getattr(spec, part), name)
         for part, names in _SPEC_FIELDS.items()

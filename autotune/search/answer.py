@@ -1,4 +1,4 @@
-"""What a search says of its record: the standings, the answer, and why nothing is feasible."""
+"""The answer of a search from its record: the standings, and why nothing is feasible."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,9 @@ from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
-from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
+from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing, config_of
 from autotune.record.facts import PassedOver
+from autotune.record.guard import NOT_COMPARED, Guarded, guards_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
@@ -42,6 +43,28 @@ class RecordStandings:
             return None
         return self._standing(tried.candidate.hash, figure_of(tried.measured, tried.spread))
 
+    def guards(self, baseline: Candidate | None) -> dict[str, Guarded]:
+        """What the convergence guard says of each candidate of the comparisons, by hash."""
+        key = None if baseline is None else baseline.hash
+        return guards_of(self._history.trials, key, self._context.job.guard_steps)
+
+    def drifting(self, baseline: Candidate | None) -> set[str]:
+        """Hashes of the candidates that are not handed out since the guard fails them."""
+        if self._context.job.allow_loss_drift:
+            return set()
+        return {key for key, said in self.guards(baseline).items() if said.is_drift}
+
+    def drifted_best(
+        self, baseline: Candidate | None, comparison: confirm.FinalComparison
+    ) -> tuple[int, Guarded] | None:
+        """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
+        verdict = confirm.judge(comparison, self._history, self._objective)
+        best = None if verdict is None else self._objective.best(verdict.figures)
+        if verdict is None or best is None or best not in self.drifting(baseline):
+            return None
+        standing = self._standing(best, verdict.figures[best])
+        return standing.trial, self.guards(baseline)[best]
+
     def final(
         self,
         *,
@@ -56,11 +79,14 @@ class RecordStandings:
             verdict = confirm.judge(comparison, self._history, self._objective)
         own = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
-        figures = {**own, **compared}
-        best = self._objective.best(compared or own, beside=own)
+        guards, drifting = self.guards(baseline), self.drifting(baseline)
+        whole = {**own, **compared}
+        figures = {key: figure for key, figure in whole.items() if key not in drifting}
+        kept = {key: figures[key] for key in compared if key in figures} or figures
+        best = self._objective.best(kept, beside=figures)
         start, speedup = self.baseline(baseline), None
         if verdict is not None and baseline is not None and baseline.hash in compared:
-            assert best is not None, "a verdict has at least one figure"
+            assert best in compared, "the baseline itself never drifts"
             start = self._standing(baseline.hash, compared[baseline.hash])
             speedup = verdict.gain(best, baseline.hash)
         front = None  # by the final comparison's figures where there are any
@@ -72,6 +98,8 @@ class RecordStandings:
             counts=self._history.counts,
             baseline=start,
             best=None if best is None else self._standing(best, figures[best]),
+            guard=None if best is None else self._guard(guards, best),
+            drifted=self._drifted(guards, whole, best) if drifting else None,
             ties=() if best is None else self._ties(figures, best, verdict),
             speedup=speedup,
             front=front,
@@ -80,6 +108,24 @@ class RecordStandings:
             stop_reason=stop_reason,
             interrupted=self._context.interrupt.draining,
         )
+
+    def _drifted(
+        self, guards: Mapping[str, Guarded], whole: Mapping[str, Figure], best: str | None
+    ) -> Drifted | None:
+        """The best of those that the guard fails, where it is better than what is handed out."""
+        among = {k: whole[k] for k, said in guards.items() if said.is_drift and k in whole}
+        if best is not None:
+            among[best] = whole[best]
+        wanted = self._objective.best(among)
+        if wanted is None or wanted == best:
+            return None
+        return Drifted(standing=self._standing(wanted, whole[wanted]), guard=guards[wanted])
+
+    def _guard(self, guards: Mapping[str, Guarded], key: str) -> Guarded | None:
+        """What the guard says of a candidate; None: it is off, or nothing ran here."""
+        if not self._context.job.guard_steps or self._context.origin is not Origin.MEASURED:
+            return None
+        return guards.get(key, NOT_COMPARED)
 
     def _ties(
         self, figures: Mapping[str, Figure], best: str, verdict: confirm.Verdict | None

@@ -6,17 +6,18 @@ differ. The claimed gain therefore rests on fresh runs only.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
+from autotune.record.guard import Guarded
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
 from autotune.search.front import Figure
-from autotune.search.history import History, counting, is_settled, results
+from autotune.search.history import History, Tried, counting, is_settled, results
 from autotune.search.objective import Objective
 from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.space.candidate import Candidate
@@ -28,6 +29,11 @@ Every further finalist adds as many again."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
+MAX_COMPARISONS = 3
+"""Comparisons with a candidate that the convergence guard fails, after which no other follows."""
+GUARD_S = 40.0
+"""Seconds of steps up to which a run goes on for the convergence guard alone; 12 steps are run in
+any case."""
 
 _Runs = Mapping[tuple[str, int], Sequence[Trial]]
 """Candidate's hash and round -> the trials of that run, repeats included."""
@@ -35,7 +41,7 @@ _Runs = Mapping[tuple[str, int], Sequence[Trial]]
 
 @dataclass(frozen=True, kw_only=True)
 class FinalComparison:
-    """Which candidates run in which rounds."""
+    """Candidates of each round."""
 
     members: tuple[Candidate, ...]
     first_round: int
@@ -44,7 +50,7 @@ class FinalComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a comparison found; both by candidate hash."""
+    """Result of a comparison; both by candidate hash."""
 
     figures: dict[str, Figure]
     """Geometric mean of samples/s over the runs, with the interval of a re-run."""
@@ -102,14 +108,17 @@ class Verdict:
         )
 
 
-def finalists(history: History, objective: Objective) -> list[Candidate]:
+def finalists(
+    history: History, objective: Objective, drifting: Collection[str] = ()
+) -> list[Candidate]:
     """Candidates that could be the best, best first, from their own trials alone.
 
     The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
     """
     explored = history.explored
     candidates = {tried.candidate.hash: tried.candidate for tried in explored.tried}
-    best = objective.contenders(objective.figures(explored))[:MAX_FINALISTS]
+    figures = {k: f for k, f in objective.figures(explored).items() if k not in drifting}
+    best = objective.contenders(figures)[:MAX_FINALISTS]
     return [candidates[key] for key in best]
 
 
@@ -119,6 +128,7 @@ def plan(
     baseline: Candidate | None,
     *,
     left_s: Callable[[Sequence[Trial]], float],
+    drifting: Collection[str] = (),
 ) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
@@ -126,9 +136,10 @@ def plan(
     would not be interleaved with the others' in rounds that are over.
 
     The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
-    budget would be left without some trials: those of the comparison.
+    budget would be left without some trials: those of the comparison. Those `drifting` by their
+    hashes have failed the convergence guard in an earlier one.
     """
-    contenders = finalists(history, objective)
+    contenders = finalists(history, objective, drifting)
     if not contenders:
         return None
     begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
@@ -146,6 +157,39 @@ def plan(
 def first_round_of(round_number: int) -> int:
     """The first round of the comparison that a round belongs to; each has `ROUNDS` of its own."""
     return round_number // ROUNDS * ROUNDS
+
+
+def drifted_before(history: History, guards: Mapping[str, Guarded]) -> frozenset[str]:
+    """Hashes of those that the guard failed in comparisons that another one has followed.
+
+    The last comparison may still be under way: its members are those it was planned with.
+    """
+    last = first_round_of(max((number_of(t) for t in history.trials), default=0))
+    earlier = {t.spec.identity.candidate_hash for t in history.trials if 0 <= number_of(t) < last}
+    return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
+
+
+def n_drifted(history: History, guards: Mapping[str, Guarded]) -> int:
+    """Comparisons with a member that the guard fails."""
+    drifting = {key for key, said in guards.items() if said.is_drift}
+    trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]
+    return len({first_round_of(number_of(t)) for t in trials if number_of(t) >= 0})
+
+
+def number_of(trial: Trial) -> int:
+    """Round of a trial of the final comparison; below 0: it is of none."""
+    number = trial.spec.identity.confirm_round
+    return -1 if number is None else number
+
+
+def least_steps(tried: Tried, wanted: int) -> int:
+    """Steps that a run of a candidate takes for the guard, warm-up included.
+
+    As many as are compared, but no more than `GUARD_S` allow: a trial of slow steps would run
+    into its time limit.
+    """
+    step_s = None if tried.measured is None else tried.measured.step_time_s
+    return wanted if not step_s else min(wanted, int(GUARD_S / step_s))
 
 
 def run_s(history: History) -> float:

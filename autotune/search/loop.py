@@ -26,7 +26,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         StudyError: The record cannot be read or written; what has ended before is in it.
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
-    search = _Search(context)
+    search = _StagedSearch(context)
     try:
         return search.run()
     except BaseException:
@@ -34,7 +34,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         raise
 
 
-class _Search:
+class _StagedSearch:
     """Drives the stages, one after the other, and shows how far they are."""
 
     def __init__(self, context: SearchContext) -> None:
@@ -73,19 +73,37 @@ class _Search:
     def _compare(self) -> None:
         context = self._context
         if not context.compares:
-            context.note("no final comparison: what answers would only repeat itself")
+            context.note(
+                "no final comparison: recorded or simulated answers would only repeat themselves"
+            )
             return
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate
-        planned = confirm.plan(history, context.objective, baseline, left_s=left_s)
-        if planned is None:
-            context.note(
-                "no time left for the final comparison: figures are those of single trials"
+        drifting = confirm.drifted_before(history, self._standings.guards(baseline))
+        while True:
+            planned = confirm.plan(
+                history, context.objective, baseline, left_s=left_s, drifting=drifting
             )
-            return
-        self._comparison = ComparisonStage(context, self.flight, planned)
-        if self._comparison.missing:
-            self._drive(self._comparison)
+            if planned is None:
+                context.note(
+                    "no time left for the final comparison: figures are those of single trials"
+                    if self._comparison is None
+                    else "no time left to compare those that the guard passes"
+                )
+                return
+            self._comparison = ComparisonStage(context, self.flight, planned)
+            if self._comparison.missing:
+                self._drive(self._comparison)
+            drifted = self._standings.drifted_best(baseline, planned)
+            if drifted is None or context.interrupt.draining:
+                return
+            number, guarded = drifted
+            context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
+            guards = self._standings.guards(baseline)
+            if confirm.n_drifted(history, guards) >= confirm.MAX_COMPARISONS:
+                context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
+                return
+            drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -149,7 +167,7 @@ class _Search:
         )
 
     def _time_left_s(self, stage: Stage, used_s: float) -> float | None:
-        """What is left to run at the typical trial's length; the budget ends it sooner."""
+        """Seconds that are left at the typical trial's length; the budget ends it sooner."""
         history, budget_s = self.flight.history, self._context.job.budget.time_s
         typical_s = history.typical_s
         if stage is Stage.DONE:

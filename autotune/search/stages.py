@@ -35,7 +35,7 @@ class SearchStage(ABC):
 
     @abstractmethod
     def next_run(self) -> Run | None:
-        """What to start next; None: nothing, until a trial has ended."""
+        """The run to start next; None: none, until a trial has ended."""
 
     @property
     def _history(self) -> History:
@@ -48,6 +48,7 @@ class SearchStage(ABC):
         *,
         confirm_round: int | None = None,
         reduced_of: Candidate | None = None,
+        least_steps: int = 0,
     ) -> Run:
         """A run that knows whether it repeats one that the platform ended or disturbed."""
         context, whole = self._context, self._history
@@ -82,6 +83,7 @@ class SearchStage(ABC):
             losing_step_time_s=losing_step_time_s,
             predicted=predicted,
             reduced_of=reduced_of,
+            least_steps=least_steps,
         )
 
 
@@ -96,9 +98,9 @@ class BaselineStage(SearchStage):
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
         self.passed_over: list[PassedOver] = []
-        """What it was to be before that, and why it is not."""
+        """Candidates that were passed over before it, and why."""
         self.users = None if context.users is None else context.users[1]
-        """What the user's own file describes; None: there is no such file."""
+        """Candidate of the user's own file; None: there is no such file."""
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
@@ -162,7 +164,7 @@ def _why_not(tried: Tried) -> str:
         return f"{tried.fault.outcome}: {tried.fault.evidence}"
     peaks = [run.peak_memory_bytes for run in results(tried.trials)]
     peak = max((each for each in peaks if each is not None), default=None)
-    return f"peak memory {format_bytes(peak)} is above what is allowed"
+    return f"peak memory {format_bytes(peak)} is above the limit"
 
 
 class _UntriedError(Exception):
@@ -215,7 +217,7 @@ class ProposalStage(SearchStage):
 
     @property
     def at_once(self) -> int:
-        """As many as the fleet holds."""
+        """As many trials as the fleet holds."""
         return self._context.capacity
 
     @property
@@ -312,6 +314,10 @@ class ComparisonStage(SearchStage):
 
     def next_run(self) -> Run | None:
         """The next run of the rounds."""
-        if missing := self.missing:
-            return self._run(missing[0][0], Role.CONFIRM, confirm_round=missing[0][1])
-        return None
+        if not (missing := self.missing):
+            return None
+        candidate, number = missing[0]
+        tried = self._history.find(candidate)
+        wanted = self._context.job.guard_steps
+        least_steps = 0 if tried is None else confirm.least_steps(tried, wanted)
+        return self._run(candidate, Role.CONFIRM, confirm_round=number, least_steps=least_steps)

@@ -61,9 +61,11 @@ class Run:
     losing_step_time_s: float | None = None
     """Step time above which the trial stops early; None: never."""
     predicted: Predicted | None = None
-    """What the trial is expected to measure; None: nobody can say."""
+    """Expected measurement of the trial; None: nobody can say."""
     reduced_of: Candidate | None = None
     """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
+    least_steps: int = 0
+    """Optimizer steps that it takes at the least, warm-up included; 0: what its measure says."""
 
     @property
     def fidelity(self) -> Fidelity | None:
@@ -88,7 +90,8 @@ def make_spec(
     # starts, and a platform fault is answered by one.
     may_be_warm = explores and run.retry_of is None and ranks.may_start_warm
     is_warm = environment.accelerator == "cpu" and may_be_warm
-    measure = CONFIRM_MEASURE
+    least = run.least_steps - CONFIRM_MEASURE.warmup_steps
+    measure = dataclasses.replace(CONFIRM_MEASURE, min_steps=max(CONFIRM_MEASURE.min_steps, least))
     if run.role is not Role.CONFIRM:
         measure = WARM_MEASURE if is_warm else MEASURE
         measure = dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)

@@ -66,6 +66,7 @@ class Stopwatch:
         self._tokens = tokens
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
+        self._are_shares = False
         self._applied = 0
         self._skipped = 0
 
@@ -76,6 +77,8 @@ class Stopwatch:
 
             def noted_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
                 self._micro_losses.append(loss.detach())
+                # Trainer and accelerate divide by the accumulation themselves.
+                self._are_shares = not kwargs.get("scale_wrt_gas", True)
                 return backward(loss, *args, **kwargs)
 
             engine.backward = noted_backward
@@ -98,7 +101,8 @@ class Stopwatch:
 
     def _agree(self, own_step_time_s: float, was_applied: bool) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
-        loss = torch.stack(self._micro_losses).float().mean().item()
+        losses = torch.stack(self._micro_losses).float()
+        loss = (losses.sum() if self._are_shares else losses.mean()).item()
         self._reporter.report.losses.append(loss)
         self._micro_losses.clear()
         device = get_accelerator().current_device_name()
@@ -119,6 +123,7 @@ class Stopwatch:
             raise NonFiniteLossError(f"{whose} in optimizer step {len(losses)}")
         if not applied:
             self._skipped += 1
+            self._reporter.report.skipped.append(len(self._reporter.report.losses) - 1)
             if self._reporter.report.phase is Phase.MEASURED:
                 self._reporter.report.steps_skipped += 1
             if self._skipped > _MAX_SKIPPED and self._skipped > self._applied:

@@ -32,6 +32,12 @@ NAMES = str.split(
     x-api-key clientSecret client_secret access_tokens refresh_token session_id sessionId
     WANDB_API_KEY wandb_key AccountKey SharedAccessKey aws_secret_access_key passphrase
     jwt Set-Cookie basic_auth
+    pw db_pw psk passkey sshpass tok hf_tok api_tok totp mfa_code otp_seed salt nonce pin pem
+    privkey pkey kubeconfig kube_config id_rsa ssh_private service_account_json sid sess
+    JSESSIONID database_url DATABASE_URL mongo_uri broker_url slack_url hook conn login cred
+    auth_header authz token_value tokenString token_prod hf_token_ro hf_read wandb_api appkey
+    InstrumentationKey contraseña пароль 密码 パスワード 비밀번호 \uff50\uff57\uff44 mot_de_passe
+    senha
     """
 )
 
@@ -43,6 +49,8 @@ NO_NAMES = str.split(
     monkey key_value num_key_value_heads sort_key tokenizer tokenizer_class
     loss_chunk_tokens random_ltd_layer_token pin_memory signature_columns secretary
     cookiecutter session_timeout_s stage project design assign asset hidden_act
+    pin_memory ext_pw_out_channels forward_hook user_token_id hf_token_type token_dropout
+    url base_url login_steps connection salted_steps private_layers pwff api_version
     """
 )
 
@@ -103,6 +111,42 @@ VALUES = [
     "comet.api_key is 'hunter2', not a number",
     f"the key {SECRET}{SECRET}x was refused",
     "d41d8cd98f00b204e9800998ecf8427e0f1e2d3c",
+    # Under names, however a text lays them out.
+    "db:\n  password: |\n    hunter2\n    more\n  port: 3",
+    "passwords:\n- hunter2\n- hunter2\nport: 3",
+    '{"api_keys": [\n "hunter2",\n "hunter2"]}',
+    '{"credentials": {"user": "u",\n "x": "hunter2"}}',
+    '{\\"password\\": \\"hunter2\\"}',
+    "<password>hunter2</password>",
+    "Config(password=b'hunter2', port=3)",
+    "[('password', 'hunter2')]",
+    '[{"name": "DB_PASSWORD", "value": "hunter2"}]',
+    "DB_PASS=hunter2",
+    "docker run -e HF_TOKEN=hunter2 image",
+    "machine h login me password hunter2",
+    "sshpass -p hunter2 ssh h",
+    "mysql -u root -phunter2",
+    "jdbc:oracle:thin:me/hunter2@//h:1521/x",
+    "ftp://me:hun@ter2@host/x",
+    # Addresses that are secrets.
+    "HTTPS://HOOKS.SLACK.COM/services/T0/B0/hunter2",
+    "hooks.slack.com/services/T0/B0/hunter2",
+    "https://discord.com/api/v10/webhooks/1/hunter2",
+    "https://open.feishu.cn/open-apis/bot/v2/hook/hunter2",
+    "https://hooks.zapier.com/hooks/catch/1/hunter2/",
+    "https://maker.ifttt.com/trigger/x/with/key/hunter2",
+    # Forms, in paths too.
+    "/data/hf_Zq7xV2mK9pLwZq7xV2mK9pLw/x.bin",
+    f"/data/{SECRET}R4tYu8Io3Ab/x.bin",
+    f"wandb_v1_{SECRET}{SECRET}",
+    f"xai-{SECRET}{SECRET}",
+    f"pcsk_{SECRET}{SECRET}",
+    "0123456789abcdef0123456789abcdef-us12",
+    "lsv2_pt_0123456789abcdef0123456789abcdef_0123456789",
+    "HRKU-1c2d3e4f-1111-2222-3333-444455556666",
+    f"$2b$12${SECRET}{SECRET}{SECRET}",
+    "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nMIIBOgIBAAJBAK\nPrivate-MAC: 0a",
+    "YWRtaW46aHVudGVyMg==",
 ]
 
 
@@ -111,7 +155,7 @@ def test_values_that_show_what_they_are(value):
     for told in (scrubbed_text(value), scrubbed({"a": [[value]]})["a"][0][0]):
         assert HIDDEN in told
         assert not any(part in told for part in (SECRET, "hunter2", "ter2", "EXAMPLE", "MII"))
-    assert scrubbed({value: 1}) != {value: 1}
+    assert not any(part in str(scrubbed({value: 1})) for part in (SECRET, "hunter2", "ter2"))
     assert scrubbed_text(scrubbed_text(value)) == scrubbed_text(value)
 
 
@@ -140,6 +184,14 @@ PLAIN = [
     "basic configuration of the bearer",
     "abcdefghijklmnopqrstuvwxyz",
     "-3.5e-05",
+    "/home/me/.triton/cache/ZQ7XV2MK9PLWZQ7XV2MK9PLWZQ7XV2MK9PLWZQ7XV2MK9PLWZQ7A/k.json",
+    "export AUTOTUNE_TOKEN=...",
+    "--what-if KEY=VALUE",
+    "key=3, sort_key=loss",
+    "tokenizer=AutoTokenizer, max_tokens=4096, eos_token_id: 2",
+    "https://docs.github.com/actions/hooks",
+    "https://user.example/@name",
+    "layers:\n  token_dropout:\n    rate: 0.1\n",
     "a" * 200,
 ]
 
@@ -234,10 +286,42 @@ def test_scrubbing_twice_changes_nothing(data):
 
 
 @pytest.mark.parametrize(
-    "unit", ["a:", "a=", "-eyJ", "://", "https://", 'a="', "a=[", "u:p@", "--a ", "sk-", "hf_"]
+    "unit",
+    [
+        *("a:", "a=", "-eyJ", "://", "https://", 'a="', "a=[", "u:p@", "--a ", "sk-", "hf_"),
+        *("key={", "password=[", "password:\n ", "<token>", "/hook/", "name: key, ", "a.", "a1-"),
+    ],
 )
 @pytest.mark.timeout(120)
 def test_no_text_takes_the_square_of_its_length(unit):
     """Where it did, this took hours."""
     text = unit * (100_000 // len(unit))
     assert len(scrubbed_text(text)) <= len(text) + len(HIDDEN)
+
+
+SECTIONS = [
+    {"name": "DB_PASSWORD", "value": "hunter2"},
+    {"key": "HF_TOKEN", "value": "hunter2"},
+    {"token": {"value": "hunter2"}},
+    {"token": [[["hunter2"]]]},
+    {"auth": {"user": "me", "value": "hunter2"}},
+    [["password", "hunter2"]],
+    ["user", "me", "password", "hunter2"],
+    ["--password", "-hunter2"],
+    [["--api-key", ["hunter2"]]],
+    ["sshpass", "-p", "hunter2"],
+    ["-e", "HF_TOKEN=hunter2"],
+    {"password=hunter2": 1},
+    {"https://me:hunter2@h": 1},
+]
+
+
+@pytest.mark.parametrize("data", SECTIONS, ids=json.dumps)
+def test_secrets_in_what_is_built_otherwise(data):
+    assert "hunter2" not in json.dumps(scrubbed(data))
+    assert "hunter2" not in json.dumps(scrubbed({"a": [[data]]}))
+
+
+def test_labels_of_a_classifier_are_no_names_of_secrets():
+    config = {"label2id": {"B-secret": 0, "password": 1}, "id2label": {"0": "B-secret"}}
+    assert scrubbed(config) == config

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -98,6 +99,14 @@ def test_markdown_of_others_is_text(text):
         assert bare.count(mark) == bare.count(f"\\{mark}")
 
 
+@pytest.mark.parametrize(
+    "text", ["see https://evil.example/x", "WWW.evil.example", "&lt;img&gt;", "$\\ce{x}$"]
+)
+def test_markdown_of_others_is_no_link_no_formula_and_no_letter_by_number(text):
+    told = markdown(text)
+    assert re.search(r"(?<!\\)[$&]|https?:|www\.", told, re.IGNORECASE) is None
+
+
 def test_code_in_markdown_ends_where_it_should():
     assert markdown_code("a=1") == "`a=1`"
     assert markdown_code("a`b") == "`` a`b ``"
@@ -121,6 +130,13 @@ FORMULAS = [
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_cell_that_a_spreadsheet_would_run_is_text(text):
     assert cell(text).startswith("'")
+
+
+@pytest.mark.parametrize("text", ["a;=1+1", "a;-2", "a\t@SUM(A1)", "a\n=1", "a; +1"])
+def test_a_cell_that_another_separator_ends_holds_no_formula(text):
+    """Where the comma is the decimal point, a semicolon ends a cell."""
+    assert re.search(r"[;\t\n]\s*[=+@-]", cell(text)) is None
+    assert cell(text).replace("'", "") == text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Faults that somebody else brings: strangers at a probe, nodes that lie, jobs of others."""
+"""Faults that somebody else brings: strangers at a probe, nodes that lie, jobs and secrets."""
 
 import contextlib
 import functools
@@ -19,6 +19,7 @@ from autotune.probe.meeting import Meeting, MeetingError
 from autotune.probe.nodes import Nodes
 from autotune.probe.reports import check_reports
 from autotune.probe.token import weakness
+from tests.chaos import planted
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 from tests.probe.made_up import reports
@@ -92,6 +93,12 @@ _WEAK = {
     "an address": "localhost:29500-node0",
     "words of a book": "correct horse battery staple",
     "the digest of nothing": "d41d8cd98f00b204e9800998ecf8427e",
+    "the digest of a word": "098f6bcd4621d373cade4e832627b4f6",
+    "a line of a play": "tobeornottobethatisthequestion",
+    "a club and a year": "Liverpool1892champ",
+    "the address of a card": "00:1a:2b:3c:4d:5e",
+    "a path": "/home/user/.ssh/id_rsa",
+    "an example of a manual": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
 }
 _JOB: dict[str, Any] = {"model": "gpt2", "seq_len": 8, "global_batch": 2, "world": 2}
 _DEEDS: dict[str, dict[str, Any]] = {
@@ -116,6 +123,7 @@ def faults() -> Iterator[Fault]:
         ("figures that cannot be of a node", _FIGURES, _figure),
         ("token that can be guessed", _WEAK, _weak),
         ("job of somebody else", _DEEDS, _deed),
+        ("secret in a configuration", planted.SECRETS, planted.plant),
     ):
         for number, case in enumerate(cases):
             yield Fault(

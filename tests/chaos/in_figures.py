@@ -27,6 +27,8 @@ _LIES: dict[str, dict[str, Any]] = {
     "steps_skipped of years": {"steps_skipped": 10**18},
     "memory_bytes of another peak": {"memory_bytes": {"peak": 2**40}},
     "host_construction_bytes of no host": {"host_construction_bytes": 10**18},
+    "phases_s without the measured one": {"phases_s": {"spawn": 1.0}},
+    "wall_s of days beyond its limit": {"wall_s": 1e6},
     "tokens_per_step of no batch": {"tokens_per_step": 1e25, "padded_tokens_per_step": 1e25},
 }
 _JUMPS = ("back", "on", "before", "after")

@@ -458,3 +458,36 @@ def test_hjson_is_read_and_not_edited(tmp_path):
     assert rules(report) == ["schema.unknown_top_level_key"]
     assert (report.fixed_text, report.questions) == (None, ())
     assert "Hjson" in report.not_edited
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"bfloat16": {"enabled": "auto"}},
+        {"fp_16": {"enabled": "auto"}},
+        {"gradient_acumulation_steps": "auto"},
+        {"optimizer": {"type": "AdamW", "lr": "auto"}},
+        {"gradient_cliping": "auto", "stage": 3},
+    ],
+)
+@pytest.mark.parametrize("zero", [{}, {"zero_optimization": {"stage": 2}}])
+def test_an_auto_that_comes_to_its_place_tells_the_reader_at_once(tmp_path, config, zero):
+    """With the "auto" in its place the file is Trainer's: what that refuses is mended, too."""
+    before = {"train_micro_batch_size_per_gpu": 1} | config | zero
+    report = checked(write(tmp_path, before))
+    assert report.source.consumer == "trainer"
+    assert report.passes, report.left
+    again = checked(write(tmp_path, report.fixed_text, "again.json"))
+    assert (again.source.consumer, again.fixed_text) == ("trainer", None), again.diff
+    autos = [value for _, value in leaves(json.loads(report.fixed_text)) if value == "auto"]
+    assert autos == ["auto"]
+
+
+def test_a_number_that_was_text_is_written_as_it_is_wanted(tmp_path):
+    before = {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"},
+    }
+    report = checked(write(tmp_path, before))
+    assert '"reduce_bucket_size": 500000000' in report.fixed_text
+    assert "500000000.0" not in report.fixed_text

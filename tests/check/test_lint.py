@@ -353,3 +353,17 @@ def test_numbers_too_large_for_a_float_are_refused_with_the_others(tmp_path):
     report = checked(write(tmp_path, {"train_batch_size": 2, "optimizer": adam}))
     (message,) = messages(report, "optimizer.param_value").splitlines()
     assert len(message) < 300
+
+
+@pytest.mark.parametrize("value", ["all", [0, 1], [2, 7]])
+def test_what_the_autotuner_tries_is_a_note(tmp_path, value):
+    config = {
+        "train_micro_batch_size_per_gpu": [1, 2],
+        "autotuning": {"enabled": True, "fast": False},
+        "zero_optimization": {"stage": value},
+    }
+    report = checked(write(tmp_path, config))
+    levels = [one.violation.level for one in report.found]
+    assert levels == ["error" if value == [2, 7] else "note", "note"]
+    report = checked(write(tmp_path, config | {"autotuning": {"enabled": False}}))
+    assert [one.violation.level for one in report.found][:2] == ["error", "error"]

@@ -372,6 +372,17 @@ def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
         )
 
 
+def test_what_lightning_puts_in_itself_is_no_fault_of_the_file(tmp_path):
+    """It writes `aio.thread_count` and `allgather_partitions`, which nothing reads."""
+    strategy = "deepspeed_stage_2"
+    path = write(tmp_path, yaml.safe_dump({"trainer": {"strategy": strategy}}), "config.yaml")
+    assert rules(checked(path)) == []
+    arguments = {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy"}
+    asked = arguments | {"init_args": {"stage": 2, "sub_group_size": 5}}
+    text = yaml.safe_dump({"trainer": {"strategy": asked}})
+    assert rules(checked(write(tmp_path, text, "config.yaml"))) == ["zero.inert_key"]
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_lightning_takes_a_configuration(tmp_path, has_file):
     config = {"zero_optimization": {"stage": 2, "overlap_com": True}} | NOTHING
@@ -546,3 +557,120 @@ def test_nothing_heavy_is_imported(tmp_path, command):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+TRAINING = {"lr": 1e-3, "epochs": 3, "model": {"name": "vit"}}
+"""What stands in everybody's training script."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.yaml", TRAINING | {"gradient_accumulation": 4, "batch_size": 8}),
+        ("train.json", TRAINING | {"gradient_accumulation": 4}),
+        ("hparams.json", TRAINING | {"train_batch_size": 32}),
+        ("clip.yaml", {"gradient_clip": 1.0, "train_batch": 8, "cfg": "x"}),
+        ("engine.json", TRAINING | {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}),
+        ("log.json", TRAINING | {"wandb": {"project": "x"}, "optimizer": "adam", "fp16": True}),
+        ("memory.yaml", {"activation_checkpointing": True, "bf16": True, "layers": 2}),
+        ("blocks.yaml", {"seed": 1, "activation_checkpoint": {"modules": ["a"], "mode": "full"}}),
+        ("prompts.json", {}),
+        ("state.json", {"train_batch_size": 8, "log_history": [], "global_step": 5}),
+    ],
+)
+def test_what_everybodys_training_script_has_tells_no_ds_config(tmp_path, name, content):
+    with pytest.raises(NotADsConfigError):
+        read_source(write(tmp_path, _text(name, content), name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ds_config.json", {}),
+        ("zero2.json", TRAINING | {"train_batch_size": 8}),
+        ("x.json", TRAINING | {"zero_optimization": {"stage": 1}}),
+        ("x.json", TRAINING | {"zero_optimisation": {"stag": 1}, "steps_per_print": 5}),
+        (
+            "x.json",
+            TRAINING | {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {}}},
+        ),
+        ("x.json", {"flops_profiler": {"enabled": True}}),
+    ],
+)
+def test_what_deepspeed_alone_has_tells_a_ds_config_beside_anything(tmp_path, name, content):
+    assert read_source(write(tmp_path, content, name)).config == content
+
+
+def test_a_section_of_somebody_elses_is_not_renamed(tmp_path):
+    """`checkpointing` of a script's holds nothing of DeepSpeed's `checkpoint`."""
+    theirs = {"checkpointing": {"enabled": True, "keep": 3}, "activation_checkpoint": {"mode": 1}}
+    report = checked(write(tmp_path, RAW | theirs))
+    assert [one.violation.changes for one in report.found] == [{}, {}]
+    meant = {"activation_checkpoint": {"partition_activations": True}}
+    report = checked(write(tmp_path, RAW | meant))
+    assert "activation_checkpointing" in report.fixed_text
+
+
+@pytest.mark.parametrize("dashes", [True, False])
+def test_a_short_file_of_gpt_neox_is_one(tmp_path, dashes):
+    sizes = {"pipe_parallel_size": 1, "model_parallel_size": 2, "num_layers": 2, "lr": 1}
+    named = {name.replace("_", "-") if dashes else name: size for name, size in sizes.items()}
+    for name in ("small.yml", "small.json"):
+        report = checked(write(tmp_path, _text(name, RAW | named), name))
+        assert (report.source.reader, rules(report)) == ("GPT-NeoX", [])
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_deepspeed_config_is_everybodys_key(tmp_path, has_file):
+    """accelerate's section has fields of its own, and stands beside fields of its own."""
+    inner = write(tmp_path, RAW, "ds.json").name if has_file else RAW
+    path = write(tmp_path, yaml.safe_dump({"deepspeed_config": inner, "lr": 1}), "train.yaml")
+    source = read_source(path)
+    assert (source.consumer, source.accelerate_file) == (Consumer.DEEPSPEED, None)
+    assert source.config == RAW
+
+
+@pytest.mark.parametrize("key", ["config_file", "config", "path"])
+def test_a_file_that_a_section_names_is_read(tmp_path, key):
+    write(tmp_path, RAW, "ds.json")
+    content = {"model": "m", "deepspeed": {"enabled": True, key: "ds.json"}}
+    source = read_source(write(tmp_path, yaml.safe_dump(content), "model.yaml"))
+    assert source.path.name == "ds.json"
+
+
+def test_a_group_of_hydras_has_its_numbers(tmp_path):
+    """OmegaConf reads 1e9 as a number; PyYAML, which reads for others, as text."""
+    text = yaml.safe_dump(RAW) + "steps_per_print: 1e2\n"
+    folder = tmp_path / "configs" / "deepspeed"
+    folder.mkdir(parents=True)
+    alone = write(folder, text, "zero3.yaml")
+    assert read_source(alone).config["steps_per_print"] == "1e2"
+    write(tmp_path / "configs", "defaults:\n  - model: small\n", "config.yaml")
+    assert read_source(alone).config["steps_per_print"] == "1e2"
+    write(tmp_path / "configs", "defaults:\n  - _self_\n  - deepspeed: zero3\n", "config.yaml")
+    assert read_source(alone).config["steps_per_print"] == 100
+    says_so = write(tmp_path, f"# @package ds\n{text}", "ds.yaml")
+    assert read_source(says_so).config["steps_per_print"] == 100
+
+
+def test_determined_reads_exponents(tmp_path):
+    write(tmp_path, AUTO, "ds.json")
+    arguments = "  args:\n    learning_rate: 1e-5\n    deepspeed: ds.json\n"
+    text = f"entrypoint: python train.py\nhyperparameters:\n{arguments}"
+    report = checked(write(tmp_path, text, "experiment.yaml"))
+    assert (report.source.arguments["learning_rate"], rules(report)) == (1e-5, [])
+
+
+def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
+    text = "services: {t: {image: x, environment: {DS_CONFIG: /opt/elsewhere/ds.json}}}\n"
+    with pytest.raises(NotADsConfigError, match=r"it names /opt/elsewhere/ds\.json, which is not"):
+        read_source(write(tmp_path, text, "docker-compose.yml"))
+
+
+def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
+    zero = {"stage": 2, "offload_optimizer_device": "cpu"}
+    report = checked(write(tmp_path, RAW | {"zero_optimization": zero}))
+    assert "DeepSpeed calls it zero_optimization.offload_optimizer.device" in (
+        report.found[0].violation.message
+    )
+    assert report.fixed_text is None

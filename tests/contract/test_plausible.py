@@ -200,6 +200,14 @@ CANNOT_BE = [
     *(("step_times_s, together", scaled(by, measured_s=10.0)) for by in (10, 1e3)),
     ("step_times_s", scaled(1e6, measured_s=0.0)),
     ("step_times_s", scaled(1e25, measured_s=0.0)),
+    # Skipped steps are an excuse for their own time alone.
+    (
+        "step_times_s, together",
+        {**scaled(1e3, measured_s=30.0), "steps_skipped": 1},
+    ),
+    ("phases_s", {"phases_s": {}}),
+    ("phases_s", {"phases_s": {"spawn": 57.0}}),
+    ("wall_s", {"wall_s": 1e6, "phases_s": {"spawn": 9e5, "measured": 1.0}}),
     ("diagnosis: all_reduce: calls", call(calls=0)),
     ("diagnosis: all_reduce: group_size", call(group_size=-1)),
     ("diagnosis: all_reduce: transfer_s", call(transfer_s=-0.1)),

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from autotune.contract import (
+    MOST_LOSSES,
     NodeReport,
     Outcome,
     Phase,
@@ -114,6 +115,23 @@ def test_a_log_full_of_the_word_error_is_no_failure(tmp_path):
     assert result.evidence == ""
     assert result.samples_per_s == pytest.approx(2 * 1 * 2 / 0.5)
     assert (result.loss_first, result.loss_last) == (4.0, 3.0)
+
+
+def test_losses_are_those_of_the_global_batch_in_the_steps_that_were_applied(tmp_path):
+    steps = {"phase": Phase.TEARDOWN, "step_times_s": [0.5] * 6}
+    reports = [
+        report(0, **steps, losses=[9.0, 4.0, 3.0, 2.0], skipped=[0, 2]),
+        report(1, **steps, losses=[9.0, 5.0, 9.0, 4.0, 1.0], skipped=[0, 2, 4]),
+    ]
+    result = result_of(tmp_path, reports, ending(launcher_code=0))
+    assert result.outcome is Outcome.OK
+    assert (result.losses, result.losses_skipped) == ([4.5, 3.0], 2)
+
+
+def test_a_bounded_number_of_losses_is_kept(tmp_path):
+    steps = {"phase": Phase.TEARDOWN, "step_times_s": [0.5] * 6, "losses": [1.0] * 900}
+    result = result_of(tmp_path, [report(0, **steps), report(1, **steps)], ending(launcher_code=0))
+    assert len(result.losses) == MOST_LOSSES
 
 
 def test_a_trial_that_never_started_shows_the_last_error_line(tmp_path):

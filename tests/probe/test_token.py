@@ -34,6 +34,15 @@ GOOD = "e3b7a91c5d20f846b1a7c2"
             "x y x y x y x y x y",
         ),
         "insert-your-token-here",
+        # What people make up or copy.
+        *("tobeornottobethatisthequestion", "jacksonmichaelthriller", "Liverpool1892champ"),
+        *("ilovedeepspeed123", "MyV3ryS3cur3P@ss!", "h4ck3rm4n!h4ck3r", "onetwothreefourfive"),
+        *("00:1a:2b:3c:4d:5e", "fe80::1ff:fe23:4567:890a", "/home/user/.ssh/id_rsa"),
+        *("https://example.com/path", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
+        *("098f6bcd4621d373cade4e832627b4f6", "5baa61e4c9b93f3f0682250b6cf8331b7ee68fd8"),
+        *("21232f297a57a5a743894a0e4a801fc3", "e10adc3949ba59abbe56e057f20f883e"),
+        *("eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9", "NVIDIA-H100-80GB-HBM3"),
+        *("REPLACE_ME_WITH_A_TOKEN", "v1.2.3-alpha.4+build.5", "8badf00dcafed00d"),
     ],
 )
 def test_what_can_be_guessed_is_refused_and_not_shown(
@@ -54,6 +63,7 @@ def test_what_a_generator_makes_is_taken() -> None:
         drawn = draw.randbytes(16)
         assert weakness(drawn.hex()) == ""
         assert weakness(base64.b64encode(drawn).decode()) == ""
+        assert weakness(str(uuid.UUID(bytes=drawn, version=4))) == ""
     assert weakness("plum-orbit-velvet-canyon-42") == ""
 
 

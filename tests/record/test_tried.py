@@ -47,6 +47,7 @@ def write_trial(study, knobs, outcome=Outcome.OK, differences=()):
         dataclasses.replace(
             ok(made, 100.0) if outcome.is_measured else fault(made, outcome),
             wall_s=60.0,
+            phases_s={"spawn": 50.0, "measured": 2.0},
             differences=list(differences),
             versions=VERSIONS,
             devices=["localhost:0", "localhost:1"],

@@ -6,7 +6,7 @@ import torch
 
 from autotune.trial.scripts import train
 from autotune.trial.scripts.lengths import step_lengths
-from autotune.trial.scripts.train import collate, drawn
+from autotune.trial.scripts.train import collate, drawn, full
 from tests.trials import settings, spec
 
 LENGTHS = {"kind": "histogram", "histogram": [[3, 0.5], [7, 0.25], [12, 0.25]]}
@@ -25,9 +25,8 @@ def step_of(told, *, step=0, warming=False):
     """The samples of one optimizer step by their number, with their micro-batch's width."""
     found = {}
     for rank in range(told.dp):
-        batches = drawn(told, rank=rank, is_warming_up=lambda: warming)
-        skipped = itertools.islice(batches, step * told.grad_accum, None)
-        for micro_step, batch in enumerate(itertools.islice(skipped, told.grad_accum)):
+        batches = drawn(told, rank, lambda: step, warm_up_steps=step + warming)
+        for micro_step, batch in enumerate(itertools.islice(batches, told.grad_accum)):
             for slot in range(told.micro_batch):
                 number = (micro_step * told.dp + rank) * told.micro_batch + slot
                 mask = batch["attention_mask"][slot].bool()
@@ -52,6 +51,51 @@ def test_a_micro_batch_is_as_wide_as_its_longest_sample():
 
 def test_all_samples_are_the_longest_while_it_warms_up():
     assert {len(sample) for sample, _ in step_of(trial(2, 2), warming=True).values()} == {12}
+
+
+def rows_of(told, *, step=0, order=0):
+    """The samples of one optimizer step that all have the same length, in their order."""
+    found = {}
+    for rank in range(told.dp):
+        batches = full(told, rank, lambda: step, order=order)
+        for micro_step, batch in enumerate(itertools.islice(batches, told.grad_accum)):
+            first = (micro_step * told.dp + rank) * told.micro_batch
+            rows = enumerate(batch["input_ids"].tolist(), first)
+            found |= {place: tuple(row) for place, row in rows}
+    return [found[place] for place in sorted(found)]
+
+
+def test_every_cut_of_a_global_batch_trains_the_same_samples_in_a_step():
+    cuts = [rows_of(trial(*cut), step=3) for cut in ((1, 2), (2, 2), (4, 2), (8, 1), (2, 4))]
+    assert cuts[0] == cuts[1] == cuts[2] == cuts[3] == cuts[4]
+    assert len(set(cuts[0])) == 8
+    assert not set(cuts[0]) & set(rows_of(trial(1, 2), step=4))
+
+
+def test_another_order_has_the_same_samples():
+    told = trial(2, 2)
+    orders = [rows_of(told, step=3, order=order) for order in range(3)]
+    assert len({tuple(rows) for rows in orders}) == 3
+    assert len({frozenset(rows) for rows in orders}) == 1
+
+
+def test_a_step_that_was_not_applied_is_done_again_with_its_samples():
+    told, applied = trial(4, 2), iter([5, 5, 6])
+    batches = full(told, 0, lambda: next(applied))
+    first, again, after = (next(batches)["input_ids"] for _ in range(3))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, after)
+
+
+def test_some_tokens_come_up_far_more_often_than_others():
+    """Else there is nothing to learn, and a training that goes wrong would show less."""
+    told = trial(4, 2)
+    tokens = torch.tensor([rows_of(told, step=step) for step in range(40)]).flatten()
+    vocab = told.source["vocab"]
+    assert 0 <= tokens.min() < tokens.max() < vocab
+    shares = torch.bincount(tokens, minlength=vocab).float() / len(tokens)
+    assert 0.2 < shares[0] < 0.3, "64 ** (-1 / 3) is a quarter"
+    assert shares[vocab // 2 :].sum() < 0.3
 
 
 def test_padding_has_no_label_and_no_attention():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autotune.contract import Measure
+from autotune.trial import stopwatch as stopwatch_module
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
 from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
@@ -97,3 +98,25 @@ def test_a_trial_that_stops_early_says_so(tmp_path):
     count_all(stopwatch, [0.1, 0.101, 0.102] * 15)
     assert stopwatch._reporter.report.stopped_early
     assert len(stopwatch._reporter.report.step_times_s) >= MEASURE.min_steps
+
+
+class Engine:
+    """Counts nothing and reduces nothing."""
+
+    def backward(self, loss, scale_wrt_gas=True):
+        return loss
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize(("asked", "loss"), [({}, 2.0), ({"scale_wrt_gas": False}, 4.0)])
+def test_a_steps_loss_is_the_one_whose_gradient_it_follows(tmp_path, monkeypatch, asked, loss):
+    """Trainer and accelerate divide by the accumulation: what they hand over adds up."""
+    monkeypatch.setattr(stopwatch_module.dist, "all_reduce", lambda *_, **__: None)
+    stopwatch, engine = make(tmp_path), Engine()
+    stopwatch.attach(engine)
+    for of_micro_batch in (1.0, 3.0):
+        engine.backward(torch.tensor(of_micro_batch), **asked)
+    stopwatch._agree(0.1, was_applied=True)
+    assert stopwatch._reporter.report.losses == [loss]

@@ -10,10 +10,11 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, without
-from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text
+from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text, texts_of
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.ds_config_text import parse_config, read_text
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.rules.keys import SECTIONS as KNOWN
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 
 _PRECISIONS = ("bf16", "bfloat16", "fp16")
@@ -31,7 +32,8 @@ Note = tuple[Any, Any]
 def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     """Read a ds_config.json for raw DeepSpeed.
 
-    Monitors and secrets are left out: what a trial ran with is recorded, shown and handed on.
+    Monitors, secrets and texts that DeepSpeed does not read are left out: what a trial ran with is
+    recorded, shown and handed on.
 
     Returns:
         The configuration with no "auto" in it and DeepSpeed's alternative spellings made one;
@@ -103,9 +105,13 @@ def _holds_auto(value: Any) -> bool:
 
 
 def _usable(
-    section: Mapping[str, Any], notes: dict[str, Note], prefix: str = ""
+    section: Mapping[str, Any],
+    notes: dict[str, Note],
+    prefix: str = "",
+    *,
+    is_unread: bool = False,
 ) -> dict[str, Any]:
-    """The configuration without values that are "auto" or secret."""
+    """The configuration without values that are "auto" or secret, and texts that nobody reads."""
     kept: dict[str, Any] = {}
     for key, value in section.items():
         if value == "auto":
@@ -113,10 +119,19 @@ def _usable(
         elif holds_secret(key, value) or _tells_secret(key, value):
             notes[f"{prefix}{scrubbed_text(key)}"] = (HIDDEN, None)
         elif isinstance(value, dict):
-            kept[key] = _usable(value, notes, f"{prefix}{key}.")
+            inner = is_unread or _is_unread(prefix.rstrip("."), key)
+            kept[key] = _usable(value, notes, f"{prefix}{key}.", is_unread=inner)
+        elif (is_unread or _is_unread(prefix.rstrip("."), key)) and any(texts_of(value)):
+            notes[f"{prefix}{key}"] = (HIDDEN, None)
         else:
             kept[key] = value
     return kept
+
+
+def _is_unread(section: str, key: str) -> bool:
+    """Whether DeepSpeed passes over a key: whatever a text there says, no trial needs it."""
+    known = KNOWN.get(section)
+    return known is not None and not known.strict and key not in known.keys
 
 
 def _tells_secret(key: str, value: Any) -> bool:

@@ -5,8 +5,8 @@ Their form: https://docs.github.com/actions/reference/workflow-commands-for-gith
 
 from collections.abc import Iterator
 
+from autotune.base.text import visible
 from autotune.check.run import CheckRun
-from autotune.report.check.visible import visible
 from autotune.space.rule import Level
 
 _COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "notice"}

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from rich.console import Console
 from rich.text import Text
 
+from autotune.base.text import visible
 from autotune.check import CheckReport, Found
 from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
-from autotune.report.check.visible import visible
 from autotune.space.rule import Consequence, Level, Violation
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -27,7 +27,7 @@ _THEN: dict[Consequence, str] = {
     "ignored": "it is ignored",
     "converted": "it is read as what is meant",
 }
-"""What the engine does, in words for people."""
+"""Reaction of the engine, in words for people."""
 
 
 def print_run(console: Console, run: CheckRun, *, fixed: bool, quiet: bool, strict: bool) -> None:
@@ -79,7 +79,7 @@ def print_check(
 
 
 def asker(console: Console) -> Callable[[Question], Option | None] | None:
-    """What puts a question to the user in a terminal; None where there is nobody to ask."""
+    """Function that asks the user in a terminal; None where there is nobody to ask."""
     if not (console.is_terminal and sys.stdin.isatty()):
         return None
 
@@ -126,10 +126,15 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
     """A head line that editors can follow, then what it is and how to mend it."""
     told, place = found.violation, found.place
     style = _STYLES[told.level]
-    where = f"{report.source.path}:{place.line}:{place.column}"
+    where = visible(f"{report.source.path}:{place.line}:{place.column}", kept="\t")
     then = " (seen once the rest is fixed)" if found.after_fix else ""
     head = Text.assemble(
-        (visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
+        (visible(where, kept="\t"), "bold"),
+        "  ",
+        (told.level, style),
+        "  ",
+        (told.rule, "cyan"),
+        then,
     )
     console.print(head, soft_wrap=True)
     if told.level == "note":
@@ -141,7 +146,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
 
 
 def _print_questions(console: Console, report: CheckReport) -> None:
-    """What only the user can decide, each way out with the flag that takes it."""
+    """Choices that only the user can make, each way out with the flag that takes it."""
     others = [one for one in report.questions if one not in report.needed]
     n = sum(len(question.options) for question in others)
     is_short = n <= _MOST_CHOICES
@@ -162,7 +167,7 @@ def _print_questions(console: Console, report: CheckReport) -> None:
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
-        visible(text),
+        visible(text, kept="\t"),
         console.width,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -184,7 +189,7 @@ def _print_diff(console: Console, diff: str) -> None:
 
 
 def _conclusion(report: CheckReport, *, fixed: bool) -> str:
-    """What is wrong with the file as it is now, and what was."""
+    """Counts of the findings about the file as it is now, and of those that were mended."""
     now = _counted(report.now(fixed=fixed))
     said = now or "nothing found"
     if report.is_written(fixed=fixed):

@@ -1,14 +1,21 @@
 """A study, ready to be shown: what every form of the report is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.answer import SearchAnswer, answer_of
-from autotune.record.facts import allowed_bytes_of, context_of, objective_of
+from autotune.record.facts import (
+    allowed_bytes_of,
+    baseline_of,
+    context_of,
+    guard_steps_of,
+    objective_of,
+)
+from autotune.record.guard import Guarded, guards_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.report.results.rows import Row, make_rows
 from autotune.search.history import History
@@ -32,6 +39,8 @@ class StudyReport:
     context: Context
     answer: SearchAnswer | None
     """None while the search has not ended."""
+    guards: Mapping[str, Guarded] = field(default_factory=dict)
+    """What the convergence guard says of the candidates of the final comparisons, by hash."""
     recorded: Recorded
     """The record that it was made of, trials included that answer for another job."""
 
@@ -104,6 +113,7 @@ def read_report(study: Study) -> StudyReport:
         history=history,
         objective=objective,
         rows=make_rows(history, objective),
+        guards=guards_of(history.trials, baseline_of(facts).candidate_hash, guard_steps_of(facts)),
         context=context,
         answer=answer_of(facts, study, recorded),
         recorded=recorded,

@@ -1,11 +1,11 @@
-"""What a study found, in words: the same in the terminal, in Markdown and in HTML."""
+"""Findings of a study in words: the same in the terminal, in Markdown and in HTML."""
 
 import math
 from collections.abc import Sequence
 
 from autotune.base.units import format_bytes
 from autotune.contract import Origin
-from autotune.record.answer import SearchAnswer, Standing
+from autotune.record.answer import Drifted, SearchAnswer, Standing
 from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
@@ -24,7 +24,7 @@ _PASSED_SHOWN = 5
 
 
 def describe_place(report: StudyReport) -> str:
-    """Which model on what, with which versions; empty where the study does not say."""
+    """Model, devices and versions; empty where the study does not say."""
     environment, model = environment_of(report.facts), model_of(report.facts)
     origin = origin_of(report.facts)
     mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
@@ -59,11 +59,14 @@ def describe_outcome(row: Row, report: StudyReport) -> str:
     for name, its in (("best", report.best_row), ("baseline", report.baseline_row)):
         if row == its:
             return name
+    guard = report.guards.get(row.candidate.hash)
+    if guard is not None and guard.is_drift:
+        return "drifts"
     return "disturbed" if row.is_disturbed else row.outcome.value
 
 
 def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
-    """What was found, fact by fact, as (name, text)."""
+    """Findings, fact by fact, as (name, text)."""
     facts = [("outcomes", describe_counts(report.counts))]
     if left_out := left_out_of(report.facts):
         trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
@@ -90,6 +93,11 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
                 change = describe_difference(ours.candidate, theirs.candidate, report.context)
             facts.append(("change", change))
         facts.append(("speedup", describe_speedup(answer)))
+    if best is not None and answer.guard is not None:
+        facts.append(("guard", str(answer.guard)))
+    if (drifted := answer.drifted) is not None:
+        facts.append(("drifted", describe_drifted(drifted)))
+    if best is not None:
         if baseline is not None and report.objective.wish.name != "samples_per_s":
             facts.append(("memory", describe_peaks(best, baseline)))
         soak = read_soak(report.folder)
@@ -156,8 +164,16 @@ def describe_speedup(answer: SearchAnswer) -> str:
     return f"{text}: no proven gain" if low <= 1 else text
 
 
+def describe_drifted(drifted: Drifted) -> str:
+    """What is better than the best, and why it is not handed out."""
+    return (
+        f"{describe_figure(drifted.standing)}: not handed out, {drifted.guard.why}; `export "
+        "--allow-loss-drift` does"
+    )
+
+
 def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[str, str]]:
-    """What the baseline was to be and is not, as (name, text); empty: it is what was asked for."""
+    """Candidates that the baseline was to be and is not, as (name, text); may be empty."""
     if not (passed := answer.passed_over):
         return []
     # Whatever the platform ended may have been the baseline; the others could not.
@@ -174,7 +190,7 @@ def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[s
     if more := len(passed) - len(told):
         facts.append(("passed over", f"{more} more: column `baseline` of the table says why"))
     if answer.is_substitute:
-        said = "the platform ended what was asked for, so the baseline is another one"
+        said = "the platform ended the baseline that was asked for, so another one takes its place"
         facts.append(("substitute", f"{said}: search again for the gain over that"))
     return facts
 

@@ -10,10 +10,10 @@ import argparse
 import contextlib
 import importlib
 import inspect
-import itertools
 import json
 import math
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,8 +155,7 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
         if "factory" in settings.source:
             return from_factory(settings.source)
         model = from_config(settings.source["config"], dtype, settings.attention)
-    if is_sharded:
-        initialize_experts(model)
+    draw_weights(model, settings.seed)
     return model
 
 
@@ -195,33 +194,55 @@ def from_config(config: Mapping[str, Any], dtype: torch.dtype, attention: str) -
     return AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
 
 
-def initialize_experts(model: Any) -> None:
-    """Give a mixture of experts that was built under `zero.Init` its initial values.
+def draw_weights(model: Any, seed: int) -> None:
+    """Give a Hugging Face model its initial weights, the same ones in every layout.
 
-    transformers makes fused experts and routers empty and fills them once the model stands. By
-    then stage 3 has sharded whatever the memory held (not a number, as a rule). Weights that are
-    loaded from a checkpoint have no need of it.
+    transformers draws them one after the other while the model is built. Under `zero.Init` that
+    misses: stage 3 shards a layer as soon as it is made, before transformers fills it (fused
+    experts and routers hold not a number then, other layers what torch draws by default). So each
+    module draws anew, from a seed of its own, on the rank's device, by the rule of its model.
+    Weights that are loaded from a checkpoint have no need of it.
     """
     import deepspeed
 
-    stacked = 3  # dimensions of a tensor that holds the weights of all experts of a layer
-    if not any(_dimensions(parameter) >= stacked for parameter in model.parameters()):
-        return
-    for module in model.modules():
+    device = device_of_rank()
+    for number, module in enumerate(_children_first(model)):
         own = list(module.parameters(recurse=False))
-        is_filled = hasattr(module, "reset_parameters")  # torch's own fill themselves
-        if is_filled or not any(_dimensions(parameter) > 1 for parameter in own):
+        if not hasattr(module, "_init_weights"):
+            # Some models draw a child's weight again from its parent (GPT-2: `c_proj`).
+            own += [p for child in module.children() for p in child.parameters(recurse=False)]
+        if not own:
             continue
-        with deepspeed.zero.GatheredParameters(own, modifier_rank=0):
-            if torch.distributed.get_rank() == 0:
+        is_sharded = any(hasattr(parameter, "ds_id") for parameter in own)
+        with deepspeed.zero.GatheredParameters(own, modifier_rank=0, enabled=is_sharded):
+            if is_sharded and torch.distributed.get_rank() != 0:
+                continue
+            torch.manual_seed(seed * 100_003 + number)
+            with on_device(own, device):
                 for parameter in own:
                     parameter._is_hf_initialized = False
                 model._init_weights(module)
+    torch.manual_seed(seed)
 
 
-def _dimensions(parameter: torch.nn.Parameter) -> int:
-    # At stage 3 the parameter itself is an empty placeholder.
-    return len(getattr(parameter, "ds_shape", parameter.shape))
+def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """All modules of a model, each after those inside it, as transformers goes through them."""
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+@contextlib.contextmanager
+def on_device(parameters: Sequence[torch.nn.Parameter], device: str) -> Iterator[None]:
+    """Hold parameters on a device meanwhile: another one draws other random numbers."""
+    homes = [parameter.device for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.data.to(device)
+    try:
+        yield
+    finally:
+        for parameter, home in zip(parameters, homes, strict=True):
+            parameter.data = parameter.data.to(home)
 
 
 def prepare_autoep(model: Any, ds_config: Mapping[str, Any]) -> None:
@@ -434,33 +455,38 @@ def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:
 
 
 def batches(
-    settings: Settings, engine: Any, *, warm_up_steps: int = 0, steps_trained: int = 0
+    settings: Settings, engine: Any, *, warm_up_steps: int = 0, order: int = 0
 ) -> Iterator[Inputs]:
     """Micro-batches of random tokens on the rank's device, for ever: this rank's pieces.
 
-    Ranks that share a model or a sample draw the same ones. In a pipeline the first stage takes
-    the tokens, and the last one the labels.
+    Which samples an optimizer step trains follows from how many were applied before it, and from
+    nothing else: every layout trains the same samples in the same step, a resumed training goes
+    on with those that are next, and a step that a loss scale skipped (fp16) is done again. Ranks
+    that share a model or a sample draw the same ones. In a pipeline the first stage takes the
+    tokens, and the last one the labels.
 
     Args:
         settings: What is trained.
         engine: DeepSpeed's.
         warm_up_steps: Until so many optimizer steps are applied, samples that differ in length
             are all as long as the longest, so that the highest memory is seen first.
-        steps_trained: Optimizer steps whose data a resumed training has seen already.
+        order: In which order the samples of an optimizer step are trained; each number is another
+            one, 0 that of their numbers. The sum is the same, but rounded otherwise. Samples that
+            differ in length keep theirs: others would meet in a micro-batch and be padded.
     """
     sp = settings.sp
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     replica = rank // (settings.tp * sp) % settings.dp
+
+    def steps_applied() -> int:
+        return int(engine.global_steps - engine.skipped_steps)
+
     if settings.lengths.get("kind") == "histogram":
-        samples = drawn(
-            settings,
-            rank=replica,
-            is_warming_up=lambda: engine.global_steps - engine.skipped_steps < warm_up_steps,
-        )
+        samples = drawn(settings, replica, steps_applied, warm_up_steps=warm_up_steps)
     else:
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
-        samples = full(settings, replica, skipped=steps_trained * settings.grad_accum)
+        samples = full(settings, replica, steps_applied, order=order)
     device, takes_mask = device_of_rank(), accepts_mask(engine.module)
     for whole in samples:
         own = whole if sp == 1 else own_piece(whole, sp=sp, rank=rank % sp)
@@ -469,34 +495,51 @@ def batches(
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in own.items()}
 
 
-def full(settings: Settings, replica: int, *, skipped: int = 0) -> Iterator[Inputs]:
-    """Micro-batches of samples that all have `seq_len` tokens, the first `skipped` left out."""
-    generator = torch.Generator().manual_seed(settings.seed * 100_003 + replica)
-    shape = (settings.micro_batch, settings.seq_len)
-    vocab = int(settings.source["vocab"])
-    for _ in range(skipped):
-        torch.randint(0, vocab, shape, generator=generator)
+def full(
+    settings: Settings, replica: int, steps_applied: Callable[[], int], *, order: int = 0
+) -> Iterator[Inputs]:
+    """Micro-batches of a data-parallel rank, of samples that all have `seq_len` tokens.
+
+    `steps_applied` is asked before each optimizer step; `order` is as of `batches`.
+    """
     while True:
-        tokens = torch.randint(0, vocab, shape, generator=generator)
-        yield {"input_ids": tokens, "labels": tokens}
+        step = steps_applied()
+        places = list(range(settings.global_batch))
+        if order:
+            random.Random(f"{order}/{step}").shuffle(places)
+        for numbers in _numbers(settings, replica):
+            samples = [_tokens(settings, step, places[n], settings.seq_len) for n in numbers]
+            tokens = torch.stack(samples)
+            yield {"input_ids": tokens, "labels": tokens}
 
 
-def drawn(settings: Settings, *, rank: int, is_warming_up: Callable[[], bool]) -> Iterator[Inputs]:
+def drawn(
+    settings: Settings,
+    replica: int,
+    steps_applied: Callable[[], int],
+    *,
+    warm_up_steps: int = 0,
+) -> Iterator[Inputs]:
     """Micro-batches of a data-parallel rank, of samples whose lengths a histogram gives, padded.
 
-    `is_warming_up` is asked before each optimizer step: while it holds, every sample is as long as
-    the longest one.
+    `steps_applied` is asked before each optimizer step; `warm_up_steps` is as of `batches`.
     """
     lengths, histogram = beside("lengths"), settings.lengths
     multiple = math.lcm(int(histogram["pad_to_multiple"]), settings.sp)
-    for step in itertools.count():
+    while True:
+        step = steps_applied()
         found = lengths.step_lengths(histogram, settings.global_batch, settings.seed, step)
-        if is_warming_up():
+        if step < warm_up_steps:
             found = [lengths.longest(histogram)] * settings.global_batch
-        for micro_step in range(settings.grad_accum):
-            first = (micro_step * settings.dp + rank) * settings.micro_batch
-            numbers = range(first, first + settings.micro_batch)
+        for numbers in _numbers(settings, replica):
             yield collate([_tokens(settings, step, n, found[n]) for n in numbers], multiple)
+
+
+def _numbers(settings: Settings, replica: int) -> Iterator[range]:
+    """Which samples of an optimizer step are in each micro-batch of a data-parallel rank."""
+    for micro_step in range(settings.grad_accum):
+        first = (micro_step * settings.dp + replica) * settings.micro_batch
+        yield range(first, first + settings.micro_batch)
 
 
 def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
@@ -517,10 +560,17 @@ def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
 
 
 def _tokens(settings: Settings, step: int, number: int, length: int) -> torch.Tensor:
-    """One sample; it depends on the job, the step and its number alone."""
+    """One sample; it depends on the job, the step and its number alone.
+
+    Token k of V comes up with a density of (k / V)^(-2/3) / 3, as in text some do far more often
+    than others (Zipf). So there is something to learn, 0.9 nats within a few steps, and a
+    training that goes wrong shows in its loss.
+    """
     seed = (settings.seed * 100_003 + step) * settings.global_batch + number
     generator = torch.Generator().manual_seed(seed % 2**63)
-    return torch.randint(0, int(settings.source["vocab"]), (length,), generator=generator)
+    vocab = int(settings.source["vocab"])
+    drawn = torch.rand(length, generator=generator, dtype=torch.float64)
+    return (drawn**3 * vocab).long()
 
 
 def accepts_mask(model: torch.nn.Module) -> bool:
@@ -572,10 +622,10 @@ def steps(
     ds_config: Mapping[str, Any],
     *,
     warm_up_steps: int = 0,
-    steps_trained: int = 0,
+    order: int = 0,
 ) -> Iterator[Any]:
     """Train for ever; yields the last loss of each optimizer step. Arguments as of `batches`."""
-    fed = batches(settings, engine, warm_up_steps=warm_up_steps, steps_trained=steps_trained)
+    fed = batches(settings, engine, warm_up_steps=warm_up_steps, order=order)
     scale = gradient_scale(ds_config, settings.sp)
     loss = None
     while True:

@@ -1,4 +1,4 @@
-"""What is said of the arguments that a configuration gives to a constructor, one by one."""
+"""Findings about the arguments that a configuration gives to a constructor, one by one."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from contextlib import suppress
 from difflib import SequenceMatcher
 from typing import Any
 
+from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
 from autotune.engines.deepspeed.rules.sections import is_auto, shown
@@ -18,8 +19,10 @@ _OTHER_NAMES = {
     "num_training_steps": "total_num_steps",
     "num_warmup_steps": "warmup_num_steps",
 }
-"""What other software calls a parameter -> what DeepSpeed and torch call it."""
+"""Other software's name of a parameter -> DeepSpeed's and torch's."""
 
+_MOST_COMPARED = 50
+"""Unknown arguments that are compared with known ones and get a finding each."""
 _ALIKE = 0.8
 """Likeness from which on a word of a name is taken for a misspelt one."""
 
@@ -36,11 +39,10 @@ def unknown_arguments(
         also: Keys that DeepSpeed takes out, or that another rule judges.
     """
     known = {*made.takes, *also}
-    return [
-        _unknown(section, made, given, str(name), value)
-        for name, value in given.items()
-        if name not in known
-    ]
+    unknown = [name for name in given if name not in known]
+    compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
+    found = [_unknown(section, made, given, str(name), given[name]) for name in compared]
+    return [*found, _unknown_rest(section, made, rest)] if rest else found
 
 
 def wrong_arguments(
@@ -81,6 +83,18 @@ def _unknown(
     removed = Choice(changes=patch(f"{section}.params", {name: None}))
     return Finding(
         message=message, at=(dotted,), choices=(removed,), advice=f"{guess}remove {dotted}"
+    )
+
+
+def _unknown_rest(section: str, made: Constructor, names: Sequence[Any]) -> Finding:
+    told = list(map(str, names))
+    removed = Choice(changes=patch(f"{section}.params", dict.fromkeys(told)))
+    return Finding(
+        message=f"{section}.params: {made.name} has no such {len(told)} parameters more: "
+        f"{named(told)}",
+        at=tuple(f"{section}.params.{name}" for name in told[:MOST_NAMED]),
+        choices=(removed,),
+        advice="remove them",
     )
 
 

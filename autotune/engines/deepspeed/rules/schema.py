@@ -104,13 +104,39 @@ _PRECISIONS = ("fp16", "bf16", "bfloat16")
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
     return [
-        _wrong_value(path, name, content[name], key)
+        _tried(path, name, content[name])
+        if _is_tried(setup, path, name, content[name], key)
+        else _wrong_value(path, name, content[name], key)
         for path, content, section in sections(setup.ds_config)
         if top_level != bool(path)
         for name, key, value in known_items(content, section)
         if not key.accepts(value)
         and (not is_auto(value) or _is_taken_as_text(key, section, setup))
     ]
+
+
+def _is_tried(setup: Setup, path: str, name: str, value: Any, key: Key) -> bool:
+    """Whether DeepSpeed's autotuner, which is switched on, takes it for values to try.
+
+    autotuning/autotuner.py: `all` of the stages; autotuning/utils.py: get_all_configs of any list.
+    """
+    if setup.section("autotuning").get("enabled") is not True:
+        return False
+    if (path, name, value) == ("zero_optimization", "stage", "all"):
+        return True
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(key.taken(one) is not REFUSED for one in value)
+
+
+def _tried(path: str, name: str, value: Any) -> Finding:
+    where = dotted(path, name)
+    return Finding(
+        message=f"{where}: {shown(name, value)} is for DeepSpeed's autotuner, which tries one "
+        "value after the other; a run without --autotuning refuses it",
+        at=(where,),
+        advice="start it with deepspeed --autotuning, or write one value",
+        consequence="converted",
+    )
 
 
 def _is_on(section: str) -> Callable[[Setup, Any], bool]:
@@ -470,11 +496,12 @@ def _meant_key(
     setup: Setup, path: str, content: Mapping[str, Any], name: Any
 ) -> tuple[str, str] | None:
     """Section and name of the key that an unknown one must be, if it would take the value."""
-    near = misspelt(str(name), _names(path, setup.version))
+    is_others = path in ("", "zero_optimization") and name in _OTHERS
+    near = None if is_others else misspelt(str(name), _names(path, setup.version))
     if near is None and name in _parameters(setup, path):
         home = f"{path}.params"
         return (home, name) if _can_hold(setup, home) else None
-    if near is None and not path and name in _OTHERS:
+    if is_others:
         home, near = _OTHERS[name]
     elif str(name) in HOMES and near is None:
         home, near = HOMES[str(name)], str(name)
@@ -483,13 +510,27 @@ def _meant_key(
     if near is None or not _can_hold(setup, home):
         return None
     value, key = content[name], SECTIONS[home].keys[near]
+    if not holds_its_keys(dotted(home, near), value):
+        return None
     if key.is_missing(setup.version) or key.is_removed(setup.version):
         return None
     return (home, near) if is_auto(value) or key.taken(value) is not REFUSED else None
 
 
+def holds_its_keys(path: str, value: Any) -> bool:
+    """Whether a value under another name may be meant as a section: it holds one of its keys.
+
+    What is no section, or an empty one, may be.
+    """
+    if path not in SECTIONS or not isinstance(value, Mapping) or not value:
+        return True
+    names = SECTIONS[path].keys
+    few = list(value)[:_MOST_COMPARED]
+    return any(name in names or misspelt(str(name), names) is not None for name in few)
+
+
 def _parameters(setup: Setup, path: str) -> Sequence[str]:
-    """What the optimizer or the scheduler of a section takes below `params`."""
+    """Keys that the optimizer or the scheduler of a section takes below `params`."""
     if path not in ("optimizer", "scheduler"):
         return ()
     made = optimizer_of(setup) if path == "optimizer" else scheduler_of(setup)
@@ -654,7 +695,7 @@ def _asks(setup: Setup, old: str) -> Any:
 
 
 def _renewed(new: str, value: Any) -> dict[str, Any]:
-    """What a deprecated key says, in the words of the new one."""
+    """The value of a deprecated key, in the words of the new one."""
     is_asked = as_pydantic("bool", value) is True
     if new.startswith("offload"):
         return {new: {"device": "cpu"}} if is_asked else {}

@@ -1,4 +1,4 @@
-"""What a value of a ds_config may be: checks with words for people, and what DeepSpeed converts.
+"""Legal values of a ds_config: checks with words for people, and DeepSpeed's conversions.
 
 DeepSpeed's strict sections are pydantic classes in pydantic's lax mode; the others are read as
 they are. A test holds both to the installed release, on a grid of values.
@@ -19,6 +19,8 @@ Kind = Literal["bool", "int", "float"]
 
 _MAX_INT = 2**63 - 1  # of a tensor's size; pydantic takes no larger float for a whole number
 _MAX_FLOAT = sys.float_info.max
+_MOST_DIGITS = 1e15
+"""From here on a whole number is written with an exponent."""
 
 
 class Refused(Enum):
@@ -98,7 +100,7 @@ class Key:
     """One key of a section."""
 
     wants: str
-    """What a value must be, for people."""
+    """The legal values, for people."""
     accepts: Check
     absent_through: str = ""
     """The last release read that does not know the key; empty: all know it."""
@@ -113,7 +115,7 @@ class Key:
     """Whether DeepSpeed computes with it before a class of its own drops an "auto"."""
 
     def taken(self, value: Any) -> Any:
-        """What DeepSpeed takes a value for; `REFUSED` where it raises on it."""
+        """The value as DeepSpeed converts it; `REFUSED` where it raises."""
         if self.accepts(value):
             return value
         made = self.converts(value)
@@ -126,7 +128,8 @@ class Key:
         if isinstance(value, str) and (word := misspelt(value, self.words)) is not None:
             return word
         made = [as_pydantic(kind, value) for kind in ("bool", "int", "float")]
-        made += [int(one) for one in made if type(one) is float and one.is_integer()]
+        floats = [one for one in made if type(one) is float and one.is_integer()]
+        made[-1:-1] = [int(one) for one in floats if abs(one) < _MOST_DIGITS]
         found = (one for one in made if one is not REFUSED and self.accepts(one))
         return next(found, self.taken(value))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, ignored, raised, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
+from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
@@ -92,7 +93,7 @@ def _inert_key(setup: Setup) -> Finding | None:
     where = f"acts at stage {' and '.join(map(str, stages))}" if stages else "has no effect at all"
     more = f" (and {', '.join(others)})" if others else ""
     return Finding(
-        message=f"zero_optimization.{name}={setup.zero[name]!r} {where}, this is stage "
+        message=f"zero_optimization.{name}={shown(name, setup.zero[name])} {where}, this is stage "
         f"{setup.stage}{more}",
         changes=zero(**dict.fromkeys(found)),
     )

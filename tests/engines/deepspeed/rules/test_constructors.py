@@ -1,6 +1,7 @@
 """What constructors take: the recorded file against the installed packages, and how it is read."""
 
 import math
+import time
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -297,3 +298,15 @@ def test_a_newer_torch_may_take_more():
 
 def test_nothing_is_wanted_of_a_constructor_that_was_not_tried():
     assert Constructor(name="Some", takes=("lr",)).wants("lr") == ""
+
+
+@pytest.mark.parametrize("made", [optimizer, scheduler])
+def test_tens_of_thousands_of_parameters_are_told_in_bounds(made):
+    """Each was compared with every known one, and each got a finding of its own."""
+    kind = "AdamW" if made is optimizer else "WarmupLR"
+    config = made(kind, **{f"p{number}": number for number in range(40_000)})
+    began_s = time.process_time()
+    told = judge(setup(config))
+    assert time.process_time() - began_s < 5
+    assert 0 < len(told) < 100
+    assert sum(len(one.message) + len(one.fix) for one in told) < 100_000

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from autotune.check.places import places_in
+from autotune.check.key_positions import places_in
 from autotune.space.rule import Choice, Violation
 
 JSON = """\
@@ -77,3 +77,14 @@ def test_a_long_word_of_hjson_is_passed_in_one_go():
     started = time.perf_counter()
     assert place(text, "hjson", broken(at=("zero_optimization",))) == (2, 2)
     assert time.perf_counter() - started < 5  # a second look at each letter takes minutes
+
+
+@pytest.mark.parametrize("syntax", ["json", "yaml"])
+def test_a_place_in_a_list_is_a_key(syntax):
+    text = '{"runs": [[1], {"a": {"b": 2}},\n  [{"c": [3, {}]}]], "d": [1, {}]}\n'
+    starts = places_in(text, (), syntax).starts
+    assert starts["runs", "[1]", "a", "b"] == text.index('"b"')
+    assert starts["runs", "[2]", "[0]", "c"] == text.index('"c"')
+    assert starts["runs", "[1]"] == text.index('{"a"')
+    assert starts["runs", "[2]", "[0]", "c", "[1]"] == text.index("{}")
+    assert starts["d",] == text.index('"d"')

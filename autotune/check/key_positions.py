@@ -93,6 +93,11 @@ def _yaml_starts(node: yaml.Node | None, path: Path) -> Iterator[tuple[Path, int
             here = (*path, str(key.value))
             yield here, key.start_mark.index
             yield from _yaml_starts(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            place = (*path, f"[{index}]")
+            yield place, item.start_mark.index
+            yield from _yaml_starts(item, place)
 
 
 def _hjson_starts(text: str) -> dict[Path, int]:

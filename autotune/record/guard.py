@@ -1,0 +1,281 @@
+"""The convergence guard: does a candidate still train as the baseline does?
+
+The final comparison runs the best candidates and the baseline with the same seed and the same
+samples in the same order, so the losses of their first steps can be laid side by side. How the
+verdict is reached, and why so, is told in docs/guard.md.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.base.student_t import t_quantile
+from autotune.contract import Origin, Role, TrialSpec
+from autotune.job.job import DEFAULT_WORKLOAD
+from autotune.record.study import Trial
+from autotune.trial.scripts.lengths import is_drawn
+
+MIN_STEPS = 5
+"""With fewer steps the updates have hardly come into the losses yet."""
+MIN_RUNS = 2
+"""Runs of the baseline without which nobody knows how much it differs from itself."""
+CONFIDENCE = 0.995
+"""Upper quantile of a two-sided 99% interval: of a hundred candidates that train as the baseline
+does, one is refused for nothing."""
+LEARNED_SHARE = 0.01
+"""A difference below this share of what the baseline's loss moved is no drift, wherever it comes
+from. With a learning rate 10% too high it was 6% within 20 steps (docs/guard.md)."""
+POWER_SHARE = 0.5
+"""Share of what the baseline's loss moved above which the tolerance says nothing: a training that
+learns nothing at all would be off by all of it, and half of that in the middle."""
+_ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25}
+"""Precision -> largest error of one rounding to nearest, as a share: half the distance of 1 to
+the next number (Goldberg, What Every Computer Scientist Should Know About Floating-Point
+Arithmetic, ACM Computing Surveys 23, 1991)."""
+_SUMMED = 128 * _ROUNDOFF["fp32"]
+"""What is summed up in fp32 in any precision: the error of n terms grows like the root of n
+roundings (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci.
+Comput. 41, 2019); 128 stands for sums of 16 thousand."""
+
+
+class Convergence(StrEnum):
+    """What the guard says of a candidate."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarded:
+    """The guard's verdict on one candidate, with the losses that it rests on."""
+
+    verdict: Convergence
+    why: str
+    """What was seen, or why nothing can be said, in words."""
+    tolerance: float | None = None
+    """Difference of the losses that is allowed in every step; None: none could be found."""
+    deviation: float | None = None
+    """Largest difference of the losses."""
+    step: int | None = None
+    """Step of that difference, from 1."""
+    losses: tuple[float, ...] = ()
+    """Loss of each step, the mean over the candidate's runs."""
+    baseline_losses: tuple[float, ...] = ()
+    """The same of the baseline."""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether the candidate is not handed out for it."""
+        return self.verdict is Convergence.FAIL
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**vars(self), "verdict": self.verdict.value}
+
+
+NOT_COMPARED = Guarded(
+    verdict=Convergence.NOT_COMPARABLE, why="it was not run again beside the baseline"
+)
+
+
+def guards_of(
+    trials: Iterable[Trial], baseline_hash: str | None, n_steps: int
+) -> dict[str, Guarded]:
+    """The verdict on each candidate of the final comparisons, by its hash.
+
+    Losses do not wander with the machine, so that the runs of all comparisons count alike.
+
+    Args:
+        trials: The record.
+        baseline_hash: The baseline's candidate; None: there is none.
+        n_steps: Steps to compare; 0: the guard is off, and there are no verdicts.
+    """
+    if not n_steps:
+        return {}
+    runs: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        identity = trial.spec.identity
+        if identity.role is Role.CONFIRM and identity.confirm_round is not None and _ran(trial):
+            own = runs.setdefault(identity.candidate_hash, {})
+            own[identity.confirm_round] = trial  # a repeat takes the first one's place
+    theirs = list(runs.get(baseline_hash or "", {}).values())
+    return {
+        key: Guarded(verdict=Convergence.PASS, why="it is the baseline itself")
+        if key == baseline_hash
+        else guard(list(own.values()), theirs, n_steps)
+        for key, own in runs.items()
+    }
+
+
+def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guarded:
+    """Compare the runs of a candidate with those of the baseline; all have to be measured.
+
+    A study may go on with another seed: only runs with that of the candidate's last one count.
+    """
+    seed = ours[-1].spec.workload.seed
+    ours, theirs = ([t for t in runs if t.spec.workload.seed == seed] for runs in (ours, theirs))
+    if len(theirs) < MIN_RUNS:
+        said = "once" if theirs else "never"
+        return _unknown(f"the baseline ran {said} in the comparison: it takes its repeat")
+    if why := _why_not(ours[0].spec, theirs[0].spec):
+        return _unknown(why)
+    kept = [[t.result.losses[:n_steps] for t in runs if t.result] for runs in (ours, theirs)]
+    n_common = min(len(losses) for runs in kept for losses in runs)
+    if n_common < MIN_STEPS:
+        return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
+    own, base = ([losses[:n_common] for losses in runs] for runs in kept)
+    spec = ours[0].spec
+    skipped = max(t.result.losses_skipped for t in (*ours, *theirs) if t.result is not None)
+    if skipped and not _is_ours(spec):
+        return _unknown(
+            f"the loss scale skipped {skipped} of the first steps, and the script went on to "
+            "other samples meanwhile"
+        )
+    return compare_losses(
+        own,
+        base,
+        roundoff=roundoff_of(spec),
+        is_same_start=_is_ours(spec) and "config" in spec.workload.model,
+        is_seeded=_is_ours(spec),
+    )
+
+
+def compare_losses(
+    ours: Sequence[Sequence[float]],
+    theirs: Sequence[Sequence[float]],
+    *,
+    roundoff: float,
+    is_same_start: bool,
+    is_seeded: bool,
+) -> Guarded:
+    """Compare the losses of a candidate's runs with those of the baseline's.
+
+    The candidate passes if in every step its mean loss is within the tolerance of the baseline's.
+    With n and m runs of the two that is the largest of
+
+    - repeat: t(n - 1) s sqrt(1/n + 1/m), where s is the standard deviation of the baseline's runs
+      in the step where they differ most, and t the quantile of Student's distribution at
+      `CONFIDENCE`. For a difference that grows from step to step in the same way in every run
+      this is the two-sample t test at 99%; where steps differ independently of one another, the
+      largest s of many makes it stricter than that.
+    - rounding: two roundings of the loss.
+    - `LEARNED_SHARE` of the range of the baseline's mean losses.
+
+    Args:
+        ours: Losses by run and step, as many steps in each.
+        theirs: The baseline's, of `MIN_RUNS` at least.
+        roundoff: Error of rounding a loss once, as a share.
+        is_same_start: Whether both are known to begin with the same weights and samples.
+        is_seeded: Whether the baseline is known to train the same samples in each of its runs.
+    """
+    if not all(math.isfinite(loss) for runs in (ours, theirs) for one in runs for loss in one):
+        return Guarded(verdict=Convergence.FAIL, why="a loss is not finite")
+    mean, base = _by_step(ours, statistics.fmean), _by_step(theirs, statistics.fmean)
+    rounding = 2 * roundoff * max(map(abs, base))
+    first = [losses[0] for losses in theirs]
+    if not is_seeded and max(first) - min(first) > rounding:
+        return _unknown(
+            f"the baseline's own runs begin with the losses {_listed(first)}: the samples, their "
+            "order or the initial weights differ from run to run; give them a seed"
+        )
+    spread = max(_by_step(theirs, statistics.stdev))
+    errors = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    learned = max(base) - min(base)
+    sources = {
+        "by the baseline's own repeat": t_quantile(CONFIDENCE, len(theirs) - 1) * errors,
+        "by rounding": rounding,
+        f"{LEARNED_SHARE:.0%} of what the baseline's loss moved": LEARNED_SHARE * learned,
+    }
+    source = max(sources, key=lambda name: sources[name])
+    tolerance = sources[source]
+    apart = [abs(one - other) for one, other in zip(mean, base, strict=True)]
+    step = max(range(len(apart)), key=lambda n: apart[n])
+    is_other_start = apart[0] > tolerance and not is_same_start
+    is_blind = apart[step] <= tolerance and tolerance > POWER_SHARE * learned
+    verdict = Convergence.PASS if apart[step] <= tolerance else Convergence.FAIL
+    why = (
+        f"losses are within {apart[step]:.2g} of the baseline's in {len(base)} steps, "
+        f"{tolerance:.2g} is allowed ({source})"
+    )
+    if verdict is Convergence.FAIL:
+        why = (
+            f"in step {step + 1} of {len(base)} the loss is {mean[step]:.5g}, the baseline's "
+            f"{base[step]:.5g}: {apart[step]:.2g} apart, {tolerance:.2g} is allowed ({source})"
+        )
+    if is_other_start:
+        why = (
+            f"the first losses are {mean[0]:.5g} and {base[0]:.5g}, before any update: other "
+            "initial weights, samples or dropout"
+        )
+    if is_blind:
+        why = (
+            f"the baseline's loss moved by {learned:.2g} in {len(base)} steps, and "
+            f"{tolerance:.2g} is allowed ({source}): nothing would be seen"
+        )
+    return Guarded(
+        verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
+        why=why,
+        tolerance=tolerance,
+        deviation=apart[step],
+        step=step + 1,
+        losses=tuple(mean),
+        baseline_losses=tuple(base),
+    )
+
+
+def roundoff_of(spec: TrialSpec) -> float:
+    """Error of rounding a trial's loss once, as a share.
+
+    A script may compute its loss in the training precision. The built-in one sums up those of all
+    tokens in fp32, where the roundings of N tokens' logits average out to 1 / sqrt(N) of one.
+    """
+    roundoff = _ROUNDOFF.get(spec.workload.precision, _ROUNDOFF["bf16"])
+    n_tokens = spec.workload.seq_len * spec.layout.global_batch if _is_ours(spec) else 1
+    return roundoff / math.sqrt(n_tokens) + _SUMMED
+
+
+def _why_not(ours: TrialSpec, theirs: TrialSpec) -> str:
+    """Why the losses of two trials of the built-in script cannot be compared; empty: they can."""
+    if not _is_ours(ours):
+        return ""
+    if (ours.layout.pp > 1) != (theirs.layout.pp > 1):
+        return "a pipeline has layers of its own, which begin with other weights"
+    sizes = [spec.layout.micro_batch for spec in (ours, theirs)]
+    if is_drawn(ours.workload.lengths) and sizes[0] != sizes[1]:
+        return (
+            f"samples differ in length, and micro-batches of {sizes[0]} and of {sizes[1]} samples "
+            "weigh their tokens otherwise"
+        )
+    return ""
+
+
+def _ran(trial: Trial) -> bool:
+    """Whether a trial trained here; what answers instead of running has no losses."""
+    result = trial.result
+    return result is not None and result.outcome.is_measured and result.origin is Origin.MEASURED
+
+
+def _is_ours(spec: TrialSpec) -> bool:
+    """Whether the trial ran the built-in script, which seeds all that it draws."""
+    return spec.workload.name == DEFAULT_WORKLOAD and not spec.workload.script
+
+
+def _by_step(
+    runs: Sequence[Sequence[float]], of: Callable[[Sequence[float]], float]
+) -> list[float]:
+    return [of(step) for step in zip(*runs, strict=True)]
+
+
+def _listed(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.6g}" for loss in losses)
+
+
+def _unknown(why: str) -> Guarded:
+    return Guarded(verdict=Convergence.NOT_COMPARABLE, why=why)

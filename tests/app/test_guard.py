@@ -1,0 +1,94 @@
+"""A best candidate whose losses drift: what reports and exports say, and what they hand out."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.app.exports import export_study
+from autotune.base.errors import StudyError
+from autotune.contract import TrialResult, TrialSpec
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.results.study import read_report
+from autotune.report.results.verdict import describe_verdict
+from autotune.report.terminal.markdown import render_markdown
+from tests.report.test_terminal import finished, shown
+from tests.search.scripted import ENVIRONMENT, JOB, ok, rate_of
+
+COURSE = [10.0 - 0.05 * step for step in range(30)]
+
+
+def drifts(spec: TrialSpec) -> TrialResult:
+    """The fastest is one of stage 3, and it learns nothing."""
+    stage = int(spec.identity.knobs["zero.stage"])
+    result = ok(spec, (1 + stage) * rate_of(spec))
+    is_wrong = stage == 3 and spec.layout.micro_batch == 8
+    return dataclasses.replace(result, losses=[10.0] * 30 if is_wrong else COURSE)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    study = finished(
+        tmp_path_factory.mktemp("results"),
+        drifts,
+        engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT),
+        trials=32,
+    )
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    return study
+
+
+def drifted_trial(study: Study) -> int:
+    answer = read_report(study).answer
+    assert answer is not None
+    assert answer.drifted is not None
+    return answer.drifted.standing.trial
+
+
+def test_the_report_names_both(study: Study) -> None:
+    report = read_report(study)
+    facts = dict(describe_verdict(report))
+    assert facts["guard"].startswith("pass: ")
+    assert "in step 30 of 30" not in facts["drifted"], "20 steps are compared"
+    assert "in step 20 of 20 the loss is 10, the baseline's 9.05" in facts["drifted"]
+    assert "--allow-loss-drift" in facts["drifted"]
+    text = shown(report, 120)
+    assert "drifts" in text
+    assert "drifted" in render_markdown(report)
+
+
+def test_the_table_says_it_of_every_trial_of_the_candidate(study: Study) -> None:
+    frame = load_table(study.folder)
+    its_hash = frame.set_index("trial").loc[drifted_trial(study), "candidate_hash"]
+    its = frame[frame["candidate_hash"] == its_hash]
+    assert set(its["guard"]) == {"fail"}
+    assert its["guard_why"].str.contains("in step 20").all()
+    assert {"pass"} <= set(frame["guard"].dropna())
+
+
+def test_the_best_that_passes_is_exported_and_says_so(study: Study, tmp_path: Path) -> None:
+    export_study(study, tmp_path / "out")
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
+    assert figures["guard"]["verdict"] == "pass"
+    assert figures["trial"] != drifted_trial(study)
+    assert "| convergence guard | pass: " in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_one_that_drifts_is_exported_only_where_that_is_allowed(
+    study: Study, tmp_path: Path
+) -> None:
+    number, out = drifted_trial(study), tmp_path / "out"
+    with pytest.raises(StudyError) as caught:
+        export_study(study, out, trial=number)
+    assert "drift" in caught.value.message
+    assert "--allow-loss-drift" in caught.value.hint
+    assert not out.exists()
+    for trial in (number, None):
+        export_study(study, out, trial=trial, allow_loss_drift=True)
+        figures = json.loads((out / "figures.json").read_text())["figures"]
+        assert (figures["trial"], figures["guard"]["verdict"]) == (number, "fail")
+        assert "| convergence guard | fail: " in (out / "README.md").read_text()
