@@ -33,12 +33,14 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.advice import COMMON
-from autotune.engines.base import Engine, EnginePlugin, bind_engine
+from autotune.engines.base import Engine, EnginePlugin, bind_engine, find_engine
 from autotune.export.base import (
     Dialect,
     Handout,
+    Launch,
     Launcher,
     MeasuredFigures,
+    NodeLauncher,
     RecordDialect,
 )
 from autotune.export.door import (
@@ -415,6 +417,47 @@ class LauncherContract(Contract[Launcher]):
         """In words for a README, which name one of its files."""
         for handout in self.handouts():
             usage = self.make().usage(handout, self.script, _templates(handout))
+            assert any(name in usage for name in self.files(handout))
+
+
+class NodeLauncherContract(Contract[NodeLauncher]):
+    """A launcher of nodes runs `launch.sh` on each of them, and says how."""
+
+    kind = "launcher"
+
+    def handouts(self) -> Sequence[Handout]:
+        """For a part of a node, and for two whole ones."""
+        return [_handouts({"world": world, "global_batch": 2 * world})[0] for world in (2, 16)]
+
+    def ranks(self, handout: Handout) -> Launch:
+        """What starts the ranks of a node."""
+        dialect = load_plugin("dialect", find_engine(handout.engine).dialect)
+        found = launch_of(dialect, handout, _templates(handout))
+        assert found is not None
+        return found
+
+    def files(self, handout: Handout) -> dict[str, str]:
+        """Its files."""
+        return self.make().files(handout, self.ranks(handout), _templates(handout))
+
+    def test_its_files_stand_below_the_folder(self) -> None:
+        """None is outside, and none takes the place of what starts the ranks."""
+        for handout in self.handouts():
+            files = self.files(handout)
+            _check_below(files, "the folder")
+            assert not files.keys() & {*self.ranks(handout).files, MARKER_FILE}
+
+    def test_every_node_starts_its_ranks(self) -> None:
+        """By the script that the launcher of ranks wrote; several nodes otherwise than one."""
+        one, several = (self.files(handout) for handout in self.handouts())
+        assert "launch.sh" in "".join(one.values()), "no ranks are started"
+        assert one != several, "the files do not go by the world"
+        assert "MASTER_ADDR" in "".join(several.values()), "the nodes do not find each other"
+
+    def test_it_says_how_to_start(self) -> None:
+        """In words for a README, which name one of its files."""
+        for handout in self.handouts():
+            usage = self.make().usage(handout, self.ranks(handout), _templates(handout))
             assert any(name in usage for name in self.files(handout))
 
 

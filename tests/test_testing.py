@@ -35,6 +35,7 @@ from autotune.testing import (
     EngineContract,
     FleetContract,
     LauncherContract,
+    NodeLauncherContract,
     RecordDialectContract,
     SamplerContract,
     TransportContract,
@@ -269,12 +270,62 @@ class TestMegatronArguments(DialectContract):
     name = "megatron"
 
 
+class Consumer(DialectContract):
+    """Of a consumer that takes no tensor parallel degree."""
+
+    job: ClassVar[dict[str, Any]] = {"space": "zero"}
+
+
+class TestHuggingFaceTrainer(Consumer):
+    name = "hf"
+
+
+class TestAccelerateFiles(Consumer):
+    name = "accelerate"
+
+
+class TestSupervisedTrainer(Consumer):
+    name = "trl"
+
+
+class TestLightning(Consumer):
+    name = "lightning"
+
+
+class TestLlamaFactory(Consumer):
+    name = "llama-factory"
+
+
+class TestAxolotl(Consumer):
+    name = "axolotl"
+
+
 class TestOptunaJournal(RecordDialectContract):
     name = "optuna"
 
 
 class TestTorchrun(LauncherContract):
     name = "torchrun"
+
+
+class TestAccelerate(LauncherContract):
+    name = "accelerate"
+
+
+class TestDeepSpeedLauncher(LauncherContract):
+    name = "deepspeed"
+
+
+class TestSlurm(NodeLauncherContract):
+    name = "slurm"
+
+
+class TestRay(NodeLauncherContract):
+    name = "ray"
+
+
+class TestKubernetes(NodeLauncherContract):
+    name = "kubernetes"
 
 
 class BrokenFiles(DeepSpeedFiles):

@@ -60,13 +60,19 @@ def open_outlook(
 
 
 def export_ranked(
-    outlook: Outlook, kept: Ranking, rank: int, folder: Path, to: str | None = None
+    outlook: Outlook,
+    kept: Ranking,
+    rank: int,
+    folder: Path,
+    to: str | None = None,
+    launcher: str | None = None,
 ) -> list[Path]:
     """Write the files of the candidate of a rank, from 1, with what was predicted of it.
 
     Raises:
-        JobError: There is no such rank or dialect.
-        RenderError: The folder cannot be written, or the dialect is another engine's.
+        JobError: There is no such rank, dialect or launcher.
+        RenderError: The folder cannot be written, the dialect is another engine's, or it is not
+            started by that launcher.
     """
     if not 1 <= rank <= len(kept.candidates):
         raise JobError(
@@ -79,4 +85,4 @@ def export_ranked(
         environment=outlook.environment,
         prediction=ranking_as_dict(kept, [rank])["candidates"][0],
     )
-    return export_handout(handout, folder, to=to)
+    return export_handout(handout, folder, to=to, launcher=launcher)

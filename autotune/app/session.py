@@ -138,12 +138,13 @@ def render(
     out: Path,
     *,
     to: str | None,
+    launcher: str | None = None,
     agreed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
-    By default that is the engine's own. Other knobs are at the base configuration's value or the
-    engine's default. `agreed` is as of `open_session`.
+    By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
+    base configuration's value or the engine's default. `agreed` is as of `open_session`.
 
     Returns:
         The files, and what has to be said of the settings.
@@ -166,7 +167,10 @@ def render(
             "; ".join(v.fix for v in violations),
         )
     files = export_handout(
-        handout_of(candidate, engine=engine, job=job, environment=environment), out, to=to
+        handout_of(candidate, engine=engine, job=job, environment=environment),
+        out,
+        to=to,
+        launcher=launcher,
     )
     notes = list(explain(values, context).values())
     notes += [

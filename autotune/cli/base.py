@@ -69,6 +69,10 @@ StudyName = Annotated[
 Dialect = Annotated[
     str | None, typer.Option(help="Whose files: a dialect; by default the engine's own.")
 ]
+LauncherName = Annotated[
+    str | None,
+    typer.Option("--launcher", help="What starts its script; by default the dialect's own."),
+]
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]

@@ -16,6 +16,7 @@ from autotune.cli.base import (
     Dialect,
     JobPath,
     Json,
+    LauncherName,
     Results,
     TrustJob,
     agreed_job,
@@ -324,6 +325,7 @@ def render(
         typer.Option("--set", metavar="KNOB=VALUE", help="Such as zero.stage=2; repeat it."),
     ] = None,
     to: Dialect = None,
+    launcher: LauncherName = None,
     trust_job: TrustJob = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -335,7 +337,7 @@ def render(
     from autotune.app.session import render as write
 
     agreed = agreed_job(job, {}, is_trusted=trust_job)
-    files, notes = write(job, {}, settings or [], out, to=to, agreed=agreed)
+    files, notes = write(job, {}, settings or [], out, to=to, launcher=launcher, agreed=agreed)
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)

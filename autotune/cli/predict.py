@@ -14,6 +14,7 @@ from autotune.cli.base import (
     Dialect,
     JobPath,
     Json,
+    LauncherName,
     TrustJob,
     agreed_job,
     cli,
@@ -184,6 +185,7 @@ def plan(
     ] = None,
     rank: Annotated[int, typer.Option(help="Write those of this rank instead.", min=1)] = 1,
     to: Dialect = None,
+    launcher: LauncherName = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -200,7 +202,7 @@ def plan(
     outlook = _outlook(job, fleet, engine)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
-        for path in export_ranked(outlook, found, rank, export, to):
+        for path in export_ranked(outlook, found, rank, export, to, launcher):
             say(f"wrote {path}")
     if as_json:
         print_json(ranking_as_dict(found, range(1, min(top, len(found.candidates)) + 1)))

@@ -15,6 +15,7 @@ from autotune.cli.base import (
     Csv,
     Debug,
     Json,
+    LauncherName,
     Results,
     StudyName,
     cli,
@@ -154,6 +155,7 @@ def export(
             "dashboard."
         ),
     ] = None,
+    launcher: LauncherName = None,
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     allow_loss_drift: Annotated[
@@ -186,7 +188,12 @@ def export(
             "name a folder with --out, or files of yours with --patch",
         )
     files = export_study(
-        find_study(results, study), out, to=to, trial=trial, allow_loss_drift=allow_loss_drift
+        find_study(results, study),
+        out,
+        to=to,
+        trial=trial,
+        launcher=launcher,
+        allow_loss_drift=allow_loss_drift,
     )
     print_files(files, as_json=as_json)
 

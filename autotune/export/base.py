@@ -128,6 +128,35 @@ class Launch:
     usage: str
 
 
+class NodeLauncher(ABC):
+    """One way to start the nodes of a run, such as a cluster's scheduler.
+
+    The ranks of a node are started by the launcher that the dialect names: its `launch.sh` is what
+    every node runs.
+    """
+
+    @abstractmethod
+    def files(self, handout: Handout, ranks: Launch, templates: Templates) -> dict[str, str]:
+        """Files that start `launch.sh` on every node, those of the ranks' launcher apart.
+
+        Args:
+            handout: What to start.
+            ranks: What starts the ranks of one node; with several nodes it has to be told
+                `MASTER_ADDR`.
+            templates: The job's.
+
+        Returns:
+            Path below the export folder -> text; what ends in `.sh` is made executable.
+
+        Raises:
+            RenderError: A template does not render.
+        """
+
+    @abstractmethod
+    def usage(self, handout: Handout, ranks: Launch, templates: Templates) -> str:
+        """How to start it, as Markdown for a README; arguments and errors as of `files`."""
+
+
 class Dialect(ABC):
     """One consumer's files for a configuration."""
 
@@ -136,7 +165,10 @@ class Dialect(ABC):
     script: ClassVar[str | None] = None
     """Path of the script in its files that a launcher starts; None: its files are not started."""
     launcher: ClassVar[str] = "torchrun"
-    """Name of the launcher that starts the script where nobody names one."""
+    """Name of the launcher that starts the script where nobody names one, and the ranks of each
+    node where that starts nodes."""
+    only_launcher: ClassVar[str] = ""
+    """Why no other launcher of ranks can start the script; empty: others can."""
 
     @abstractmethod
     def files(

@@ -8,7 +8,7 @@ from typing import Any
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
-from autotune.base.plugins import load_plugin
+from autotune.base.plugins import load_plugin, plugin_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
@@ -21,6 +21,7 @@ from autotune.export.base import (
     Launch,
     Launcher,
     MeasuredFigures,
+    NodeLauncher,
     RecordDialect,
     Subject,
 )
@@ -110,7 +111,14 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
-    to = to or _dialect_of(handout)
+    own = _dialect_of(handout)
+    to = to or own
+    if handout.workload.command and to != own and not is_of_records(to):
+        raise RenderError(
+            f"--to {to}: the study trains a command of your own, and that writes a script of ours",
+            "leave --to out for your command with its edits, or put them into your own files with "
+            "--patch FILE",
+        )
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
@@ -123,9 +131,11 @@ def export_handout(
             f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     templates = Templates(handout.job.templates)
-    launch = launch_of(dialect, handout, templates, launcher=launcher)
+    launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
     if launch is None and launcher is not None:
-        raise RenderError(f"launcher {launcher}: --to {to} has no script to start", "leave it out")
+        raise RenderError(
+            f"--to {to} --launcher {launcher}: there is no script to start", "leave --launcher out"
+        )
     files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
     if handout.prediction is not None:
         files[PREDICTION_FILE] = canonical_json(handout.prediction)
@@ -138,6 +148,11 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
+
+
+def is_of_records(name: str) -> bool:
+    """Whether a dialect holds whole studies."""
+    return isinstance(find_dialect(name), RecordDialect)
 
 
 def _dialect_of(handout: Handout) -> str:
@@ -162,19 +177,51 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
 
 
 def launch_of(
-    dialect: Dialect, handout: Handout, templates: Templates, *, launcher: str | None = None
+    dialect: Dialect,
+    handout: Handout,
+    templates: Templates,
+    *,
+    launcher: str | None = None,
+    to: str = "this dialect",
 ) -> Launch | None:
     """Files of a launcher, by default the dialect's own, for a handout; None: nothing to start.
 
+    `to` names the dialect, for the error.
+
     Raises:
         JobError: There is no such launcher.
-        RenderError: A template does not render.
+        RenderError: A template does not render, or that launcher cannot start the dialect's
+            script.
     """
     if dialect.script is None:
         return None
-    name, asked = launcher or dialect.launcher, (handout, dialect.script, templates)
-    starter: Launcher = load_plugin("launcher", name)
+    name = launcher or dialect.launcher
+    starter: Launcher | NodeLauncher = load_plugin("launcher", name, where="--launcher")
+    if isinstance(starter, NodeLauncher):
+        ranks = launch_of(dialect, handout, templates)
+        assert ranks is not None, "it has a script"
+        files = {**ranks.files, **starter.files(handout, ranks, templates)}
+        return Launch(name=name, files=files, usage=starter.usage(handout, ranks, templates))
+    if dialect.only_launcher and name != dialect.launcher:
+        fits = ", ".join(known for known in plugin_names("launcher") if can_start(dialect, known))
+        raise RenderError(
+            f"--to {to} --launcher {name}: {dialect.only_launcher}", f"name one of: {fits}"
+        )
+    asked = (handout, dialect.script, templates)
     return Launch(name=name, files=starter.files(*asked), usage=starter.usage(*asked))
+
+
+def can_start(dialect: Dialect, launcher: str) -> bool:
+    """Whether a launcher starts what a dialect writes.
+
+    Raises:
+        JobError: There is no such launcher.
+    """
+    if dialect.script is None:
+        return False
+    if not dialect.only_launcher or launcher == dialect.launcher:
+        return True
+    return isinstance(load_plugin("launcher", launcher), NodeLauncher)
 
 
 def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:

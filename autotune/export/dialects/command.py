@@ -7,13 +7,11 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_bytes
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.dialects.deepspeed import figure_rows, figures_file
+from autotune.export.readme import choice_values, figures_file
 from autotune.job.observed import Observed, filled_in
-from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 
@@ -56,17 +54,7 @@ class OwnCommand(Dialect):
             ],
             "arguments": sorted(edits.arguments.items()),
             "in_code": sorted(in_code.items()),
-            "knobs": " ".join(
-                f"`{name}={format_value(value)}`" for name, value in handout.candidate.knobs
-            ),
-            "figures": [] if handout.figures is None else figure_rows(handout.figures),
-            "environment": [
-                ("device", handout.environment.device_name),
-                ("DeepSpeed", handout.environment.deepspeed_version),
-                ("torch", handout.environment.torch_version),
-                ("memory limit per device", _limit(handout)),
-            ],
-            "untried": handout.untried,
+            **choice_values(handout),
         }
         written: dict[str, Any] = _with_edits(script, edits)
         return {
@@ -169,8 +157,3 @@ def _edits(handout: Handout) -> Edits:
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
     return engine.edits(handout.candidate)
-
-
-def _limit(handout: Handout) -> str:
-    limit_bytes = handout.settings.get("memory_limit_bytes")
-    return "the device's own" if limit_bytes is None else format_bytes(limit_bytes)

@@ -3,13 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import (
     ContractError,
     EngineSettings,
@@ -18,22 +16,21 @@ from autotune.contract import (
     Role,
     TrialSpec,
     parts_of,
-    read_bounded,
     read_json,
 )
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures, Subject
-from autotune.record.soak import describe_soak, digest_of
+from autotune.export.base import Dialect, Handout, Launch, Subject
+from autotune.export.material import training_script, trial_script
+from autotune.export.readme import choice_values, figures_file
+from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
-from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import script_settings
 
-FIGURES_FILE = "figures.json"
 _LEAST = {
     **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),
     **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),
@@ -59,13 +56,13 @@ class DeepSpeedFiles(Dialect):
         files = {
             **handout.files,
             SETTINGS_FILE: canonical_json(settings),
-            self.script: _training_script(handout),
+            self.script: training_script(handout),
             "README.md": templates.text("launch/README.md.j2", values),
         }
         if handout.candidate.pp > 1:
-            files["transformer.py"] = _script("transformer.py")
+            files["transformer.py"] = trial_script("transformer.py")
         if is_drawn(handout.workload.lengths):
-            files["lengths.py"] = _script("lengths.py")
+            files["lengths.py"] = trial_script("lengths.py")
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         return {**files, **figures_file(handout)}
@@ -93,35 +90,10 @@ class DeepSpeedFiles(Dialect):
         )
 
 
-def figures_file(handout: Handout) -> dict[str, str]:
-    """The figures of a handout for programs; no file where nothing was measured."""
-    if handout.figures is None:
-        return {}
-    measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
-    told = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
-    return {FIGURES_FILE: canonical_json(told)}
-
-
-def _training_script(handout: Handout) -> str:
-    """The script that the trials ran."""
-    script = handout.workload.script
-    try:
-        return read_bounded(Path(script)).decode("utf-8") if script else _script("train.py")
-    except (OSError, ValueError) as error:
-        raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
-
-
-def _script(name: str) -> str:
-    """The trials' own script, as it is: nothing in it imports the rest of ours."""
-    return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")
-
-
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
     """Values for the templates."""
-    candidate, environment = handout.candidate, handout.environment
+    candidate = handout.candidate
     config = json.loads(handout.files[CONFIG_FILE])
-    limit_bytes, soak = settings["memory_limit_bytes"], handout.soak
-    limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
         "recompute": "none",
         **settings,
@@ -134,51 +106,8 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
-        "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
-        "figures": [] if handout.figures is None else figure_rows(handout.figures),
-        "soak": "" if soak is None else describe_soak(soak),
-        "problems": [] if soak is None else soak.problems,
-        "environment": [
-            ("device", f"{environment.device_name} ({environment.accelerator})"),
-            ("DeepSpeed", environment.deepspeed_version),
-            ("torch", environment.torch_version),
-            ("memory limit per device", limit),
-        ],
-        "untried": handout.untried,
-        "overridden": [
-            (key, _said(theirs), _said(ours))
-            for key, (theirs, ours) in sorted(handout.overridden.items())
-        ],
+        **choice_values(handout),
     }
-
-
-def figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
-    """The figures that there are, worded."""
-    interval = f"{figures.samples_per_s_low:.4g} to {figures.samples_per_s_high:.4g}"
-    rows = [
-        ("samples/s", f"{figures.samples_per_s:.4g} (95%: {interval})"),
-        ("step time, median", format_seconds(figures.step_time_s)),
-        ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
-        ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
-    ]
-    if figures.n_disturbed:
-        text = f"{figures.n_disturbed}: something else used the machine while it was measured"
-        rows.append(("of these disturbed", text))
-    if figures.baseline_samples_per_s is not None:
-        rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
-    if figures.substitute_baseline:
-        text = "a substitute: the platform ended the trials of the one that was asked for"
-        rows.append(("the baseline is", text))
-    if figures.speedup is not None:
-        interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
-        rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
-    if figures.guard is not None:
-        rows.append(("convergence guard", str(figures.guard)))
-    return rows
-
-
-def _said(value: Any) -> str:
-    return "left out" if value is None else json.dumps(value, sort_keys=True)
 
 
 def _read(

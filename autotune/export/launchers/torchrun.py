@@ -1,10 +1,8 @@
 """torchrun: a shell script that starts the ranks of this machine, or of each of several."""
 
-from typing import Any
-
 from autotune.base.templates import Templates
-from autotune.contract import LIST_VARIABLES
 from autotune.export.base import Handout, Launcher
+from autotune.export.launchers.shell import values_of
 
 
 class Torchrun(Launcher):
@@ -12,20 +10,8 @@ class Torchrun(Launcher):
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
         """The one script; see `Launcher.files`."""
-        return {"launch.sh": templates.text("launch/launch.sh.j2", _values(handout, script))}
+        return {"launch.sh": templates.text("launch/launch.sh.j2", values_of(handout, script))}
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
         """Its two commands; for several machines, what each of them has to be told."""
-        return templates.text("launch/torchrun.md.j2", _values(handout, script))
-
-
-def _values(handout: Handout, script: str) -> dict[str, Any]:
-    return {
-        "script": script,
-        "world": handout.candidate.world,
-        "n_nodes": handout.n_nodes,
-        "per_node": handout.per_node,
-        "accelerator": handout.environment.accelerator,
-        "variables": sorted(handout.variables.items()),
-        "lists": LIST_VARIABLES,
-    }
+        return templates.text("launch/torchrun.md.j2", values_of(handout, script))

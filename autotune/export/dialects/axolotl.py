@@ -1,0 +1,114 @@
+"""The dialect of axolotl: the YAML that it trains by, and a ds_config that this fills in.
+
+Source: axolotl-ai-cloud/axolotl, src/axolotl/utils/schemas (0.19).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.templates import Templates, canonical_json
+from autotune.base.yaml_file import dump_yaml
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.material import SCRIPT, from_config, readme
+from autotune.export.trainer import Setting, refuse_unsaid, trained
+from autotune.job.adapters import ALL_LINEAR
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+YAML_FILE = "axolotl.yaml"
+_NAMES: Mapping[str, str] = {
+    "per_device_train_batch_size": "micro_batch_size",
+    "lr_scheduler_type": "lr_scheduler",
+}
+"""Trainer's names -> axolotl's; the others are the same."""
+_OPTIMIZER = "adamw_torch"
+"""What the schema asks for; the optimizer that trains stands in ds_config.json."""
+_SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
+
+
+class Axolotl(Dialect):
+    """For `axolotl train`: its names for what Trainer calls otherwise."""
+
+    engines = ("deepspeed",)
+    script = SCRIPT
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`."""
+        assert launch is not None, "it has a script"
+        refuse_unsaid(handout, "axolotl", says=_SAYS)
+        decided = dump_yaml(decided_fields(handout))
+        text = (
+            f"# What the configuration decides.\n{decided}\n"
+            f"# What is trained: your own in its place.\n{dump_yaml(_trained_fields(handout))}"
+        )
+        more = {"fields": decided.splitlines()}
+        return {
+            CONFIG_FILE: canonical_json(trained(handout).config),
+            YAML_FILE: text,
+            **from_config(handout, "axolotl/train.py", templates),
+            **readme(handout, launch, templates, "axolotl/README.md.j2", more),
+        }
+
+
+def decided_fields(handout: Handout) -> dict[str, Any]:
+    """The fields that the configuration decides."""
+    own, precision = handout.workload.settings, handout.workload.precision
+    told = {_NAMES.get(n, n): value for n, value in trained(handout).arguments.items()}
+    is_recomputed = own.get("recompute", "none") != "none"
+    fields: dict[str, Any] = {
+        "deepspeed": CONFIG_FILE,
+        **told,
+        **{name: name == precision for name in ("bf16", "fp16")},
+        "tf32": False,
+        "sequence_len": handout.workload.seq_len,
+        "sample_packing": handout.workload.lengths.get("kind") == "packed",
+        "gradient_checkpointing": is_recomputed,
+        "seed": handout.workload.seed,
+    }
+    if is_recomputed:
+        fields["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if own.get("attention", "default") != "default":
+        fields["attn_implementation"] = own["attention"]
+    if own.get("compile", "none") != "none":
+        fields["torch_compile"] = True
+    if (lora := handout.job.model.source.get("lora")) is not None:
+        fields |= _adapter_fields(lora)
+    return fields
+
+
+def _adapter_fields(lora: Mapping[str, Any]) -> dict[str, Any]:
+    targets = lora["target_modules"]
+    is_all = targets == ALL_LINEAR
+    where = {"lora_target_linear": True} if is_all else {"lora_target_modules": targets}
+    return {
+        "adapter": "lora",
+        "lora_r": lora["rank"],
+        "lora_alpha": int(lora["alpha"]),
+        "lora_dropout": lora["dropout"],
+        **where,
+    }
+
+
+def _trained_fields(handout: Handout) -> dict[str, Any]:
+    """A training from random weights, on text that `start.py` writes."""
+    return {
+        "base_model": "start",
+        "reinit_weights": True,
+        "datasets": [
+            {
+                "path": "json",
+                "ds_type": "json",
+                "data_files": ["start/text.jsonl"],
+                "type": "completion",
+                "field": "text",
+            }
+        ],
+        "optimizer": _OPTIMIZER,
+        "lr_scheduler": "constant",
+        "output_dir": "output",
+        "dataset_prepared_path": "output/prepared",
+        "max_steps": 10,
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }

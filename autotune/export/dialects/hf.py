@@ -1,0 +1,52 @@
+"""The dialect of Hugging Face Trainer: TrainingArguments, and a ds_config that they fill in."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.templates import Templates, canonical_json
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.material import SCRIPT, material, readme
+from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+ARGUMENTS_FILE = "train.args"
+"""HfArgumentParser reads a file of this name beside `train.py` by itself."""
+BY_SCRIPT = frozenset(
+    {
+        *(Setting.SOME_LAYERS, Setting.ATTENTION, Setting.LOSS_CHUNKS, Setting.COMPILE),
+        *(Setting.ADAPTERS, Setting.FACTORY, Setting.CORES),
+    }
+)
+"""What arguments cannot say, and the script beside them does."""
+
+
+class HuggingFaceTrainer(Dialect):
+    """For `Trainer`: each value that Trainer owns is an argument, and "auto" in the file."""
+
+    engines = ("deepspeed",)
+    script = SCRIPT
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`."""
+        assert launch is not None, "it has a script"
+        consumer = "Hugging Face Trainer"
+        refuse_unsaid(handout, consumer, says=BY_SCRIPT)
+        arguments = trainer_arguments(handout, consumer)
+        more = {"consumer": consumer, "arguments": spelled(arguments)}
+        return {
+            CONFIG_FILE: canonical_json(trained(handout).config),
+            ARGUMENTS_FILE: "".join(f"--{name} {text}\n" for name, text in spelled(arguments)),
+            **material(handout, "hf/train.py", templates),
+            **readme(handout, launch, templates, "hf/README.md.j2", more),
+        }
+
+
+def spelled(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Arguments as a command line spells them, one word each: a file of them has no quotes."""
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
+        for name, value in arguments.items()
+    ]

@@ -1,0 +1,60 @@
+"""The dialect of Lightning: the arguments of its Trainer, and a ds_config for its strategy.
+
+Source: lightning/pytorch/strategies/deepspeed.py (_format_batch_size_and_grad_accum_config).
+"""
+
+from typing import Any
+
+from autotune.base.templates import Templates, canonical_json
+from autotune.base.yaml_file import dump_yaml
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.dialects.hf import BY_SCRIPT
+from autotune.export.material import SCRIPT, material, readme
+from autotune.export.trainer import family_config, refuse_unsaid
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+YAML_FILE = "trainer.yaml"
+STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
+_PRECISIONS = {"bf16": "bf16-true", "fp16": "16-true", "fp32": "32-true"}
+"""Those that leave the casting to DeepSpeed, as a trial does; `-mixed` adds autocast."""
+
+
+class Lightning(Dialect):
+    """For `DeepSpeedStrategy(config=...)`: Lightning owns the accumulation."""
+
+    engines = ("deepspeed",)
+    script = SCRIPT
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`."""
+        assert launch is not None, "it has a script"
+        refuse_unsaid(handout, "Lightning", says=BY_SCRIPT)
+        config = family_config(handout)
+        config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
+        config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
+        text = dump_yaml({"trainer": trainer_fields(handout)})
+        more = {"fields": text.splitlines(), "recompute": _recompute(handout)}
+        return {
+            CONFIG_FILE: canonical_json(config),
+            YAML_FILE: text,
+            **material(handout, "lightning/train.py", templates),
+            **readme(handout, launch, templates, "lightning/README.md.j2", more),
+        }
+
+
+def trainer_fields(handout: Handout) -> dict[str, Any]:
+    """Arguments of `Trainer`, as LightningCLI reads them."""
+    return {
+        "accelerator": "cpu" if handout.environment.accelerator == "cpu" else "gpu",
+        "devices": handout.per_node,
+        "num_nodes": handout.n_nodes,
+        "precision": _PRECISIONS[handout.workload.precision],
+        "accumulate_grad_batches": handout.candidate.grad_accum,
+        "strategy": {"class_path": STRATEGY, "init_args": {"config": CONFIG_FILE}},
+    }
+
+
+def _recompute(handout: Handout) -> str:
+    return str(handout.workload.settings.get("recompute", "none"))

@@ -1,0 +1,94 @@
+"""The dialect of LLaMA-Factory: the YAML that it trains by, and a ds_config that this fills in.
+
+Source: hiyouga/LLaMA-Factory, src/llamafactory/hparams (0.9.5).
+"""
+
+from typing import Any
+
+from autotune.base.templates import Templates, canonical_json
+from autotune.base.yaml_file import dump_yaml
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.material import SCRIPT, from_config, readme
+from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
+from autotune.job.adapters import ALL_LINEAR
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+YAML_FILE = "llamafactory.yaml"
+CONSUMER = "LLaMA-Factory"
+_ATTENTION = {"default": "auto", "eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
+_SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
+
+
+class LlamaFactory(Dialect):
+    """For `llamafactory-cli train`: its names for what Trainer has none for."""
+
+    engines = ("deepspeed",)
+    script = SCRIPT
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`."""
+        assert launch is not None, "it has a script"
+        refuse_unsaid(handout, CONSUMER, says=_SAYS)
+        decided = dump_yaml(decided_fields(handout))
+        told = dump_yaml(_trained_fields(handout))
+        text = (
+            f"### what the configuration decides\n{decided}\n"
+            f"### what is trained: your own in its place\n{told}"
+        )
+        more = {
+            "fields": decided.splitlines(),
+            "variables": sorted(handout.variables.items()),
+        }
+        return {
+            CONFIG_FILE: canonical_json(trained(handout).config),
+            YAML_FILE: text,
+            **from_config(handout, "llama_factory/train.py", templates),
+            **readme(handout, launch, templates, "llama_factory/README.md.j2", more),
+        }
+
+
+def decided_fields(handout: Handout) -> dict[str, Any]:
+    """The fields that the configuration decides."""
+    own = handout.workload.settings
+    is_recomputed = own.get("recompute", "none") != "none"
+    fields = {
+        **trainer_arguments(handout, CONSUMER, recompute=False),
+        "disable_gradient_checkpointing": not is_recomputed,
+        "flash_attn": _ATTENTION[str(own.get("attention", "default"))],
+        "cutoff_len": handout.workload.seq_len,
+        "finetuning_type": "full",
+    }
+    if is_recomputed:
+        fields["use_reentrant_gc"] = False
+    lora = handout.job.model.source.get("lora")
+    if lora is not None:
+        targets = lora["target_modules"]
+        fields |= {
+            "finetuning_type": "lora",
+            "lora_rank": lora["rank"],
+            "lora_alpha": int(lora["alpha"]),
+            "lora_dropout": lora["dropout"],
+            "lora_target": "all" if targets == ALL_LINEAR else ",".join(targets),
+        }
+    return fields
+
+
+def _trained_fields(handout: Handout) -> dict[str, Any]:
+    """A pre-training from a config, on text that `start.py` writes."""
+    return {
+        "model_name_or_path": "start",
+        "train_from_scratch": True,
+        "stage": "pt",
+        "do_train": True,
+        "dataset_dir": "start",
+        "dataset": "text",
+        "overwrite_cache": True,
+        "output_dir": "output",
+        "max_steps": 10,
+        "logging_steps": 1,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "report_to": "none",
+    }

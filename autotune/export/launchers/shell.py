@@ -1,0 +1,37 @@
+"""What the templates of launchers may use: the ranks, the nodes and the variables of a run."""
+
+import re
+from typing import Any
+
+from autotune.contract import LIST_VARIABLES
+from autotune.export.base import Handout
+
+
+def values_of(handout: Handout, script: str) -> dict[str, Any]:
+    """The values of a launch script; `script` is its path in the export."""
+    return {
+        "script": script,
+        "world": handout.candidate.world,
+        "n_nodes": handout.n_nodes,
+        "per_node": handout.per_node,
+        "accelerator": handout.environment.accelerator,
+        "variables": sorted(handout.variables.items()),
+        "lists": LIST_VARIABLES,
+    }
+
+
+def job_values(handout: Handout) -> dict[str, Any]:
+    """The values of a cluster's job, which runs `launch.sh` on its nodes."""
+    values = values_of(handout, "launch.sh")
+    return {
+        **values,
+        "name": job_name(handout),
+        "is_whole": handout.per_node == handout.environment.n_devices,
+    }
+
+
+def job_name(handout: Handout) -> str:
+    """A name that Slurm and Kubernetes (RFC 1123: 63 characters) take."""
+    told = f"{handout.study or handout.job.model.name}"
+    plain = re.sub(r"[^a-z0-9]+", "-", told.lower()).strip("-")
+    return f"autotune-{plain}"[:50].rstrip("-")

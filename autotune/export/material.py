@@ -1,0 +1,110 @@
+"""Files that exports for other consumers share: the built-in workload beside their own script."""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import RenderError
+from autotune.base.templates import Templates, canonical_json
+from autotune.contract import read_bounded, settings_of
+from autotune.export.base import Handout, Launch
+from autotune.export.readme import choice_values
+from autotune.trial.scripts.lengths import is_drawn
+
+SCRIPT = "train.py"
+"""Path of the script that launchers start, in every export that has one."""
+SETTINGS_FILE = "settings.json"
+CONFIG_FOLDER = "model"
+
+
+def material(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
+    """A training script for a consumer, with the model and the samples that the trials had.
+
+    Args:
+        handout: What to hand out.
+        script: Path of the consumer's script below a templates folder. A workload with a script
+            of its own brings that in its place, alone.
+        templates: The job's.
+
+    Returns:
+        Path below the export folder -> text.
+
+    Raises:
+        RenderError: A template does not render, or the workload's script cannot be read.
+    """
+    files = {SETTINGS_FILE: canonical_json(settings(handout))}
+    if handout.workload.script:
+        return {**files, SCRIPT: training_script(handout)}
+    files |= {
+        SCRIPT: templates.text(script, {}),
+        "material.py": templates.text("scripts/material.py", {}),
+        "workload.py": trial_script("train.py"),
+    }
+    if is_drawn(handout.workload.lengths):
+        files["lengths.py"] = trial_script("lengths.py")
+    return {**files, **model_config(handout)}
+
+
+def from_config(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
+    """A training script for a consumer that brings its own loop, and what it starts from.
+
+    Arguments and errors as of `material`.
+    """
+    files = {SETTINGS_FILE: canonical_json(settings(handout))}
+    if handout.workload.script:
+        return {**files, SCRIPT: training_script(handout)}
+    return {
+        **files,
+        SCRIPT: templates.text(script, {}),
+        "start.py": templates.text("scripts/start.py", {}),
+        **model_config(handout),
+    }
+
+
+def model_config(handout: Handout) -> dict[str, str]:
+    """The Hugging Face config of the model, as the folder that transformers reads."""
+    source = handout.job.model.source
+    if "config" not in source:
+        return {}
+    return {f"{CONFIG_FOLDER}/config.json": canonical_json(source["config"])}
+
+
+def settings(handout: Handout) -> dict[str, Any]:
+    """What is trained and how ranks share it, in the words of a trial."""
+    return {
+        **settings_of(handout.workload, handout.layout),
+        **handout.settings,
+        "micro_batch": handout.candidate.micro_batch,
+        "grad_accum": handout.candidate.grad_accum,
+    }
+
+
+def readme(
+    handout: Handout, launch: Launch, templates: Templates, name: str, more: Mapping[str, Any]
+) -> dict[str, str]:
+    """The README of an export, from the template `name` and what that needs besides."""
+    values: dict[str, Any] = {"attention": "default", "loss_chunk_tokens": 0}
+    values |= {**settings(handout), "n_nodes": handout.n_nodes, "per_node": handout.per_node}
+    values |= {**choice_values(handout), "usage": launch.usage, "started": sorted(launch.files)}
+    values["has_script"] = bool(handout.workload.script)
+    values["is_drawn"] = is_drawn(handout.workload.lengths)
+    return {"README.md": templates.text(name, {**values, **more})}
+
+
+def training_script(handout: Handout) -> str:
+    """The script that the trials ran.
+
+    Raises:
+        RenderError: It cannot be read.
+    """
+    script = handout.workload.script
+    try:
+        return read_bounded(Path(script)).decode("utf-8") if script else trial_script("train.py")
+    except (OSError, ValueError) as error:
+        raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
+
+
+def trial_script(name: str) -> str:
+    """The trials' own script, as it is: nothing in it imports the rest of ours."""
+    return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")

@@ -1,0 +1,77 @@
+"""What the READMEs of exports say of a configuration: its choice, its figures, where they hold."""
+
+import dataclasses
+import json
+from typing import Any
+
+from autotune.base.templates import canonical_json
+from autotune.base.units import format_bytes, format_seconds
+from autotune.export.base import Handout, MeasuredFigures
+from autotune.record.soak import describe_soak
+from autotune.space.candidate import format_value
+
+FIGURES_FILE = "figures.json"
+"""Name of the figures of an export, for programs."""
+
+
+def choice_values(handout: Handout) -> dict[str, Any]:
+    """What `launch/choice.md.j2` uses."""
+    environment, soak = handout.environment, handout.soak
+    limit_bytes = handout.settings["memory_limit_bytes"]
+    limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
+    return {
+        "accelerator": environment.accelerator,
+        "knobs": [(name, format_value(value)) for name, value in handout.candidate.knobs],
+        "figures": [] if handout.figures is None else _figure_rows(handout.figures),
+        "soak": "" if soak is None else describe_soak(soak),
+        "problems": [] if soak is None else soak.problems,
+        "environment": [
+            ("device", f"{environment.device_name} ({environment.accelerator})"),
+            ("DeepSpeed", environment.deepspeed_version),
+            ("torch", environment.torch_version),
+            ("memory limit per device", limit),
+        ],
+        "untried": handout.untried,
+        "overridden": [
+            (key, _said(theirs), _said(ours))
+            for key, (theirs, ours) in sorted(handout.overridden.items())
+        ],
+    }
+
+
+def figures_file(handout: Handout) -> dict[str, str]:
+    """The figures of a handout for programs; no file where nothing was measured."""
+    if handout.figures is None:
+        return {}
+    measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
+    told = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
+    return {FIGURES_FILE: canonical_json(told)}
+
+
+def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
+    """The figures that there are, worded."""
+    interval = f"{figures.samples_per_s_low:.4g} to {figures.samples_per_s_high:.4g}"
+    rows = [
+        ("samples/s", f"{figures.samples_per_s:.4g} (95%: {interval})"),
+        ("step time, median", format_seconds(figures.step_time_s)),
+        ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
+        ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
+    ]
+    if figures.n_disturbed:
+        text = f"{figures.n_disturbed}: something else used the machine while it was measured"
+        rows.append(("of these disturbed", text))
+    if figures.baseline_samples_per_s is not None:
+        rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
+    if figures.substitute_baseline:
+        text = "a substitute: the platform ended the trials of the one that was asked for"
+        rows.append(("the baseline is", text))
+    if figures.speedup is not None:
+        interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
+        rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
+    if figures.guard is not None:
+        rows.append(("convergence guard", str(figures.guard)))
+    return rows
+
+
+def _said(value: Any) -> str:
+    return "left out" if value is None else json.dumps(value, sort_keys=True)

@@ -1,0 +1,218 @@
+"""What the Hugging Face family is told: TrainingArguments, and a ds_config with its "auto".
+
+Source: transformers/integrations/deepspeed.py (trainer_config_process), accelerate/accelerator.py
+(_prepare_deepspeed).
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import RenderError
+from autotune.base.nested import look_up, merge
+from autotune.contract import read_bounded
+from autotune.export.base import Handout
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+AUTO = "auto"
+_OWNED: Mapping[str, tuple[str, ...]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("max_grad_norm",),
+    "optimizer.params.lr": ("learning_rate",),
+    "optimizer.params.betas": ("adam_beta1", "adam_beta2"),
+    "optimizer.params.eps": ("adam_epsilon",),
+    "optimizer.params.weight_decay": ("weight_decay",),
+    "scheduler.params.warmup_num_steps": ("warmup_steps",),
+    "bf16.enabled": ("bf16",),
+    "fp16.enabled": ("fp16",),
+}
+"""Key that Trainer compares with its arguments -> those arguments."""
+_FOLLOWING = (
+    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
+    "scheduler.params.total_num_steps",
+)
+"""Keys that Trainer works out from its other arguments."""
+_RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
+"""The name of the argument, the newest first."""
+
+
+class Setting(StrEnum):
+    """What a configuration may ask of a script besides the keys of DeepSpeed's file."""
+
+    TP = "tp"
+    PP = "pp"
+    SP = "sp"
+    EP = "ep"
+    SOME_LAYERS = "recompute"
+    """Recomputation of every K-th layer alone."""
+    ATTENTION = "attention"
+    LOSS_CHUNKS = "loss_chunk_tokens"
+    COMPILE = "compile"
+    ADAPTERS = "adapters"
+    FACTORY = "model"
+    """A model that a function of the user's builds."""
+    CORES = "core_binding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A configuration in Trainer's words."""
+
+    config: dict[str, Any]
+    """DeepSpeed's, with "auto" where Trainer owns the key."""
+    arguments: dict[str, Any]
+    """Fields of TrainingArguments, recomputation and compilation apart."""
+
+
+def trained(handout: Handout) -> Trained:
+    """What Trainer is told, each value in one place."""
+    config = family_config(handout)
+    arguments: dict[str, Any] = {}
+    for key, names in _OWNED.items():
+        value = look_up(config, key)
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        arguments |= dict(zip(names, values, strict=True))
+        config = _with_auto(config, key)
+    for key in _FOLLOWING:
+        if look_up(config, key) is not None:
+            config = _with_auto(config, key)
+    return Trained(config=config, arguments=arguments)
+
+
+def family_config(handout: Handout) -> dict[str, Any]:
+    """DeepSpeed's configuration without what nobody of the family takes from it.
+
+    The global batch follows from the micro-batch, the accumulation and the ranks. Written, even as
+    "auto", it is refused at stage 3: zero.Init multiplies them for a world of 1, before the
+    process group is there (transformers 5.23, DeepSpeed 0.19.8: "8 != 2 * 2 * 1"). accelerate
+    overwrites `steps_per_print` with infinity.
+    """
+    config: dict[str, Any] = json.loads(handout.files[CONFIG_FILE])
+    for key in ("train_batch_size", "steps_per_print"):
+        config.pop(key, None)
+    return config
+
+
+def _with_auto(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value: Any = AUTO
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return merge(config, value)
+
+
+def trainer_arguments(
+    handout: Handout, consumer: str, *, recompute: bool = True
+) -> dict[str, Any]:
+    """Every field of TrainingArguments that the configuration decides, by name.
+
+    Args:
+        handout: The configuration.
+        consumer: The consumer's name, for the error.
+        recompute: Whether recomputation is among them; a consumer may have a field of its own.
+
+    Raises:
+        RenderError: The installed transformers cannot recompute every K-th layer.
+    """
+    arguments = {"deepspeed": CONFIG_FILE, **trained(handout).arguments}
+    if handout.workload.precision == "fp32":
+        arguments |= {"bf16": False, "fp16": False}  # consumers have defaults of their own
+    if recompute:
+        arguments |= recompute_arguments(handout, consumer)
+    if handout.workload.settings.get("compile", "none") != "none":
+        arguments["torch_compile"] = True
+    if handout.environment.accelerator == "cpu":
+        arguments["use_cpu"] = True
+    arguments["seed"] = handout.workload.seed
+    return arguments
+
+
+def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
+    """Recomputation under the names that the installed transformers has.
+
+    Raises:
+        RenderError: It cannot recompute every K-th layer.
+    """
+    recompute = handout.workload.settings.get("recompute", "none")
+    name, takes_every = recompute_names()
+    if recompute == "none":
+        return {name: False}
+    kwargs: dict[str, Any] = {"use_reentrant": False}
+    if recompute != "full":
+        if not takes_every:
+            raise RenderError(
+                f"recompute={recompute}: {consumer} of the installed transformers recomputes all "
+                "layers or none",
+                "name a trial with recompute none or full by --trial, or upgrade transformers",
+            )
+        kwargs["every_n_layers"] = int(str(recompute).removeprefix("every_"))
+    return {name: True, f"{name}_kwargs": kwargs}
+
+
+@cache
+def recompute_names() -> tuple[str, bool]:
+    """The installed transformers' name of recomputation, and whether it takes every K-th layer.
+
+    Read off its source: importing it would take seconds.
+    """
+    spec = find_spec("transformers")
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    text = "".join(
+        read_bounded(path).decode("utf-8")
+        for place in places
+        if (path := Path(place) / "training_args.py").is_file()
+    )
+    name = next((known for known in _RECOMPUTE if f"\n    {known}: " in text), _RECOMPUTE[-1])
+    return name, "every_n_layers" in text
+
+
+def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[Setting]) -> None:
+    """Refuse a configuration with settings that a consumer's files cannot say.
+
+    Args:
+        handout: The configuration.
+        consumer: The consumer's name, for the error.
+        says: What its files, or the script beside them, can say.
+
+    Raises:
+        RenderError: There is such a setting; all of them are named.
+    """
+    unsaid = [f"{name}={value}" for name, value in _asked(handout).items() if name not in says]
+    if unsaid:
+        raise RenderError(
+            f"{consumer} has no setting for {', '.join(unsaid)}",
+            "export with `--to deepspeed`, whose script does it, or name a trial without it by "
+            "--trial",
+        )
+
+
+def _asked(handout: Handout) -> dict[Setting, Any]:
+    """What a configuration asks for besides the keys of the file."""
+    layout, own, source = handout.layout, handout.workload.settings, handout.job.model.source
+    asked: dict[Setting, Any] = {
+        Setting.TP: layout.tp,
+        Setting.PP: layout.pp,
+        Setting.SP: layout.sp,
+        Setting.EP: handout.candidate.get("ep", 1),
+    }
+    found = {name: value for name, value in asked.items() if value != 1}
+    recompute = str(own.get("recompute", "none"))
+    if recompute.startswith("every_"):
+        found[Setting.SOME_LAYERS] = recompute
+    for name, neutral in (("attention", "default"), ("compile", "none"), ("loss_chunk_tokens", 0)):
+        if own.get(name, neutral) != neutral:
+            found[Setting(name)] = own[name]
+    if "lora" in source:
+        found[Setting.ADAPTERS] = "lora"
+    if "factory" in source:
+        found[Setting.FACTORY] = source["factory"]
+    if handout.environment.accelerator != "cpu" and handout.settings["binds_cores"]:
+        found[Setting.CORES] = "ranks"
+    return found

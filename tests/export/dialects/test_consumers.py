@@ -1,0 +1,350 @@
+"""Exports as their consumers read them: the real package loads the files and says what it got."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.base.errors import RenderError
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.export import trainer
+from tests.export.handed import GPUS, export, handed
+
+KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
+FAMILY = ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl")
+
+HF = """
+from transformers import HfArgumentParser, TrainingArguments
+(told,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+    ["--output_dir", "output"], args_filename="train.args"
+)
+told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
+answer(told.hf_deepspeed_config.config, told)
+"""
+TRL = """
+from trl import SFTConfig, TrlParser
+(told,) = TrlParser(SFTConfig).parse_args_and_config(
+    ["--config", "sft.yaml", "--output_dir", "output"]
+)
+told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
+answer(told.hf_deepspeed_config.config, told)
+"""
+ACCELERATE = """
+import os
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DeepSpeedPlugin
+told = load_config_from_file("accelerate.yaml")
+os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(told.deepspeed_config)
+plugin = DeepSpeedPlugin(
+    hf_ds_config=told.deepspeed_config["deepspeed_config_file"],
+    zero3_init_flag=told.deepspeed_config["zero3_init_flag"],
+)
+plugin.set_mixed_precision("no")
+told.distributed = told.distributed_type.value
+told.sharded, told.stage = plugin.zero3_init_flag, plugin.zero_stage
+answer(plugin.deepspeed_config, told)
+"""
+LIGHTNING = """
+import yaml
+from lightning.pytorch.strategies import DeepSpeedStrategy
+told = yaml.safe_load(open("trainer.yaml"))["trainer"]
+strategy = DeepSpeedStrategy(**told["strategy"]["init_args"])
+class Trainer:
+    accumulate_grad_batches, gradient_clip_val = told["accumulate_grad_batches"], None
+strategy._lightning_module = type("Module", (), {"trainer": Trainer})()
+strategy._format_batch_size_and_grad_accum_config()
+answer(strategy.config, type("Told", (), told))
+"""
+LLAMA_FACTORY = """
+import os, yaml
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+os.environ["MASTER_PORT"] = "0"
+from start import prepare
+prepare()
+from llamafactory.hparams import get_train_args
+model, data, told, finetuning, _ = get_train_args(yaml.safe_load(open("llamafactory.yaml")))
+told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
+told.recomputes = not model.disable_gradient_checkpointing
+told.attention, told.cutoff_len = model.flash_attn, data.cutoff_len
+told.finetuning_type = finetuning.finetuning_type
+answer(told.hf_deepspeed_config.config, told)
+"""
+AXOLOTL = """
+import os, torch
+os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+from start import prepare
+prepare()
+from axolotl.cli.config import load_cfg
+told = load_cfg("axolotl.yaml")
+answer(told.deepspeed if isinstance(told.deepspeed, dict) else {}, told)
+"""
+ANSWER = """
+import json, os, sys
+os.chdir(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+def answer(config, told):
+    names = sys.argv[2].split(",")
+    values = {name: getattr(told, name) for name in names}
+    print("ANSWER" + json.dumps({"config": config, "told": values}, default=str))
+"""
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed here")
+
+
+def python_of(variable: str) -> str:
+    """The interpreter of an environment whose pins differ from ours."""
+    if not (found := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no interpreter of an environment with the package")
+    return found
+
+
+def read_by(
+    consumer: str, out: Path, *names: str, python: str = sys.executable
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration that DeepSpeed would get, and the consumer's own values of some names."""
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    if python != sys.executable:
+        environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [python, "-c", ANSWER + consumer, out, ",".join(names)],
+        env=environment,
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    found = json.loads(line.removeprefix("ANSWER"))
+    assert '"auto"' not in json.dumps(found["config"]), "a key that nobody fills in"
+    return found["config"], found["told"]
+
+
+def check_config(config: dict[str, Any], *, stage: int = 2) -> None:
+    """What the knobs say, as DeepSpeed would be told."""
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 2
+    assert config["gradient_clipping"] == 1.0
+    assert config["zero_optimization"]["stage"] == stage
+    assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert config["bf16"]["enabled"] is True
+    assert config["optimizer"]["params"]["lr"] == pytest.approx(1e-4)
+
+
+def test_trainer_reads_what_was_chosen(tmp_path):
+    out = export(handed(tmp_path, **KNOBS), tmp_path, "hf")
+    recomputes, _ = trainer.recompute_names()
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "use_cpu")
+    config, told = read_by(HF, out, *names, recomputes)
+    check_config(config)
+    assert told == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True}
+
+
+def test_trainer_owns_what_it_compares(tmp_path):
+    """A value stands in one place, so that a user changes it there and nothing clashes."""
+    out = export(handed(tmp_path, **KNOBS), tmp_path, "hf")
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == "auto"
+    assert config["bf16"]["enabled"] == config["optimizer"]["params"]["lr"] == "auto"
+    assert config["zero_optimization"]["stage"] == 2
+    assert "train_batch_size" not in config
+
+
+@needs("trl")
+@pytest.mark.parametrize(("recompute", "precision"), [("full", "bf16"), ("none", "fp32")])
+def test_trl_reads_what_was_chosen(tmp_path, recompute, precision):
+    """Its own defaults are recomputation, bf16 and 1024 tokens."""
+    knobs = {**KNOBS, "recompute": recompute}
+    out = export(handed(tmp_path, job={"precision": precision}, **knobs), tmp_path, "trl")
+    recomputes, _ = trainer.recompute_names()
+    config, told = read_by(TRL, out, "max_length", "packing", "bf16", recomputes)
+    is_low = precision == "bf16"
+    if is_low:
+        check_config(config)
+    expected = {"max_length": 16, "packing": False, "bf16": is_low}
+    assert told == expected | {recomputes: recompute == "full"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_accelerate_reads_what_was_chosen(tmp_path, stage):
+    out = export(handed(tmp_path, **KNOBS | {"zero__stage": stage}), tmp_path, "accelerate")
+    names = ("distributed", "num_processes", "num_machines", "sharded", "stage")
+    config, told = read_by(ACCELERATE, out, *names)
+    check_config(config, stage=stage)
+    assert told == dict(zip(names, ("DEEPSPEED", 2, 1, stage == 3, stage), strict=True))
+
+
+@needs("lightning")
+def test_lightning_reads_what_was_chosen(tmp_path):
+    out = export(handed(tmp_path, **KNOBS), tmp_path, "lightning")
+    assert "gradient_accumulation_steps" not in json.loads((out / "ds_config.json").read_text())
+    names = ("devices", "num_nodes", "precision", "accelerator", "accumulate_grad_batches")
+    config, told = read_by(LIGHTNING, out, *names)
+    check_config(config)
+    assert told == dict(zip(names, (2, 1, "bf16-true", "cpu", 2), strict=True))
+
+
+@pytest.mark.consumer
+@pytest.mark.parametrize("recompute", ["full", "none"])
+def test_llama_factory_reads_what_was_chosen(tmp_path, recompute):
+    """It recomputes unless it is told not to."""
+    python = python_of("AUTOTUNE_LLAMA_FACTORY")
+    knobs = {**KNOBS, "recompute": recompute, "attention": "eager"}
+    out = export(handed(tmp_path, **knobs), tmp_path, "llama-factory")
+    names = ("recomputes", "attention", "cutoff_len", "finetuning_type")
+    config, told = read_by(LLAMA_FACTORY, out, *names, python=python)
+    check_config(config)
+    assert told == dict(zip(names, (recompute == "full", "disabled", 16, "full"), strict=True))
+
+
+@pytest.mark.consumer
+def test_axolotl_reads_what_was_chosen(tmp_path):
+    python = python_of("AUTOTUNE_AXOLOTL")
+    out = export(handed(tmp_path, **KNOBS, attention="eager"), tmp_path, "axolotl")
+    names = ("micro_batch_size", "gradient_accumulation_steps", "bf16", "gradient_checkpointing")
+    names += ("attn_implementation", "sequence_len", "learning_rate", "max_grad_norm")
+    _, told = read_by(AXOLOTL, out, *names, python=python)
+    assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0), strict=True))
+
+
+def test_adapters_are_said_in_the_words_of_each(tmp_path):
+    lora = {"finetune": {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    factory = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path / "a", "llama-factory")
+    told = yaml.safe_load((factory / "llamafactory.yaml").read_text())
+    assert (told["finetuning_type"], told["lora_rank"], told["lora_target"]) == ("lora", 4, "all")
+    axolotl = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path / "b", "axolotl")
+    told = yaml.safe_load((axolotl / "axolotl.yaml").read_text())
+    assert (told["adapter"], told["lora_r"], told["lora_target_linear"]) == ("lora", 4, True)
+
+
+def test_recomputation_of_some_layers_is_an_argument(tmp_path):
+    name, takes_every = trainer.recompute_names()
+    assert takes_every
+    out = export(handed(tmp_path, micro_batch=2, recompute="every_2"), tmp_path, "hf")
+    assert (
+        f'--{name}_kwargs {{"use_reentrant":false,"every_n_layers":2}}'
+        in (out / "train.args").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "    activation_checkpointing: bool = 0  # every_n_layers",
+            ("activation_checkpointing", True),
+        ),
+        ("    gradient_checkpointing: bool = 0", ("gradient_checkpointing", False)),
+    ],
+)
+def test_recomputation_has_the_name_of_the_installed_release(
+    tmp_path, monkeypatch, text, expected
+):
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "training_args.py").write_text(f"class TrainingArguments:\n{text}\n")
+    spec = importlib.util.spec_from_file_location(
+        "transformers", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    monkeypatch.setattr(trainer, "find_spec", lambda name: spec)
+    trainer.recompute_names.cache_clear()
+    assert trainer.recompute_names() == expected
+    if not expected[1]:
+        with pytest.raises(RenderError, match="recomputes all layers or none"):
+            export(handed(tmp_path, micro_batch=2, recompute="every_2"), tmp_path, "hf")
+    trainer.recompute_names.cache_clear()
+
+
+UNSAID = [
+    ({"pp": 2, "zero__stage": 1, "micro_batch": 2}, "pp=2", FAMILY),
+    ({"tp": 2, "micro_batch": 2}, "tp=2", FAMILY),
+    ({"sp": 2, "zero__stage": 1, "micro_batch": 2}, "sp=2", FAMILY),
+    ({"loss_chunk_tokens": 8, "micro_batch": 2}, "loss_chunk_tokens=8", ("trl", *FAMILY[-2:])),
+    ({"recompute": "every_2", "micro_batch": 2}, "recompute=every_2", FAMILY[-2:]),
+]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said", "to"), [(knobs, said, to) for knobs, said, tos in UNSAID for to in tos]
+)
+def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, said, to):
+    with pytest.raises(RenderError, match=re.escape(f"has no setting for {said}")) as caught:
+        export(handed(tmp_path, **knobs), tmp_path, to)
+    assert "--to deepspeed" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_does_what_arguments_cannot_say(tmp_path):
+    out = export(
+        handed(tmp_path, micro_batch=2, loss_chunk_tokens=8, attention="eager"), tmp_path, "hf"
+    )
+    told = json.loads((out / "settings.json").read_text())
+    assert (told["loss_chunk_tokens"], told["attention"]) == (8, "eager")
+    readme = (out / "README.md").read_text()
+    assert "workload.chunk_loss(model, 8)" in readme
+    assert 'attn_implementation="eager"' in readme
+
+
+@pytest.mark.parametrize("to", FAMILY)
+def test_no_file_of_an_export_imports_ours(tmp_path, to):
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, to)
+    for path in out.glob("*.py"):
+        text = path.read_text()
+        compile(text, path, "exec")
+        assert not re.search(r"^\s*(from|import) autotune", text, re.MULTILINE), path
+
+
+@pytest.mark.parametrize("to", FAMILY)
+def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
+    out = export(handed(tmp_path, environment=GPUS, micro_batch=2), tmp_path, to)
+    told = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
+    assert "use_cpu: true" not in told
+    assert "--use_cpu" not in told
+    assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
+
+
+TRAINED = [
+    ("hf", "accelerate", {"zero__stage": 3, "recompute": "every_2"}, "--max_steps"),
+    ("accelerate", None, {"zero__stage": 3, "recompute": "full"}, "--steps"),
+    pytest.param("trl", "deepspeed", {"zero__stage": 2}, "--max_steps", marks=needs("trl")),
+    pytest.param("lightning", None, {"zero__stage": 3}, "--steps", marks=needs("lightning")),
+]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("to", "launcher", "knobs", "steps"), TRAINED)
+def test_the_folder_trains_as_it_is(tmp_path, to, launcher, knobs, steps):
+    out = export(handed(tmp_path, micro_batch=2, **knobs), tmp_path, to, launcher)
+    losses = losses_of(out, steps, "2")
+    assert len(losses) == 2
+    assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
+
+
+def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[float]:
+    """Train, and read the loss of each step from what was printed."""
+    done = subprocess.run(
+        ["bash", out / "launch.sh", *arguments],
+        cwd=out.parent,
+        env={**os.environ, **extensions_environment("cpu"), "PYTHON": python},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = done.stdout + done.stderr
+    found = re.findall(r"(?:^step \d+  loss |'loss': '?)([\d.]+)", printed, re.MULTILINE)
+    return [float(loss) for loss in found]

@@ -1,0 +1,241 @@
+"""What launchers start: with stand-ins for the clusters' own commands, and what no pair can do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.base.errors import RenderError
+from autotune.base.plugins import load_plugin, plugin_names
+from autotune.export.base import Dialect, NodeLauncher
+from autotune.export.door import can_start
+from tests.export.dialects.test_consumers import losses_of
+from tests.export.handed import GPUS, export, handed
+
+TWO_NODES = {"world": 16, "global_batch": 32}
+
+
+def dialects() -> dict[str, Dialect]:
+    found = {name: load_plugin("dialect", name) for name in plugin_names("dialect")}
+    return {
+        name: dialect
+        for name, dialect in found.items()
+        if isinstance(dialect, Dialect) and "deepspeed" in dialect.engines
+    }
+
+
+def test_every_pair_is_written_or_refused_with_those_that_can(tmp_path):
+    """Nothing in between: a script that its launcher does not start is never handed out."""
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    launchers = [name for name in plugin_names("launcher") if not name.startswith("toy-")]
+    assert len(launchers) == 6
+    refused = set()
+    for to, dialect in dialects().items():
+        for launcher in launchers:
+            folder = tmp_path / f"{to}.{launcher}"
+            if can_start(dialect, launcher):
+                out = export(handout, folder, to, launcher)
+                text = (out / "launch.sh").read_text()
+                assert "train.py" in text
+                subprocess.run(["bash", "-n", out / "launch.sh"], check=True)
+                marker = json.loads((out / "autotune_export.json").read_text())
+                assert (marker["dialect"], marker["launcher"]) == (to, launcher)
+                continue
+            with pytest.raises(RenderError, match="read by `accelerate launch` alone") as caught:
+                export(handout, folder, to, launcher)
+            assert caught.value.hint == "name one of: accelerate, kubernetes, ray, slurm"
+            refused.add((to, launcher))
+    assert refused == {("accelerate", "torchrun"), ("accelerate", "deepspeed")}
+
+
+def test_what_starts_nodes_starts_the_ranks_as_the_dialect_wants(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    (tmp_path / "a").mkdir()
+    by_accelerate = export(handout, tmp_path / "a", "accelerate", "slurm")
+    assert "accelerate.commands.launch" in (by_accelerate / "launch.sh").read_text()
+    assert (by_accelerate / "accelerate.yaml").exists()
+    (tmp_path / "b").mkdir()
+    by_torchrun = export(handout, tmp_path / "b", "hf", "slurm")
+    assert "torch.distributed.run" in (by_torchrun / "launch.sh").read_text()
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def told(command: list[str | Path], folder: Path, **variables: str) -> str:
+    """What a script does with stand-ins before all other commands."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_accelerate_is_told_where_the_others_are(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "accelerate")
+    (out / "bin").mkdir()
+    stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
+    variables = {"PYTHON": str(out / "bin" / "python")}
+    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR="localhost", **variables)
+    assert f"--config_file {out}/accelerate.yaml" in text
+    assert "--main_process_ip localhost --main_process_port 29500" in text
+    assert "is_host=true" in text
+    config = yaml.safe_load((out / "accelerate.yaml").read_text())
+    assert (config["num_machines"], config["num_processes"]) == (2, 16)
+    assert config["rdzv_backend"] == "c10d"
+
+
+def test_a_hostfile_without_names_is_not_started(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "deepspeed", "deepspeed")
+    (out / "bin").mkdir()
+    stand_in(out / "bin", "python", 'cat "$DS_ENV_FILE"; echo "$@"')
+    environment = {**os.environ, "PYTHON": str(out / "bin" / "python"), "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(
+        ["bash", out / "launch.sh"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "put the names of your machines" in done.stderr
+    named = out / "mine"
+    named.write_text((out / "hostfile").read_text().replace("machine-", "node"))
+    assert named.read_text().count("slots=8") == 2
+    text = told(["bash", out / "launch.sh"], out, **environment | {"HOSTFILE": str(named)})
+    assert "OMP_NUM_THREADS=3" in text
+    assert f"--hostfile {named}" in text
+    assert "--no_ssh_check" not in text
+
+
+SRUN = """
+while [[ $1 = --* ]]; do shift; done
+for node in 1 2; do "$@"; done
+"""
+
+
+def test_slurm_runs_the_ranks_of_every_node(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "hf", "slurm")
+    lines = (out / "job.sbatch").read_text().splitlines()
+    asked = {line for line in lines if line.startswith("#SBATCH")}
+    assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= asked
+    (out / "bin").mkdir()
+    stand_in(out / "bin", "srun", SRUN)
+    stand_in(out / "bin", "scontrol", 'printf "localhost\\nother\\n"')
+    stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
+    given = {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(out)}
+    text = told(
+        ["bash", out / "job.sbatch", "--max_steps", "2"],
+        out,
+        PYTHON=str(out / "bin" / "python"),
+        **given,
+    )
+    assert text.count("--rdzv-endpoint localhost:20007") == 2
+    assert text.count("--max_steps 2") == 2
+    wrong = subprocess.run(
+        ["bash", out / "job.sbatch"],
+        env={**os.environ, **given, "SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert wrong.returncode == 2
+    assert "holds no launch.sh" in wrong.stderr
+
+
+@pytest.mark.parametrize(("job", "n_workers"), [(TWO_NODES, 1), ({}, 0)])
+def test_kubernetes_starts_one_pod_a_node(tmp_path, job, n_workers):
+    handout = handed(tmp_path, environment=GPUS, job=job, micro_batch=2)
+    out = export(handout, tmp_path, "hf", "kubernetes")
+    job = yaml.safe_load((out / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    found = {role: spec["replicas"] for role, spec in replicas.items()}
+    assert found == ({"Master": 1, "Worker": 1} if n_workers else {"Master": 1})
+    for spec in replicas.values():
+        (container,) = spec["template"]["spec"]["containers"]
+        gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+        assert gpus == handout.per_node
+        assert container["name"] == "pytorch"  # the operator looks for it
+        assert f"MASTER_ADDR={job['metadata']['name']}-master-0" in container["args"][0]
+
+
+def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
+    """What `submit.sh` puts into the cluster is what the container's command starts."""
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "hf", "kubernetes")
+    (out / "bin").mkdir()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    stand_in(
+        out / "bin",
+        "kubectl",
+        f'for word in "$@"; do [[ $word = --from-file=* ]] && cp "${{word#*tgz=}}" {kept}/; done; '
+        f'if [[ $* = "-n mine create -f -" ]]; then cat >{kept}/job.yaml; fi; true',
+    )
+    told(["bash", out / "submit.sh", "registry/image:1", "-n", "mine"], out)
+    (packed,) = [path for path in kept.iterdir() if path.name != "job.yaml"]
+    job = yaml.safe_load((kept / "job.yaml").read_text())
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry/image:1"
+    (command,) = container["args"]
+    place = tmp_path / "pod"
+    command = command.replace("/tmp/export", str(place)).replace("/export/export.tgz", str(packed))
+    stand_in(out / "bin", "python3", '[[ $1 = - ]] && echo "true own" || echo "$@"')
+    text = told(["bash", "-c", command], out)
+    assert f"{place}/train.py" in text
+    assert "--nproc-per-node 8" in text
+
+
+def test_ray_is_asked_for_whole_nodes(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    out = export(handout, tmp_path, "hf", "ray")
+    assert json.loads((out / "ray_job.json").read_text()) == {"bundle": {"GPU": 8}, "nodes": 2}
+    compile((out / "ray_job.py").read_text(), "ray_job.py", "exec")
+
+
+@pytest.mark.real
+def test_ray_trains(tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed here")
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "ray")
+    started = [sys.executable, "-m", "ray.scripts.scripts"]
+    subprocess.run([*started, "start", "--head", "--num-cpus=2"], check=True, timeout=300)
+    try:
+        done = subprocess.run(
+            [sys.executable, out / "ray_job.py", "--max_steps", "2"],
+            env={**os.environ, "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    finally:
+        subprocess.run([*started, "stop"], check=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.stdout + done.stderr).count("'loss'") == 2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])
+def test_raw_deepspeed_trains_by_every_launcher_of_ranks(tmp_path, launcher):
+    out = export(handed(tmp_path, micro_batch=2, zero__stage=2), tmp_path, "deepspeed", launcher)
+    assert len(losses_of(out, "--steps", "2")) == 2
+
+
+def test_a_launcher_of_nodes_is_none_of_ranks():
+    starts_nodes = {
+        name
+        for name in plugin_names("launcher")
+        if isinstance(load_plugin("launcher", name), NodeLauncher)
+    }
+    assert {"kubernetes", "ray", "slurm"} <= starts_nodes
+    assert not starts_nodes & {"accelerate", "deepspeed", "torchrun"}
