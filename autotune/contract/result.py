@@ -169,8 +169,8 @@ class RankReport(Stored):
     early_step_times_s: list[float] = field(default_factory=list)
     """The same of the steps before a delayed setting began to act (`set_for_trial`)."""
     set_for_trial: dict[str, list[Any]] = field(default_factory=dict)
-    """Keys of the configuration that this trial set so that a setting which acts after thousands of
-    steps is measured: key -> [the configuration's value, the trial's]."""
+    """Keys of the configuration that this trial set, so that a setting which acts after thousands
+    of steps is measured: key -> [the configuration's value, the trial's]."""
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     stopped_early: bool = False

@@ -3,7 +3,8 @@
 1-bit optimizers compress what they send after `freeze_step` steps, thousands of them, and rounded
 weights come after `schedule_offset`. A short trial would see the phase before alone. So it sets
 that number to its own warm-up and as many steps as it measures at the least; the phase that it is
-in is asked of the live engine after every step.
+in is asked of the live engine after every step. 1-bit optimizers get a learning rate besides that
+leaves the weights where they are.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +21,11 @@ _FREEZE_KEYS = {
 """Optimizer that compresses -> its parameter that says after how many steps."""
 _FLAGS = ("adam_freeze_key", "lamb_freeze_key", "freeze_key")
 """What these optimizers call it that they compress (runtime/fp16/onebit of 0.16.9 and 0.19.6)."""
+_PARAMS = "optimizer.params"
+_STANDSTILL = 1e-12
+"""Learning rate of a trial whose optimizer compresses. A variance that is frozen after so few steps
+is far too small: with 0.19.6 the loss was 535042 three steps later. What a step costs does not
+depend on it; 0 would be divided by (0/1 Adam)."""
 _SLACK = 60
 """Steps by which the phase may come late: fp16 skips some until its loss scale fits."""
 
@@ -34,12 +40,24 @@ def bring_forward(config: dict[str, Any], measure: Measure) -> dict[str, list[An
     """
     if measure.checkpoint is not None:
         return {}
-    first = measure.warmup_steps + measure.min_steps
+    # In 16 bits DeepSpeed makes a step of its own when it starts, which counts.
+    first = measure.warmup_steps + measure.min_steps + 1
     changed: dict[str, list[Any]] = {}
     for section, path, name in _waiting(config):
         changed[f"{path}.{name}"] = [section.get(name), first]
         section[name] = first
+        if path != _PARAMS:
+            continue
+        changed[f"{path}.lr"] = [section.get("lr"), _STANDSTILL]
+        section["lr"] = _STANDSTILL
+        if (scheduler := config.pop("scheduler", None)) is not None:
+            changed["scheduler"] = [scheduler, None]
     return changed
+
+
+def first_step_of(changed: Mapping[str, list[Any]]) -> int:
+    """The step after which what was brought forward is to begin."""
+    return max(ours for _, ours in changed.values() if type(ours) is int)
 
 
 class Delay:
@@ -78,7 +96,7 @@ def _waiting(config: Mapping[str, Any]) -> list[tuple[dict[str, Any], str, str]]
     found: list[tuple[dict[str, Any], str, str]] = []
     optimizer = config.get("optimizer") or {}
     if name := _FREEZE_KEYS.get(str(optimizer.get("type", "")).lower()):
-        found.append((optimizer.setdefault("params", {}), "optimizer.params", name))
+        found.append((optimizer.setdefault("params", {}), _PARAMS, name))
     rounding = (config.get("compression_training") or {}).get("weight_quantization") or {}
     shared = rounding.get("shared_parameters") or {}
     if shared.get("enabled") is True:

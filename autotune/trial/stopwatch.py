@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
 from autotune.trial.faults import NonFiniteLossError
-from autotune.trial.phases import Delay
+from autotune.trial.phases import Delay, first_step_of
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
 
@@ -82,7 +82,7 @@ class Stopwatch:
 
             engine.backward = noted_backward
         if delayed := self._reporter.report.set_for_trial:
-            self._delay = Delay(engine, max(ours for _, ours in delayed.values()))
+            self._delay = Delay(engine, first_step_of(delayed))
         call_after_steps(engine, lambda: self._on_step(engine))
         self._reporter.enter(Phase.WARM_UP)
         self._restart()
@@ -134,7 +134,7 @@ class Stopwatch:
                     f"{self._applied} applied"
                 )
 
-    def _count(self, step_time_s: float, *, is_early: bool) -> None:
+    def _count(self, step_time_s: float, *, is_early: bool = False) -> None:
         report = self._reporter.report
         self._applied += 1
         if self._applied == 1:

@@ -416,7 +416,7 @@ def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 def _chosen_by(job: Job) -> Mapping[str, KnobValue]:
     """The knobs that the job's own optimizer section chooses."""
     implementation = optimizer_implementation(job.optimizer.get("params"))
-    found = {"optimizer.implementation": implementation}
+    found: dict[str, KnobValue | None] = {"optimizer.implementation": implementation}
     for name in ("optimizer.compression", "optimizer.freeze_step"):
         found[name] = KNOBS[name].read({"optimizer": job.optimizer})
     return {name: value for name, value in found.items() if value is not None}

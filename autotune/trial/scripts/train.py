@@ -141,8 +141,6 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
     training precision on the rank's own device, so that the host never holds a copy for a GPU.
     AutoTP splits a whole model: under it each rank makes one, on the host.
     """
-    import deepspeed
-
     dtype = DTYPES[settings.precision]
     is_sharded = settings.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3
     with contextlib.ExitStack() as stack:
@@ -165,7 +163,7 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
 def sharding(ds_config: Mapping[str, Any]) -> Any:
     """The context in which stage 3 shards layers as they are made.
 
-    MiCS, which DeepSpeed had before 0.19.7, has one of its own and refuses parameters of the other.
+    MiCS, which DeepSpeed had before 0.19.7, has one of its own and refuses what the other made.
     """
     import deepspeed
 
@@ -177,8 +175,8 @@ def sharding(ds_config: Mapping[str, Any]) -> Any:
 def compress(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
     """Put DeepSpeed's compressing layers in place of the model's, where the configuration asks.
 
-    `deepspeed.initialize` does not: without this the section `compression_training`, which DeepSpeed
-    had before 0.19.7, does nothing.
+    `deepspeed.initialize` does not: without this the section `compression_training`, which
+    DeepSpeed had before 0.19.7, does nothing.
     """
     if "compression_training" not in ds_config:
         return

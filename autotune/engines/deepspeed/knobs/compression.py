@@ -1,8 +1,8 @@
-"""Knobs of releases before 0.19.7 and 0.19.8: compressed communication, MiCS, LoCo, fake quantising.
+"""Knobs of releases before 0.19.7 and 0.19.8: 1-bit optimizers, MiCS, LoCo, rounded weights.
 
 Each acts where somebody switches it on, and nowhere else: a candidate that leaves it off is the
-run that it would be without the knob, in a release that has it and in one that has not. Switched on
-where the installed release lacks it, the rules refuse it (`version.removed_key`,
+run that it would be without the knob, in a release that has it and in one that has not. Where it
+is switched on and the installed release lacks it, the rules refuse it (`version.removed_key`,
 `version.removed_optimizer`).
 """
 
@@ -65,7 +65,7 @@ table would be cut in two (compression/helper.py makes a new module with a weigh
 
 
 def plain_optimizer(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The optimizer section without compression: the same, but for an optimizer that compresses."""
+    """The optimizer section without compression; one that does not compress stays as it is."""
     kind = str(section.get("type", "")).lower()
     if kind not in FREEZE_KEYS:
         return section

@@ -150,9 +150,10 @@ def _other_batch(setup: Setup) -> Finding | None:
     theirs = f"{asked[0]} * {asked[1]} * {setup.batch_ranks} = {asked[2]}" if asked else wanted
     section = setup.elasticity
     return Finding(
-        message=f"elasticity: of {_MOST}={section[_MOST]} and {_SIZES}={section[_SIZES]} DeepSpeed "
-        f"makes micro_batch * grad_accum * dp = {micro} * {accum} * {setup.batch_ranks} = {total}, "
-        f"where {theirs} is asked for: the global batch is part of the problem",
+        message=f"elasticity: of {_MOST}={section[_MOST]} and {_SIZES}={section[_SIZES]} "
+        f"DeepSpeed makes micro_batch * grad_accum * dp = {micro} * {accum} * "
+        f"{setup.batch_ranks} = {total}, where {theirs} is asked for: the global batch is part of "
+        "the problem",
         changes=_OFF if asked else {},
         advice="" if asked else "remove elasticity and state the batch",
     )

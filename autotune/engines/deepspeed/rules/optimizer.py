@@ -357,7 +357,8 @@ def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
     if scale == 0 or _removed(setup):
         return None
     return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} with fp16.loss_scale={scale}: it needs dynamic loss scaling",
+        message=f"optimizer.type={setup.section('optimizer')['type']} with "
+        f"fp16.loss_scale={scale}: it needs dynamic loss scaling",
         at=("fp16.loss_scale",),
         choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
         advice="set fp16.loss_scale to 0, which makes it dynamic",
