@@ -23,9 +23,9 @@ _FLAGS = ("adam_freeze_key", "lamb_freeze_key", "freeze_key")
 """What these optimizers call it that they compress (runtime/fp16/onebit of 0.16.9 and 0.19.6)."""
 _PARAMS = "optimizer.params"
 _STANDSTILL = 1e-12
-"""Learning rate of a trial whose optimizer compresses. A variance that is frozen after so few steps
-is far too small: with 0.19.6 the loss was 535042 three steps later. What a step costs does not
-depend on it; 0 would be divided by (0/1 Adam)."""
+"""Learning rate of a trial whose optimizer compresses. A variance that is frozen after so few
+steps is far too small: with 0.19.6 the loss was 535042 three steps later. What a step costs does
+not depend on it; 0 would be divided by (0/1 Adam)."""
 _SLACK = 60
 """Steps by which the phase may come late: fp16 skips some until its loss scale fits."""
 

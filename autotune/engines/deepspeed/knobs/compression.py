@@ -148,11 +148,13 @@ def _shards_in_groups(values: Knobs, context: Context) -> bool:
 
 def _spans_nodes(values: Knobs, context: Context) -> bool:
     # mics_utils.py: create_mics_comm_groups asserts it.
-    return bool(context.n_devices) and int(values["mics.shard_size"]) > context.n_devices
+    return bool(context.n_devices) and int(values.get("mics.shard_size", 0)) > context.n_devices
 
 
 def _carries_errors(values: Knobs, context: Context) -> bool:
-    return bool(values["zeropp.quantized_gradients"]) and quantizes_gradients(values, context)
+    return values.get("zeropp.quantized_gradients") is True and quantizes_gradients(
+        values, context
+    )
 
 
 def _rounds_weights(values: Knobs, context: Context) -> bool:

@@ -77,7 +77,6 @@ def _one_bit_needs_cuda(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: dp group size is not dividable by dp_shard_size",
         zero(3, mics_shard_size=3),
-        zero(mics_shard_size=None),
         **_LAST,
     ),
 )
@@ -89,7 +88,7 @@ def _mics_groups(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.mics_shard_size={size} does not divide the world: "
         f"{setup.world} % {size} = {setup.world % size}",
-        changes=zero(mics_shard_size=below),
+        changes=zero(mics_shard_size=None if setup.accelerator == "cpu" else below),
     )
 
 
@@ -178,9 +177,9 @@ def _mics_hierarchy(setup: Setup) -> Finding | None:
     ignored(zero(2, zeropp_loco_param=_LOCO), zero(zeropp_loco_param=None), **_LAST),
 )
 def _loco_alone(setup: Setup) -> Finding | None:
-    if setup.zero.get("zeropp_loco_param") is None or setup.is_at_least(_LOCO_REMOVED_IN):
+    if not setup.zero.get("zeropp_loco_param") or setup.is_at_least(_LOCO_REMOVED_IN):
         return None
-    if setup.stage == 3 and setup.zero.get("zero_quantized_gradients") is True:
+    if _quantizes_gradients(setup):
         return None
     return Finding(
         message="zero_optimization.zeropp_loco_param without zero_quantized_gradients at stage 3: "
@@ -201,7 +200,7 @@ def _loco_alone(setup: Setup) -> Finding | None:
 )
 def _loco_keys(setup: Setup) -> Finding | None:
     given = setup.zero.get("zeropp_loco_param")
-    if given is None or setup.is_at_least(_LOCO_REMOVED_IN) or _loco_alone.check(setup):
+    if given is None or setup.is_at_least(_LOCO_REMOVED_IN) or not _quantizes_gradients(setup):
         return None
     missing = {name: value for name, value in _LOCO.items() if name not in as_section(given)}
     if not missing:
@@ -255,6 +254,10 @@ def _rounded_in_the_step(setup: Setup) -> Finding | None:
             }
         },
     )
+
+
+def _quantizes_gradients(setup: Setup) -> bool:
+    return setup.stage == 3 and setup.zero.get("zero_quantized_gradients") is True
 
 
 def _shard_size(setup: Setup) -> int:

@@ -17,7 +17,11 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
-from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
+from autotune.engines.deepspeed.rules.version import (
+    OPTIMIZERS_REMOVED_IN,
+    REMOVED_OPTIMIZERS,
+    uncompressed,
+)
 from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -404,5 +408,6 @@ def _one_bit_with_zero(setup: Setup) -> Finding | None:
         message=f"optimizer.type={setup.section('optimizer')['type']} with "
         f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
         "sharded",
-        changes=zero(0),
+        changes=uncompressed(setup) if setup.accelerator == "cpu" else zero(0),
+        advice="choose another optimizer.type, such as AdamW",
     )
