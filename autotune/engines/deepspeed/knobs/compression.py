@@ -53,9 +53,6 @@ _OWN = (
 )
 """Parameters that only those have that compress (runtime/fp16/onebit of 0.16.9 and 0.19.6)."""
 
-_SHARDS = tuple(2**n for n in range(11))
-"""Sizes of a group of MiCS."""
-
 LOCO = {"err_beta": 0.8, "reset_T": 1024}
 """What LoCo's documentation names; both keys have to be there (coalesced_collectives.py)."""
 
@@ -239,12 +236,10 @@ ENTRIES = (
         key="zero_optimization.mics_shard_size",
         reader=_read_shard_size,
         default=0,
-        choices=(0, *_SHARDS),
         gone_since="0.19.7",
-        scope="at stage 3 over more than one rank without tp, pp, sp and ep",
+        scope="at stage 3 on GPUs, over more than one rank without tp, pp, sp and ep",
         when=at_stages(3),
         acts=_is_on("mics.shard_size", _shards_in_groups),
-        needs_cuda=_SHARDS,
         help="ranks that share one copy of parameters, gradients and optimizer states (MiCS); the "
         "groups reduce their gradients among each other. 0: all ranks share one",
         source="runtime/zero/mics.py of 0.19.6",
