@@ -204,8 +204,8 @@ def _batch_and_worlds(setup: Setup) -> tuple[int, list[int]] | None:
     worlds = [n * per_node for n in nodes]
     if version == 0.1 or ranks // parts in worlds:
         return batch * per_node, worlds
-    own = ranks // on_node * per_node
-    if not own or not all(most // (size * own) for size in sizes):
+    own = ranks // parts  # as many as there are, whatever the nodes
+    if not own:
         return None
     scaled = [most // (size * own) * size * own for size in sizes]
     return max(scaled) if likes_large else min(scaled), [own]
