@@ -284,6 +284,7 @@ NAMES_DEEPSPEED = {
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
+    "space/built_in.py": "a knob of older releases that its script brings into force",
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 

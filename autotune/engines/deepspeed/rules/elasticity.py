@@ -202,7 +202,7 @@ def _batch_and_worlds(setup: Setup) -> tuple[int, list[int]] | None:
         is_measured=setup.is_at_least(_MEASURED_AGAINST_MOST_SINCE),
     )
     worlds = [n * per_node for n in nodes]
-    if version == 0.1 or ranks // parts in worlds:
+    if version == 0.1 or not worlds or ranks // parts in worlds:
         return batch * per_node, worlds
     own = ranks // parts  # as many as there are, whatever the nodes
     if not own:
