@@ -201,8 +201,8 @@ def _batch_and_worlds(setup: Setup) -> tuple[int, list[int]] | None:
         likes_large=likes_large,
         is_measured=setup.is_at_least(_MEASURED_AGAINST_MOST_SINCE),
     )
-    worlds = [n * per_node for n in nodes]
-    if version == 0.1 or not worlds or ranks // parts in worlds:
+    worlds = [n * per_node for n in nodes or ()]
+    if version == 0.1 or nodes is None or ranks // parts in worlds:
         return batch * per_node, worlds
     own = ranks // parts  # as many as there are, whatever the nodes
     if not own:
@@ -219,14 +219,17 @@ def _shared(
     largest: int,
     likes_large: bool,
     is_measured: bool,
-) -> tuple[int, list[int]]:
-    """The batch that most worlds can share, with these. Source: _get_compatible_gpus_v01."""
-    best, worlds = min(sizes), list[int]()
+) -> tuple[int, list[int] | None]:
+    """The batch that most worlds can share, with these; None: it has been given none, and fails.
+
+    Source: _get_compatible_gpus_v01, get_best_candidates.
+    """
+    best, worlds, n_worlds = min(sizes), None, 0
     for batch in _batches([*sizes, math.lcm(*sizes)], most, is_measured=is_measured):
         found = sorted(set(_worlds(batch, sizes, fewest, largest)))
         is_liked = batch > best if likes_large else batch < best
-        if len(found) > len(worlds) or (len(found) == len(worlds) and is_liked):
-            best, worlds = batch, found
+        if len(found) > n_worlds or (len(found) == n_worlds and is_liked):
+            best, worlds, n_worlds = batch, found, len(found)
     return best, worlds
 
 
