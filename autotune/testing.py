@@ -63,6 +63,7 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 from autotune.space.workload import WorkloadPlugin
+from autotune.trial.engines.base import CALLS, driver_of
 
 P = TypeVar("P")
 
@@ -75,7 +76,7 @@ FIGURES = MeasuredFigures(
     step_time_s=1.33,
     peak_memory_bytes=2**30,
 )
-"""What contracts say was measured."""
+"""Figures that contracts say were measured."""
 
 ENVIRONMENT = Environment(
     accelerator="cuda",
@@ -96,11 +97,11 @@ JOB: dict[str, Any] = {
     "precision": "bf16",
     "study": "contract",
 }
-"""What contracts plan to train, as a job's file names it."""
+"""Model that contracts plan to train, as a job's file names it."""
 
 
 class Contract(Generic[P]):
-    """What holds for plug-ins of every kind."""
+    """Contract of plug-ins of every kind."""
 
     kind: ClassVar[Kind]
     name: str
@@ -176,9 +177,13 @@ class EngineContract(Contract[EnginePlugin]):
         """A package offers its driver where trials of it can be run, and nowhere else."""
         offered = {point.name for point in entry_points(group="autotune.drivers")}
         assert (self.name in offered) == self.make().is_driven
+        if self.name in offered:
+            driver = driver_of(self.name)
+            lacking = [call for call in CALLS if not callable(getattr(driver, call, None))]
+            assert not lacking, f"the driver of {self.name} has no {', '.join(lacking)}"
 
     def test_it_refuses_with_a_way_out(self) -> None:
-        """What a rule says is the clash and the cheapest change."""
+        """A rule names the clash and the cheapest change."""
         engine = self.bind()
         refused = self._refused(engine, self.lattice(engine))
         assert refused, "no candidate of the space breaks a rule"
@@ -270,7 +275,7 @@ class DialectContract(Contract[Dialect]):
             return self.export(handout, Path(folder))
 
     def test_its_script_is_one_of_its_files(self) -> None:
-        """What a launcher is told to start is there."""
+        """The script that a launcher starts is one of the files."""
         script = self.make().script
         assert script is None or script in self.exported(self.handouts()[0])
 
@@ -289,7 +294,7 @@ class DialectContract(Contract[Dialect]):
                 assert found.spec.layout == handout.layout
 
     def test_two_configurations_are_two_exports(self) -> None:
-        """What was chosen reaches the files."""
+        """Every choice reaches the files."""
         first, second = self.handouts()[:2]
         assert self.exported(first) != self.exported(second)
 
@@ -347,7 +352,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
         return make_job({**JOB, "workload": self.name}, where="contract")
 
     def lattice(self) -> Lattice:
-        """What is legal for that job."""
+        """The legal candidates of that job."""
         return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT))
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
@@ -362,7 +367,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert self.make().workload(self.job(), candidate) == trained
 
     def test_knobs_that_do_not_reach_it_do_not_act(self) -> None:
-        """What only a script can bring into force is in the lattice where this one does."""
+        """Knobs that need the script are in the lattice only where this one applies them."""
         lattice = self.lattice()
         known = {name for name, knob in lattice.context.knobs.items() if knob.by_script}
         acting = {name for candidate in lattice.candidates for name in candidate.values}
@@ -487,7 +492,7 @@ class TransportContract(ABC):
     """A transport reaches its nodes: an agent on each answers, and can be ended."""
 
     wait_s = 60.0
-    """What an answer may take."""
+    """Seconds that an answer may take."""
 
     @abstractmethod
     def make(self) -> Transport:
@@ -503,7 +508,7 @@ class TransportContract(ABC):
         assert all(node.devices for node in nodes)
 
     def test_an_agent_answers_and_leaves_when_it_is_told(self) -> None:
-        """What is sent arrives, and so does what is said."""
+        """Messages arrive in both directions."""
         transport = self.make()
         for node in transport.nodes():
             process = transport.start(node, AGENT)

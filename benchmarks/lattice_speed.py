@@ -9,30 +9,20 @@ import dataclasses
 import json
 import time
 
-from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space
 from autotune.space.space_file import Domain
-
-H100 = Environment(
-    accelerator="cuda",
-    n_devices=8,
-    device_name="NVIDIA H100 80GB HBM3",
-    device_memory_bytes=80 * 2**30,
-    peak_flops=989e12,
-    deepspeed_version="0.19.8",
-    torch_version="2.13.0",
-)
+from autotune.testing import ENVIRONMENT
 
 
 def measure(space_name: str, model: str) -> dict[str, str | int | float]:
     """Build one lattice as a search on eight GPUs would, and propose once."""
     data = {"model": model, "seq_len": 2048, "global_batch": 512, "world": 8, "space": space_name}
     job = make_job(data, where="benchmark")
-    engine = DeepSpeedEngine(job, H100)
+    engine = DeepSpeedEngine(job, ENVIRONMENT)
     shipped = load_space(space_name, KNOBS)
     wider = {**shipped.domains, "recompute": Domain(values=("none", "every_2", "full"))}
     space = dataclasses.replace(shipped, domains=wider)

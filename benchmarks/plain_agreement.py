@@ -102,17 +102,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
     candidate = candidate_of(session, case.knobs)
     if violations := session.engine.judge(candidate):
         return {"refused": violations[0].message}
-    exported = folder / "export"
-    export_handout(
-        handout_of(
-            candidate,
-            engine=session.engine,
-            job=session.job,
-            environment=session.environment,
-        ),
-        exported,
-        to="deepspeed",
-    )
+    exported = export(session, candidate, folder / "export")
     fleet = local_fleet(session.environment, world=session.job.world)
     measured, plain = [], []
     for turn in range(rounds):
@@ -180,6 +170,21 @@ def run_trial(
     if result.samples_per_s is None:
         sys.exit(f"the trial of {run.candidate} ended {result.outcome}: {result.evidence}")
     return result
+
+
+def export(session: Session, candidate: Candidate, folder: Path) -> Path:
+    """The folder of a candidate's files for plain training."""
+    export_handout(
+        handout_of(
+            candidate,
+            engine=session.engine,
+            job=session.job,
+            environment=session.environment,
+        ),
+        folder,
+        to="deepspeed",
+    )
+    return folder
 
 
 def candidate_of(session: Session, knobs: dict[str, Any]) -> Candidate:

@@ -27,13 +27,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from plain_agreement import JOB, candidate_of, compared, plain_samples_per_s, run_trial
+from plain_agreement import JOB, candidate_of, compared, export, plain_samples_per_s, run_trial
 
 from autotune.app.session import Session, open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.knobs.process import environment_of
-from autotune.export.door import export_handout, handout_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
 from autotune.record.spread import (
@@ -308,17 +307,7 @@ def plain(
 ) -> dict[str, dict[str, Any]]:
     """Trials of one candidate and plain training of its export, in turns."""
     candidate = candidate_of(session, PLAIN)
-    exported = scratch / "export"
-    export_handout(
-        handout_of(
-            candidate,
-            engine=session.engine,
-            job=session.job,
-            environment=session.environment,
-        ),
-        exported,
-        to="deepspeed",
-    )
+    exported = export(session, candidate, scratch / "export")
     logs = []
     for turn in range(rounds):
         sides = [

@@ -25,7 +25,7 @@ from typing import Any
 import deepspeed_autotuner
 import pandas as pd
 from deepspeed_autotuner import Autotuned
-from plain_agreement import candidate_of, compared, plain_samples_per_s
+from plain_agreement import candidate_of, compared, export, plain_samples_per_s
 from wall_clock_searches import (
     SHARE,
     Search,
@@ -42,7 +42,6 @@ from autotune.base.plugins import load_plugin, plugin_names
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.deepspeed.plans import plans_of
-from autotune.export.door import export_handout, handout_of
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec
 from autotune.search.history import results
@@ -314,20 +313,6 @@ def chosen_by_it(session: Session, tuned: Autotuned) -> Candidate | None:
     share = session.job.global_batch // session.job.world
     micro_batch = max(m for m in range(1, share + 1) if share % m == 0 and m <= tuned.micro_batch)
     return candidate_of(session, {"zero.stage": tuned.stage, "micro_batch": micro_batch})
-
-
-def export(session: Session, candidate: Candidate, folder: Path) -> Path:
-    export_handout(
-        handout_of(
-            candidate,
-            engine=session.engine,
-            job=session.job,
-            environment=session.environment,
-        ),
-        folder,
-        to="deepspeed",
-    )
-    return folder
 
 
 def behind(table: Table, candidate: Candidate) -> float | None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from autotune.app.session import Session
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
-from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
 from autotune.fleet.transports.local import local_fleet
+from autotune.fleet.without_devices import AnsweringFleet
 from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study

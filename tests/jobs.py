@@ -33,6 +33,16 @@ CPU = Environment(
     torch_version="2.13.0",
 )
 
+A100 = Environment(
+    accelerator="cuda",
+    n_devices=8,
+    device_name="NVIDIA A100-SXM4-80GB",
+    device_memory_bytes=80 * 2**30,
+    peak_flops=312e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.11.0",
+)
+
 
 def tiny_job(folder: Path, **changes: Any) -> Job:
     """A job for the tiny model on two ranks, global batch 8."""

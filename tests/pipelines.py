@@ -1,9 +1,6 @@
 """Pipelines for tests: cases for `pipeline_driver.py`, and the same training without ranks."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,11 @@ import torch
 
 from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.engines.deepspeed.extensions import build
-from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
 from autotune.trial.scripts.transformer import Build, Shape, layer_specs, next_token_loss
 from autotune.trial.transformer_shape import shape_of
+from tests.driven_ranks import train_cases
 from tests.jobs import CPU, canonical_candidate
 
 STEPS = 3
@@ -128,28 +124,9 @@ def make_case(
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Train the cases one after the other; answers by case and rank."""
-    build("cpu", lambda _: None)
-    (folder / "cases.json").write_text(json.dumps(cases))
     driver = Path(__file__).with_name("pipeline_driver.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(world), str(driver)]
-    done = subprocess.run(
-        [*command, str(folder / "cases.json"), str(folder / "answers.json")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={
-            **os.environ,
-            **extensions_environment("cpu"),
-            "DS_ACCELERATOR": "cpu",
-            "LOCAL_SIZE": str(world),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent.parent),
-        },
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: list[list[dict[str, Any]]] = json.loads((folder / "answers.json").read_text())
-    return answers
+    local = {"LOCAL_SIZE": str(world)}
+    return train_cases(driver, cases, folder, world=world, timeout_s=300, variables=local)
 
 
 def unsplit(case: dict[str, Any]) -> dict[str, list[float]]:

@@ -21,9 +21,10 @@ from deepspeed.utils import groups, logger
 
 from autotune.contract import TrialSpec
 from autotune.fleet.node.ports import remove_segments
+from autotune.trial.engines.base import differences
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
-from autotune.trial.readback import differences, read_back
+from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
 from tests.deepspeed_state import clean_globals
 from tests.trials import settings

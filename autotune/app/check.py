@@ -26,7 +26,7 @@ _MOST_ACCELERATORS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFlags:
-    """What the user says of the files to check."""
+    """Flags of the user about the files to check."""
 
     world: int | None = None
     """Accelerators of the run."""
@@ -35,13 +35,13 @@ class CheckFlags:
     accelerate: Path | None = None
     """The accelerate YAML that goes with them."""
     consumer: str | None = None
-    """Who reads them."""
+    """Program that reads them."""
     accelerator: str | None = None
     """Where they will run."""
     deepspeed_version: str | None = None
     """The release."""
     choose: Sequence[str] = ()
-    """What the user decided, each as `RULE=N`."""
+    """Decisions of the user, each as `RULE=N`."""
     ignore: Sequence[str] = ()
     """Rules that the user does not want to hear of."""
 

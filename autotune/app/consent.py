@@ -55,7 +55,7 @@ def refuse_code_of_others(job_file: Path, model: object) -> None:
         return
     raise JobError(
         f"{job_file}: belongs to another user, and {code}",
-        "look what it does; if you trust it, copy the study's folder: the copy is yours",
+        "read what it does; if you trust it, copy the study's folder: the copy is yours",
     )
 
 

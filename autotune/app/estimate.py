@@ -23,7 +23,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What was written."""
+    """Files that were written."""
 
     out: Path
     rows: int
@@ -32,7 +32,7 @@ class Estimate:
     """Why rows are not predicted -> how many, most first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The form that `--json` prints."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
 

@@ -52,10 +52,10 @@ class Session(Task):
     """The job as YAML says it, readable from any folder."""
     lattice: Lattice
     place: Place
-    """Where its trials run, or what answers for them."""
+    """Place that runs its trials or answers for them."""
     make_fleet: Callable[[], Fleet]
     table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
-    """What that model looks the devices up in."""
+    """Accelerator table of that model."""
 
 
 def open_session(

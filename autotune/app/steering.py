@@ -1,4 +1,4 @@
-"""What predicts a search's trials, and what it learns from other studies and leaves for them."""
+"""The model that predicts a search's trials: it learns from other studies and teaches later."""
 
 import dataclasses
 import hashlib
@@ -58,7 +58,7 @@ def steer(
         instead = "TPE proposes, for " if follows else ""
         note(f"{instead}nothing can be predicted: {error.message}")
         if job.budget.gpu_hours is not None:
-            note("gpu_hours does not end this search: what a trial may gain is not known")
+            note("gpu_hours does not end this search: the gain of another trial is not known")
         return None
     if not follows:
         return steering
@@ -135,7 +135,7 @@ def _lessons_for(
         try:
             return read_lessons(study.recalled_file)
         except StudyError as error:
-            note(f"what other studies taught is recalled anew: {error.message}")
+            note(f"the lessons of other studies are read again: {error.message}")
     try:
         found = read_lessons(knowledge)
     except StudyError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.kept import run_kept, scratch_folder
+from autotune.base.kept_process import run_kept, scratch_folder
 from autotune.contract import read_bounded
 
 _OUT_OF_MEMORY = ("MemoryError", "allocate memory", "std::bad_alloc", "out of memory")

@@ -29,7 +29,7 @@ def date_of(unix_s: float, form: str) -> str:
 
 @cache
 def machine() -> str:
-    """Whose monotonic clock this process reads: this boot of this machine; empty: unknown."""
+    """Name of the monotonic clock of this process: this boot of this machine; empty: unknown."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""Where the shipped data lies: templates, spaces, records; in a checkout and in a wheel alike."""
+"""Folders of the shipped data: templates, spaces, records; in a checkout and in a wheel alike."""
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _IN_CHECKOUT = {"recorded": "results/recorded"}
-"""Where a checkout keeps what does not lie at its top."""
+"""Folders of a checkout that do not lie at its top."""
 
 
 def data_folder(name: str) -> Path:

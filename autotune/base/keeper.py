@@ -1,9 +1,9 @@
 """Keeps one command and all that it starts: nothing of it outlives its parent, or its own end.
 
-Run by `autotune.base.kept` as a script, isolated, so that it starts in milliseconds; standard
-library only. It starts the command, and waits. When the command ends, when its parent ends, when
-its time is up or on SIGTERM it kills every descendant, however deep and in whatever session, and
-removes their folder for temporary files. Then it ends as the command did.
+Run by `autotune.base.kept_process` as a script, isolated, so that it starts in milliseconds;
+standard library only. It starts the command, and waits. When the command ends, when its parent
+ends, when its time is up or on SIGTERM it kills every descendant, however deep and in whatever
+session, and removes their folder for temporary files. Then it ends as the command did.
 
 A signal at the parent's death (PR_SET_PDEATHSIG) alone reaches neither compilers nor workers that
 the command started, and comes already when the *thread* that started the command ends. So the
@@ -95,7 +95,7 @@ def _remove_tree(path: str) -> None:
 
 
 def main() -> NoReturn:
-    """Keep the command: `keeper.py OPTIONS COMMAND ...`; see `autotune.base.kept` for both."""
+    """Keep the command: `keeper.py OPTIONS COMMAND ...`; for both see `kept_process.py`."""
     options, command = json.loads(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself

@@ -95,7 +95,7 @@ def path_of(name: str) -> tuple[str, ...]:
 
 
 def kind_in_words(value: Any) -> str:
-    """What somebody wrote instead of a mapping, such as `a list`."""
+    """Name of a value that is no mapping, such as `a list`."""
     if value is None:
         return "null"
     kinds = {list: "a list", str: "a text", bool: "true or false", int: "a number"}

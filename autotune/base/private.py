@@ -194,7 +194,7 @@ def _no_lock(path: Path, found: os.stat_result) -> PreparedError:
 
 
 def _owner(found: os.stat_result) -> str:
-    """Such as `mallory (user 1001)`."""
+    """Name and number of a user, such as `mallory (user 1001)`."""
     with contextlib.suppress(KeyError):
         return f"{pwd.getpwuid(found.st_uid).pw_name} (user {found.st_uid})"
     return f"user {found.st_uid}"

@@ -38,7 +38,7 @@ _PARTS = re.compile(
     r"passwor[dt]|passwd|passphrase|secret(?!ar|io)|credential|apikey|accesskey|privatekey|authtoken|"
     r"accesstoken|connectionstring|webhook|hftoken|githubtoken|ghtoken|wandbkey"
 )
-"""What names one within a word that was written without a gap."""
+"""Words that name a secret within a word that was written without a gap."""
 _PAIRS = frozenset(
     [
         *(("connection", "string"), ("connection", "str"), ("conn", "string"), ("conn", "str")),
@@ -229,7 +229,7 @@ _MAY_NAME = _words(
     "pass pwd secret token key auth cookie session dsn cred bearer hook sig sas jwt pat otp "
     "conn hmac mnemonic netrc csrf xsrf phrase kennwort"
 )
-"""What every name of a secret has in it: most texts have none, and this is quick."""
+"""Part of every secret's name: most texts have none, and this is quick."""
 
 
 def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:

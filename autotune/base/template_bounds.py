@@ -17,7 +17,7 @@ MAX_CPU_S = 5.0
 MAX_BYTES = 256 * 2**20
 """Above what the process holds already."""
 _STATM = Path("/proc/self/statm")
-"""Where Linux says how much memory a process has."""
+"""File in which Linux says how much memory a process has."""
 
 
 class TooLongError(RuntimeError):

@@ -43,7 +43,7 @@ def lines(text: str) -> str:
 
 
 def each_on_one_line(data: Any) -> Any:
-    """What JSON may hold with every text made safe by `one_line`, keys included."""
+    """A JSON value with every text made safe by `one_line`, keys included."""
     if isinstance(data, str):
         return one_line(data)
     if isinstance(data, Mapping):

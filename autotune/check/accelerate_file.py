@@ -43,7 +43,7 @@ def is_accelerate(data: Mapping[Any, Any]) -> bool:
 
 
 class AccelerateFile:
-    """What an accelerate YAML says; of no file: nothing.
+    """Settings of an accelerate YAML; none without a file.
 
     Raises:
         JobError: A value in it is none of those that are allowed there.
@@ -79,7 +79,7 @@ class AccelerateFile:
 
     @property
     def not_for(self) -> str:
-        """What accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
+        """Name of what accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
         kind = str(self.data.get("distributed_type", "DEEPSPEED"))
         return kind if kind in KINDS and kind != "DEEPSPEED" else ""
 

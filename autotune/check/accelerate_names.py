@@ -1,4 +1,4 @@
-"""What accelerate calls keys of a ds_config: in the section of its YAML, and as flags."""
+"""Accelerate's names for keys of a ds_config: in the section of its YAML, and as flags."""
 
 from collections.abc import Mapping
 
@@ -15,4 +15,4 @@ KEYS: Mapping[str, str] = {
 """Field of its section -> the key that it fills in."""
 
 FLAGS = tuple(name for name in KEYS if not name.endswith("_path"))
-"""Those that are flags of `accelerate launch`, which come before the section."""
+"""Keys that are flags of `accelerate launch`, which come before the section."""

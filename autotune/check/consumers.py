@@ -1,4 +1,4 @@
-"""Who reads a ds_config, and which "auto" each of them fills in.
+"""The programs that read a ds_config, and which "auto" each of them fills in.
 
 DeepSpeed itself fills in none. Sources: transformers/integrations/deepspeed.py (5.23) and
 accelerate/utils/dataclasses.py, accelerate/accelerator.py (1.15).
@@ -46,7 +46,7 @@ ARGUMENTS = (
     Argument(name="fp16", key="fp16.enabled", kind=bool),
     Argument(name="bf16", key="bf16.enabled", kind=bool),
 )
-"""What `trainer_config_process` and `trainer_config_finalize` match."""
+"""Keys that `trainer_config_process` and `trainer_config_finalize` match."""
 
 BETAS = ("adam_beta1", "adam_beta2")
 """Two fields that are one key, `optimizer.params.betas`."""
@@ -122,7 +122,7 @@ def precision_of(arguments: Mapping[str, Any]) -> str | None:
 
 
 def autos(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where a configuration says "auto"."""
+    """Keys at which a configuration says "auto"."""
     found = []
     for name, value in config.items():
         here = (*path, str(name))

@@ -50,7 +50,7 @@ class _Value(NamedTuple):
 class _Member(NamedTuple):
     name: str
     start: int
-    """Where its key begins."""
+    """Offset of its key."""
     value: _Value
 
 

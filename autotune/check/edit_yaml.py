@@ -128,7 +128,7 @@ class _Yaml:
     def _collect(
         self, node: yaml.Node, data: Any, wanted: Any, arriving: set[tuple[str, str]]
     ) -> None:
-        """What comes along with keys that go: their numbers' spelling, the comment behind them."""
+        """Keep the text that moves with keys: their numbers' spelling, the comment behind them."""
         if isinstance(node, yaml.ScalarNode) and isinstance(data, float):
             raw = self._text[node.start_mark.index : node.end_mark.index]
             self._written.setdefault(json.dumps(data), raw)
@@ -305,7 +305,7 @@ class _Yaml:
         return self._line_end_of(node.end_mark.index)
 
     def _line_end_of(self, at: int, *, past: bool = False) -> int:
-        """Where the line of a place ends, or where the next one begins."""
+        """End of the line at a place, or start of the next one."""
         end = self._text.find("\n", at)
         return len(self._text) if end < 0 else end + past
 

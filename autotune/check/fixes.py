@@ -1,4 +1,4 @@
-"""What `--fix` does on its own, and what the user chooses.
+"""The fixes that `--fix` makes on its own, and those that the user chooses.
 
 The rules say what would help; here it is decided who may do it. On its own a fix spells or types a
 value as it was meant, moves a key with its value, adds a key, or lets gradient accumulation give
@@ -68,7 +68,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Something that is wrong, and that only the user can decide."""
+    """An error that only the user can decide how to mend."""
 
     violation: Violation
     options: tuple[Option, ...]
@@ -91,16 +91,16 @@ class Mended:
 
     config: Mapping[str, Any]
     left: tuple[Violation, ...]
-    """What is still wrong with it."""
+    """Violations that are left."""
     questions: tuple[Question, ...]
-    """Those of `left` that have options."""
+    """Violations of `left` that have options."""
     seen: tuple[Violation, ...]
     """All that was wrong at any time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a fix must keep to besides."""
+    """Further conditions that a fix must meet."""
 
     knows_world: bool
     """Whether somebody said the world: one that is guessed from the batch sizes proves none."""
@@ -222,7 +222,7 @@ def _questions(
     numbers: dict[str, dict[str, int]],
     terms: Terms,
 ) -> Iterator[Question]:
-    """What is left to choose, each way out under the number that it keeps."""
+    """The choices that are left, each way out under the number that it keeps."""
     for violation in violations:
         told = {repr(choice.changes): choice.words for choice in violation.choices}
         ways = [violation.changes, *(choice.changes for choice in violation.choices)]
@@ -393,7 +393,7 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def _number(value: Any) -> int | float | None:
-    """What a value counts as; a whole number of any length stays one."""
+    """The kind that a value counts as; a whole number of any length stays one."""
     if isinstance(value, bool | int):
         return int(value)
     try:
@@ -410,7 +410,7 @@ def _number(value: Any) -> int | float | None:
 def _pieces(
     config: Mapping[str, Any], changes: Patch, at: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """What changes do: place, the value that goes and the one that comes, `_MISSING` for none."""
+    """Effects of changes: place, old value and new value, `_MISSING` for none."""
     for name, new in changes.items():
         old, path = config.get(name, _MISSING), (*at, name)
         if new is None:

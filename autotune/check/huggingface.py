@@ -1,4 +1,4 @@
-"""What Hugging Face Trainer and accelerate do with a configuration before DeepSpeed sees it."""
+"""How Hugging Face Trainer and accelerate change a configuration before DeepSpeed sees it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,7 +49,7 @@ def filled(
 
 
 def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
-    """What a consumer refuses or overwrites; nothing for raw DeepSpeed."""
+    """Violations that a consumer finds or overwrites; none for raw DeepSpeed."""
     if source.consumer is Consumer.DEEPSPEED:
         return []
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
@@ -64,7 +64,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
 
 
 def _asked_precision(source: Source) -> str | None:
-    """What accelerate, or Trainer by its arguments, is told to train in; None: nobody says."""
+    """Precision that accelerate, or Trainer by its arguments, is told; None: nobody says."""
     asked = source.mixed_precision or precision_of(source.arguments)
     return None if asked is None else asked.lower()
 

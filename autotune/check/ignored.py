@@ -42,7 +42,7 @@ class Ignored:
 def ignored_in(
     text: str, config: Mapping[str, Any], flags: Sequence[str], *, name: str
 ) -> Ignored:
-    """What is not wanted of a file.
+    """The findings of a file that the user does not want.
 
     Args:
         text: The file.

@@ -1,4 +1,4 @@
-"""What a file is that holds no DeepSpeed configuration, in words."""
+"""Kinds of files that hold no DeepSpeed configuration, in words."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +67,7 @@ class NotADsConfigError(JobError):
 
 
 def kind_of(data: Mapping[Any, Any], path: Path) -> str:
-    """What a mapping seems to be that is no DeepSpeed configuration."""
+    """Apparent kind of a mapping that is no DeepSpeed configuration."""
     if path.name in _BY_NAME:
         return _BY_NAME[path.name]
     names = {str(name) for name in data}

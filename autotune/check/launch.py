@@ -49,7 +49,7 @@ _RANGE = re.compile(r"\d+:\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchLine:
-    """What a launch line says."""
+    """The settings of a launch line."""
 
     world: int | None = None
     """Ranks; None where it does not say (all devices that there are)."""
@@ -66,7 +66,7 @@ class LaunchLine:
     mixed_precision: str | None = None
     """`--mixed_precision` of accelerate."""
     consumer: Consumer | None = None
-    """Who reads the configuration; None where the line does not tell."""
+    """Program that reads the configuration; None where the line does not tell."""
     reader: str = ""
     """The program behind `--deepspeed_config`, where the flags tell."""
     script: str = ""

@@ -49,7 +49,7 @@ _PRECISIONS = {
 }
 ACCUMULATION = "gradient_accumulation_steps"
 FILLED = ("train_micro_batch_size_per_gpu", ACCUMULATION, "gradient_clipping")
-"""What it fills in where a configuration has none."""
+"""Values that it fills in where a configuration has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Strategy:
     """A DeepSpeed strategy in a file."""
 
     at: tuple[str, ...]
-    """Where its configuration stands, or what it is made from."""
+    """Where its configuration stands, or the arguments that make it."""
     config: Any
     """The configuration or the name of its file; None: Lightning makes one from `arguments`."""
     arguments: Mapping[str, Any]
@@ -90,7 +90,7 @@ def strategy_of(data: Mapping[Any, Any]) -> Strategy | None:
 
 
 def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What Lightning makes without a configuration (_create_default_config)."""
+    """The configuration that Lightning makes where it is given none (_create_default_config)."""
     aio, checkpointing, zero = (
         {name: arguments.get(name, default) for name, default in table.items()}
         for table in (_AIO, _CHECKPOINTING, _ZERO)
@@ -125,7 +125,7 @@ def made_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def handed(config: Mapping[str, Any], data: Mapping[Any, Any]) -> dict[str, Any]:
-    """What Lightning hands to DeepSpeed: its Trainer's arguments over a configuration.
+    """The configuration that Lightning hands to DeepSpeed: its Trainer's arguments laid over one.
 
     The micro-batch that a configuration lacks is "auto": Lightning takes the data loader's.
     """

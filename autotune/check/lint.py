@@ -9,12 +9,12 @@ from typing import Any
 
 from autotune.base.nested import dotted, leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import by_file, huggingface, neox
+from autotune.check import huggingface, neox, numbers_read
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend, reworded
 from autotune.check.ignored import ignored_in
-from autotune.check.places import Places, TextPlace, places_in
+from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.source import Source
 from autotune.check.templates import joined_templates
 from autotune.check.written import not_edited, text_after, words_for
@@ -51,7 +51,7 @@ class Found:
     """Seen only once others were mended."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The form that `--format json` prints."""
         told = self.violation
         return {
             "rule": told.rule,
@@ -72,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What was found, and the file after every fix that needs nobody, or that was chosen."""
+    """Findings, and the file after every fix that needs no choice, or that was chosen."""
 
     source: Source
     environment: Environment
@@ -80,9 +80,9 @@ class CheckReport:
     world_because: str
     found: tuple[Found, ...]
     left: tuple[Violation, ...]
-    """What is still wrong after the fix."""
+    """Findings that are left after the fix."""
     questions: tuple[Question, ...]
-    """Those of `left` that only the user can decide, each with its ways out."""
+    """Findings of `left` that only the user can decide, each with its ways out."""
     unknown: tuple[str, ...]
     """Keys whose value is known at run time only; rules that need one had nothing to say."""
     fixed_text: str | None
@@ -108,7 +108,7 @@ class CheckReport:
 
     @property
     def version_note(self) -> str:
-        """What the rules cannot know of the release; empty where they were read off it."""
+        """A warning that the rules do not know the release; empty where they were read off it."""
         version = self.environment.deepspeed_version
         if release_of(version) <= release_of(NEWEST_READ):
             return ""
@@ -136,13 +136,13 @@ class CheckReport:
         )
 
     def now(self, *, fixed: bool) -> Sequence[Violation]:
-        """What is wrong with the file as it is: after `--fix`, if that was said."""
+        """Findings about the file as it is: after `--fix`, if that was said."""
         if self.is_written(fixed=fixed):
             return self.left
         return [found.violation for found in self.found if not found.after_fix]
 
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
-        """What `check` ends with for this file alone; `strict`: also of a warning."""
+        """Exit code of `check` for this file alone; `strict`: a warning fails, too."""
         worst: tuple[Level, ...] = ("error", "warning") if strict else ("error",)
         fails = any(violation.level in worst for violation in self.now(fixed=fixed))
         return CheckExit.FAILS if fails else CheckExit.PASSES
@@ -348,7 +348,7 @@ def check(
 
 
 class _Discreet:
-    """What is said of a file without the secrets that stand in it."""
+    """The findings of a file without the secrets that stand in it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._known = tuple(withheld(config))
@@ -370,14 +370,14 @@ class _Discreet:
 
 
 class _Wishes:
-    """Which findings the user wants to hear of; where each stands in the file."""
+    """The findings that the user wants to hear of, with the place of each in the file."""
 
     def __init__(self, source: Source, ignore: Sequence[str]) -> None:
         self._source = source
         self._ignored = ignored_in(source.text, source.config, ignore, name=str(source.path))
 
     def wanted(self, violations: Iterable[Violation]) -> list[Violation]:
-        """Those that no flag, comment or key of the file speaks of."""
+        """Findings that no flag, comment or key of the file suppresses."""
         if self._ignored.is_nothing:
             return list(violations)
         return [
@@ -385,7 +385,7 @@ class _Wishes:
         ]
 
     def place(self, violation: Violation) -> TextPlace:
-        """Where the keys that it is about stand."""
+        """Places of the keys that it is about."""
         return self._places.of(violation)
 
     @cached_property
@@ -394,7 +394,7 @@ class _Wishes:
 
 
 def _new(violations: Iterable[Violation], known: Iterable[Violation]) -> list[Violation]:
-    """Those about a fact that none of the known ones is about; of one fact, the first."""
+    """Findings about facts that no known one is about; of one fact, the first."""
     facts = set(map(_fact, known))
     new: dict[tuple[object, ...], Violation] = {}
     for violation in violations:
@@ -404,7 +404,7 @@ def _new(violations: Iterable[Violation], known: Iterable[Violation]) -> list[Vi
 
 
 def _fact(violation: Violation) -> tuple[object, ...]:
-    """What a violation is about: its keys, whatever their values, or what it says."""
+    """Identity of a violation: its keys, whatever their values, or its message."""
     if violation.at:
         return (violation.rule, violation.at)
     changed_keys = tuple(path for path, _ in leaves(violation.changes) if path)
@@ -425,9 +425,9 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     violations = judge(setup)
-    if _may_read_itself(source) and (whole := by_file.as_read(after)) is not after:
+    if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
-        violations = by_file.joined(read, violations)
+        violations = numbers_read.joined(read, violations)
     if source.reader == neox.READER:
         violations = list(map(neox.as_its_own, violations))
     if mute - unknown:
@@ -497,7 +497,7 @@ def _may_read_itself(source: Source) -> bool:
 
 
 def _of_the_file(source: Source) -> Iterator[Violation]:
-    """What is wrong with the file itself, and with what is said of it."""
+    """Violations of the file itself, and of its launch line."""
     yield from source.refused
     reads_itself = _may_read_itself(source)
     if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
@@ -524,8 +524,8 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
     if source.launched is not None:
         yield Violation(
             rule="file.not_launched",
-            message=f"the launch line names {source.launched}, this is {source.path}: what it "
-            "starts reads nothing of this",
+            message=f"the launch line names {source.launched}, this is {source.path}: the program "
+            "that it starts does not read this file",
             fix=f"check {source.launched}, or name {source.path} in the line",
             consequence="ignored",
         )

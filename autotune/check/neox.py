@@ -65,7 +65,7 @@ def is_neox(data: Mapping[str, Any]) -> bool:
 
 
 def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What NeoX hands to DeepSpeed of a file, its keys with underscores; empty: nothing.
+    """Part of a file that NeoX hands to DeepSpeed, its keys with underscores; empty: nothing.
 
     Batch sizes that the file lacks are "auto": they may stand in another of the files that NeoX
     merges.

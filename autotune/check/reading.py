@@ -45,7 +45,7 @@ _WORDS = re.compile(
 )
 
 _DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
-"""What one document of YAML ends with, or another one begins with."""
+"""The line that ends a document of YAML, or begins another one."""
 _NOTHING = re.compile(r"(?:---|\.\.\.)?[ \t\r]*(?:[#%].*)?")
 """A line that adds nothing to a document."""
 
@@ -102,7 +102,7 @@ class ReadConfig:
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
-    """Which document of a YAML file it is, where the file has several; their text is blank."""
+    """Number of the document in a YAML file that has several; the text of the others is blank."""
     config: Mapping[str, Any]
     twice: tuple[str, ...] = ()
     """Keys of its YAML that stand twice in one section, and the line of the last one."""
@@ -118,19 +118,19 @@ class ReadConfig:
     """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
     consumer: Consumer | None = None
     because: str = ""
-    """What tells the consumer; empty: nothing does."""
+    """Evidence for the consumer; empty: there is none."""
     reader: str = ""
     """The program that hands it over, where it is another than the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Those of `arguments` that are numbers, and stand in the file as text."""
+    """Names of `arguments` that are numbers, and stand in the file as text."""
     accelerate: AccelerateFile | None = None
     world: int | None = None
     split: int = 1
     """Ranks that the reader splits each stage over, which DeepSpeed leaves out of its batch."""
     layout: ExportedLayout | None = None
     refused: tuple[Violation, ...] = ()
-    """What the reader itself refuses."""
+    """Violations that the reader itself refuses."""
 
 
 def may_be_deepspeeds(path: Path) -> bool:
@@ -275,7 +275,7 @@ def _blank(text: str) -> str:
 def _of_documents(
     documents: Sequence[str], path: Path, line: LaunchLine, *, has_accelerate: bool
 ) -> list[ReadConfig]:
-    """What each document holds; one that holds nothing of DeepSpeed's is somebody else's."""
+    """Configurations of all documents; one without anything of DeepSpeed's is left out."""
     found: list[ReadConfig] = []
     error: AutotuneError = NotADsConfigError(path, "no document in it is DeepSpeed's")
     for number, text in enumerate(documents, start=1):
@@ -295,7 +295,7 @@ def _of_documents(
 
 
 def _of_many(one: ReadConfig, path: Path, n_documents: int) -> Iterator[Violation]:
-    """What a known reader of a YAML says of several documents: each reads one, and no more."""
+    """Error of a known reader of YAML about several documents: each reader reads one only."""
     if one.accelerate is None and one.consumer is None:
         return
     who = one.reader or ("accelerate" if one.accelerate is not None else str(one.consumer))
@@ -409,7 +409,7 @@ def _of_accelerate(here: ReadConfig, line: LaunchLine) -> ReadConfig:
 
 
 def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]) -> ReadConfig:
-    """What a file names, or holds, beside arguments of Hugging Face's Trainer.
+    """The ds_config that a file names, or holds, beside arguments of Hugging Face's Trainer.
 
     They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
     command line, and LLaMA-Factory's reader reads a number.

@@ -1,4 +1,4 @@
-"""What a reader other than DeepSpeed refuses of a file, or does not follow."""
+"""Keys of a file that a reader other than DeepSpeed refuses, or does not follow."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -11,12 +11,12 @@ from autotune.space.rule import Level
 
 @dataclass(frozen=True, kw_only=True)
 class FileRule:
-    """What is told of a rule that is not about what DeepSpeed reads."""
+    """Description of a rule that is not about what DeepSpeed reads."""
 
     says: str
     level: Level
     source: str
-    """Where the consumer says so."""
+    """Source of the rule in the consumer's code."""
 
 
 _ACCELERATE = "accelerate/utils/dataclasses.py"
@@ -62,7 +62,7 @@ FILE_RULES: Mapping[str, FileRule] = {
         source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
     ),
     "file.not_launched": FileRule(
-        says="The launch line names another configuration: what it starts does not read this one.",
+        says="The launch line names another configuration: its program does not read this one.",
         level="warning",
         source="the launch line",
     ),

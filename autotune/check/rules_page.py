@@ -40,31 +40,31 @@ class RuleExample:
     broken: Mapping[str, Any]
     """The part of the configuration that breaks the rule; a key at null is left out."""
     also: Mapping[str, Any]
-    """What else the case needs: ranks, a layout, a precision."""
+    """Further conditions of the case: ranks, a layout, a precision."""
     says: str
-    """What `check` says of it; empty where it depends on the training script."""
+    """The message of `check` about it; empty where it depends on the training script."""
     fix: str
     does: str
-    """What the engine does with it."""
+    """The engine's reaction to it."""
     mended: Mapping[str, Any] | None
     """The same part once it is legal; None where it is something else that changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RulePage:
-    """What is told of a rule."""
+    """Description of a rule."""
 
     name: str
     level: Level
     source: str
-    """Where the engine says so."""
+    """Source of the rule in the engine's code."""
     says: str
-    """What it is about, where it has no examples."""
+    """Its subject, where it has no examples."""
     examples: Sequence[RuleExample]
 
 
 def page_of(name: str) -> RulePage:
-    """What is told of one rule.
+    """The description of one rule.
 
     Raises:
         JobError: There is no such rule.

@@ -1,4 +1,4 @@
-"""What came of checking several files."""
+"""Results of checking several files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Unread:
         return f"{self.error.message}\nfix: {self.error.hint}"
 
     def to_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """The form that `--format json` prints."""
         return {"file": str(self.path), "error": self.error.message, "fix": self.error.hint}
 
 

@@ -82,7 +82,7 @@ def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
 
 
 def _classes(call: ast.Call) -> list[ast.expr]:
-    """What the parser is given: a class, or several."""
+    """Classes that the parser is given."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg == "dataclass_types")]
     first = given[0] if given else None
     if isinstance(first, ast.Tuple | ast.List):

@@ -1,4 +1,4 @@
-"""Where in a file a DeepSpeed configuration stands, or is named."""
+"""Places in a file where a DeepSpeed configuration stands, or is named."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is checked: a ds_config, where it lies, and what is known of who reads it."""
+"""The configuration to check: its text, its place, and what is known of its reader."""
 
 import os
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ class Source:
     at: tuple[str, ...] = ()
     """The keys of the file under which it lies."""
     document: str = ""
-    """Which document of a YAML file it is, where the file has several."""
+    """Number of the document in a YAML file that has several."""
     config: Mapping[str, Any]
     consumer: Consumer
     because: str
-    """What tells the consumer."""
+    """Evidence for the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
     own_defaults: frozenset[str] | None = None
@@ -76,11 +76,11 @@ class Source:
     launched: str | None = None
     """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
-    """What accelerate runs instead of DeepSpeed, where its YAML says so."""
+    """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
     """For an export or a pipeline: how its script splits the training."""
     refused: tuple[Violation, ...] = ()
-    """What the reader refuses or overrules, whatever DeepSpeed does with the configuration."""
+    """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
 
     @property
     def can_write(self) -> bool:
@@ -264,7 +264,7 @@ def _consumer(
     has_line: bool,
     file: AccelerateFile,
 ) -> tuple[Consumer, str]:
-    """Who reads it, and what tells."""
+    """Program that reads it, with the evidence."""
     if given is not None:
         return given, "it was said"
     if section.consumer is not None:

@@ -1,4 +1,4 @@
-"""Which files `check` looks at: names, folders, globs, standard input."""
+"""The files that `check` looks at: names, folders, globs, standard input."""
 
 import glob
 import os
@@ -10,7 +10,7 @@ from autotune.base.errors import JobError
 from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
 
 SUFFIXES = (".hjson", ".json", ".yaml", ".yml")
-"""What is looked at in a folder; a file that is named may have any."""
+"""Endings of the files that are looked at in a folder; a file that is named may have any."""
 
 _NO_SOURCES = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"})
 """Folders whose files are others' or made from sources; hidden ones are left out as well."""

@@ -30,7 +30,7 @@ def _bare(*marks: str) -> re.Pattern[str]:
 
 
 _BARE, _BARE_OF_YAML = _bare(*_MARKS, _NAME), _bare(*_MARKS)
-"""What stands without quotes where a value belongs; YAML's own texts have none."""
+"""A placeholder without quotes where a value belongs; YAML's own texts have none."""
 _MOST_NAMED = 3
 
 

@@ -90,7 +90,7 @@ def _read(source: Source) -> tuple[dict[str, Any], bool] | None:
 
 @lru_cache(maxsize=2)
 def _data(text: str, path: Path, reads_exponents: bool) -> dict[str, Any]:
-    """What a text holds; nobody changes it."""
+    """The data of a text; nobody changes it."""
     return parsed(text, path, reads_exponents=reads_exponents).data
 
 
@@ -109,7 +109,7 @@ def _placed(
 def _accelerates(
     source: Source, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Patch | None:
-    """What makes one configuration of another in accelerate's words; None where they lack one."""
+    """Changes between two configurations in accelerate's words; None where it lacks a word."""
     read = _read(source)
     written = (read[0].get(_ACCELERATE_SECTION[0]) if read else None) or {}
     patch: dict[str, Any] = {}

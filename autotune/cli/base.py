@@ -83,7 +83,7 @@ TrustJob = Annotated[
 def agreed_job(
     job: Path | None, flags: Mapping[str, Any], *, is_trusted: bool
 ) -> dict[str, Any] | None:
-    """What the job's file says, once the user has agreed to what it runs and reads."""
+    """Contents of the job's file, once the user has agreed to what it runs and reads."""
     from autotune.app.consent import agree_to_job
 
     def ask(question: str) -> bool:

@@ -27,7 +27,7 @@ from autotune.cli.base import (
 )
 
 
-class _Search(TyperCommand):
+class _SearchCommand(TyperCommand):
     """`search`, whose help ends with what its knobs were never tried on."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -134,7 +134,7 @@ def _job_keys(
     """Keys of a job, for `takes`."""
 
 
-@cli.command(cls=_Search)
+@cli.command(cls=_SearchCommand)
 @takes(flags=_job_keys)
 def search(
     *,

@@ -143,7 +143,7 @@ def _fleet_flags(
 
 
 def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "Outlook":
-    """What is legal for the job on the fleet."""
+    """The legal candidates of the job on the fleet."""
     from autotune.app.planning import open_outlook
     from autotune.app.steering import what_predicts
     from autotune.planning.outlook import FleetWishes

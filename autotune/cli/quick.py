@@ -21,7 +21,7 @@ class _Quick:
     """For a command whose flags have no bounds, no parser and no path that must exist."""
 
     def get_params(self, context: Any) -> list[Any]:
-        """Those of the command, and `--help`."""
+        """Flags of the command, and `--help`."""
         params: list[Any] = super().get_params(context)  # type: ignore[misc]
         for param in params:
             if not isinstance(param.process_value, partial):

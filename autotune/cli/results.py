@@ -1,4 +1,4 @@
-"""What the record says: `status`, `report`, `compare`, `export`."""
+"""Commands that read the record: `status`, `report`, `compare`, `export`."""
 
 import dataclasses
 import json

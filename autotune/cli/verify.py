@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CheckFormat(StrEnum):
-    """What `check` prints its findings as."""
+    """Output formats of `check`."""
 
     TEXT = "text"
     JSON = "json"

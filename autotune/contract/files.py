@@ -147,7 +147,7 @@ def _check_kind(path: Path, mode: int, *, is_handed: bool) -> None:
 
 
 def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """What a file holds, read as `open_regular` opens it.
+    """The bytes of a file, read as `open_regular` opens it.
 
     Raises:
         OSError: It cannot be read, is no file, or is larger than `most_bytes`.

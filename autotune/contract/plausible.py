@@ -280,7 +280,7 @@ _PARTS = (
     ("matmul_s", "memory_s", "host_s", "communication_s", "optimizer_s"),
     ("overlapped_s",),
 )
-"""What is part of a step, each way of taking it apart."""
+"""Parts of a step, for each way of taking it apart."""
 
 
 def _of_split(split: Split, most_s: float) -> Iterator[Complaint]:

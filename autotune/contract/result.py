@@ -55,7 +55,7 @@ class CollectiveCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class RankDiagnosis:
-    """What one rank saw in the diagnostic pass."""
+    """Measurements of one rank in the diagnostic pass."""
 
     steps: int = 0
     """Optimizer steps behind `split`."""
@@ -85,7 +85,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a trial saw in the diagnostic pass, all ranks together."""
+    """Measurements of a trial's diagnostic pass, all ranks together."""
 
     steps: int = 0
     """Optimizer steps behind `split`."""
@@ -101,7 +101,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """What the devices of a trial's gang did during the measured steps, by NVML."""
+    """Load of the devices of a trial's gang during the measured steps, by NVML."""
 
     samples: int
     """Readings of each device within the measured steps."""
@@ -122,7 +122,7 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What the measured steps of a trial took besides time."""
+    """Resources that the measured steps of a trial took besides time."""
 
     cpu_s: float
     """Processor time of all ranks together."""
@@ -134,7 +134,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What went on beside a CPU rank while it measured, on the cores that it is bound to."""
+    """Other load on the cores of a CPU rank while it measured."""
 
     cores: list[int]
     elapsed_s: float
@@ -149,7 +149,7 @@ class Surroundings:
 
 @dataclass(kw_only=True)
 class RankReport(Stored):
-    """What one rank says when it ends, well or badly."""
+    """Report of one rank when it ends, well or badly."""
 
     rank: int
     pid: int = 0
@@ -228,7 +228,7 @@ class RankReport(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport(Stored):
-    """What a node saw of the ranks that a trial had on it, written once they have ended."""
+    """Report of a node on the ranks that a trial had there, written once they have ended."""
 
     start: Start = Start.COLD
     """How its ranks did start."""
@@ -279,7 +279,7 @@ COORDINATOR_ENDED = "the coordinator ended before the trial did"
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(Stored):
-    """What one trial measured, or why it did not; written once, atomically, when it has ended."""
+    """Result of one trial, measured or failed; written once, atomically, when it has ended."""
 
     number: int
     role: Role
@@ -315,7 +315,7 @@ class TrialResult(Stored):
     is_steady: bool = True
     """Whether warm-up was over before half of the steps after the floor were."""
     disturbed: str = ""
-    """What disturbed it while it measured, in words; empty: nothing that was noticed."""
+    """Causes that disturbed it while it measured, in words; empty: nothing that was noticed."""
     step_time_s: float | None = None
     """Median of `step_times_s`."""
     step_time_low_s: float | None = None

@@ -52,7 +52,7 @@ class Measure:
     diagnoses: bool = False
     """Whether a short diagnostic pass follows the measured steps."""
     checkpoint: Checkpoint | None = None
-    """What a soak saves or resumes; its ranks also watch their memory all the time."""
+    """Checkpoint that a soak saves or resumes; its ranks also watch their memory all the time."""
     start: Start = Start.COLD
     """How the ranks are to start; a fleet that cannot do it warm does it cold."""
 
@@ -69,7 +69,7 @@ class Fidelity:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What the calibrated cost model said before a trial started.
+    """Prediction of the calibrated cost model before a trial started.
 
     Each interval holds the trial's own measurement in 95% of cases, if the model is right about
     itself.
@@ -147,11 +147,11 @@ class Workload:
     script: str = ""
     """Path of the training script; empty: the built-in one, which an export carries."""
     arguments: list[str] = field(default_factory=list)
-    """What the script gets on its command line."""
+    """Command line arguments of the script."""
     folder: str = ""
     """Where the script runs; empty: where the trials do."""
     digest: str = ""
-    """What the training script is, as a hash of its text; empty in records of schema 1."""
+    """Hash of the training script's text; empty in records of schema 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def _check_counts(part: str, of: object, bounds: Mapping[str, tuple[float, float
 
 
 def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
-    """What a training script has to know beside DeepSpeed's configuration, in one mapping.
+    """The settings of a training script beside DeepSpeed's configuration, in one mapping.
 
     An export carries it as `settings.json`; the Hugging Face config stands in a file of its own.
     """
@@ -262,7 +262,7 @@ def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
 
 
 def parts_of(settings: Mapping[str, Any], *, digest: str) -> tuple[Workload, Layout]:
-    """What `settings_of` was told, with the sizes and the config that it leaves to other files.
+    """The arguments of `settings_of`, from its result and what it leaves to other files.
 
     Args:
         settings: They, with `micro_batch`, `grad_accum` and the model's `config` besides.

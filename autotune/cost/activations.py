@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass, on the first and the last pipeline stage."""
+"""Memory that the forward pass keeps for the backward pass, on the first and the last stage."""
 
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ def _score_bytes(p: Plans) -> Column:
 
 
 def _written_out_bytes(p: Plans, s: Sizes) -> Column:
-    """What modules that are not fused keep besides, per token of a layer.
+    """Bytes that modules that are not fused keep besides, per token of a layer.
 
     A gate's result before it meets the other half (f), an activation function's own steps, and
     with RMSNorm, which models with gated MLPs have, the input of both norms in 32 bit. Source:
@@ -96,7 +96,7 @@ def _written_out_bytes(p: Plans, s: Sizes) -> Column:
 
 
 def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
-    """What of a layer stays until the backward pass.
+    """Bytes of a layer that stay until the backward pass.
 
     Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
     GPT. Source: Korthikanti et al. (arXiv:2205.05198), table 2. Torch's selective checkpoints keep

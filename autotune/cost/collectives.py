@@ -52,7 +52,7 @@ class RankGroup:
         return self._rate(self.near.send_speed, self.far.send_speed, 1.0)
 
     def _rate(self, near_speed: Column, far_speed: Column, links: Column) -> Column:
-        """What the near link allows, and beyond a domain so many far ones."""
+        """Rate that the near link allows, and beyond a domain so many far ones."""
         inside = self.near.bytes_per_s * near_speed
         outside = self.far.bytes_per_s * links * far_speed
         # A rank that is alone in its domain never takes the near link.

@@ -1,4 +1,4 @@
-"""What an accelerator and its node put into the columns of `Plans`."""
+"""Columns of `Plans` that describe an accelerator and its node."""
 
 from typing import Literal
 

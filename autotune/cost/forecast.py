@@ -1,4 +1,4 @@
-"""What the analytic model predicts of every candidate, in the form that can be calibrated."""
+"""Predictions of the analytic model for every candidate, in a form that can be calibrated."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _MEMORY_PARTS = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Forecast(Columns):
-    """What a model says of every candidate, before calibration."""
+    """Predictions of a model for every candidate, before calibration."""
 
     seconds: Floats
     """Per step, or anything in proportion: all of it may be wrong by one factor."""

@@ -1,4 +1,4 @@
-"""What trials of all studies on this machine measured, kept for the next one.
+"""Lessons from the trials of all studies on this machine, kept for the next one.
 
 One JSON file of lessons: what a trial's candidate was to the cost model (a row of `Plans`), what
 it measured, and what decides how wrong the model is there. Ratios are not kept: they are taken
@@ -46,10 +46,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What decides how wrong the model is."""
+    """Facts that decide how wrong the model is."""
 
     device: str
-    """What the accelerators call themselves."""
+    """Name of the accelerators, as they report it."""
     engine: str
     """Name and version, such as `deepspeed 0.19.8`."""
     torch: str
@@ -80,12 +80,12 @@ class Lesson:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class _LessonsFile:
     schema_version: int
     lessons: list[Lesson]
 
 
-_FILE = TypeAdapter(_File)
+_FILE = TypeAdapter(_LessonsFile)
 
 
 def default_file() -> Path:
@@ -123,7 +123,7 @@ def write_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
     Raises:
         StudyError: It cannot be written.
     """
-    data = _FILE.dump_json(_File(schema_version=SCHEMA_VERSION, lessons=list(lessons)))
+    data = _FILE.dump_json(_LessonsFile(schema_version=SCHEMA_VERSION, lessons=list(lessons)))
     try:
         write_whole(path, lambda aside: aside.write_bytes(data))
     except OSError as error:
@@ -156,7 +156,7 @@ def columns_of(plans: Plans, row: int) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recalled:
-    """What other studies saw of the model's errors here."""
+    """Errors of the model that other studies saw here."""
 
     times: Seen
     peaks: Seen

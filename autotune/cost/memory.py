@@ -29,9 +29,9 @@ class Memory:
     peak_bytes: Column
     """Everything that is taken from the device: what nvidia-smi would show."""
     allocated_bytes: Column
-    """What the allocator handed out: without fragmentation and context."""
+    """Bytes that the allocator handed out: without fragmentation and context."""
     reserved_bytes: Column
-    """What the allocator holds: without the context."""
+    """Bytes that the allocator holds: without the context."""
     host_bytes: Column
     """Offloaded states of one rank."""
 
@@ -67,7 +67,7 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a traced step holds beside the states of the engine, at several moments of it.
+    """Bytes that a traced step holds beside the engine's states, at several moments of it.
 
     Arrays have an element per moment.
     """

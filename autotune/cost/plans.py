@@ -1,4 +1,4 @@
-"""What the cost model is told of the candidates: one column per quantity."""
+"""Input of the cost model: the candidates, one column per quantity."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ NVME_BYTES_PER_S = 6e9
 
 
 class Recompute(IntEnum):
-    """What the backward pass computes again, as the column `recompute` holds it."""
+    """Layers that the backward pass computes again, as the column `recompute` holds it."""
 
     NONE = 0
     SELECTIVE = 1
@@ -134,7 +134,7 @@ class Plans(Columns):
     """How fast products move their operands and results, where that was measured; 0: as a share of
     the memory's bandwidth says."""
     attention_forward_flops: Column = 0.0
-    """What a fused kernel reaches, where that was measured; 0: as the constants say."""
+    """Rate of a fused kernel, where that was measured; 0: as the constants say."""
     attention_backward_flops: Column = 0.0
     logit_s: Column = 0.0
     """Time of the loss forward and backward, per logit, where that was measured; 0: as the
@@ -222,7 +222,7 @@ class Plans(Columns):
     """Large blocks of memory go back to the kernel when they are freed, which clears their pages
     when they are asked for again: CPU ranks with glibc's defaults."""
     keeps_heap: Column = 0.0
-    """What is freed stays with the process: CPU ranks whose allocator is told so."""
+    """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0
     """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
     overlap_reduce: Column = 1.0

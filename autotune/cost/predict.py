@@ -70,7 +70,7 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
 
 
 def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[str, Values]:
-    """What `work` finds, a chunk of rows at a time, as whole columns."""
+    """Results of `work`, a chunk of rows at a time, as whole columns."""
     n = len(plans)
     out: dict[str, Values] = {}
     for start in range(0, n, _ROWS_PER_CHUNK):

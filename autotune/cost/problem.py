@@ -1,4 +1,4 @@
-"""What a job and its fleet put into the columns of `Plans`, whatever the engine."""
+"""Columns of `Plans` that describe a job and its fleet, whatever the engine."""
 
 from collections.abc import Sequence
 
@@ -90,7 +90,7 @@ def fleet_columns(
 
 
 def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
-    """What differs where the host is the device.
+    """Columns that differ where the host is the device.
 
     Its memory is the host's, and gloo moves what is between the ranks. It reduces whole what is to
     be scattered: torch, csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base.

@@ -36,7 +36,7 @@ class PublishedRows:
     positions: tuple[int, ...]
     """Positions of those rows in the table."""
     assumed: tuple[tuple[str, ...], ...]
-    """What the row leaves open, and what was taken: `vp=1`."""
+    """Values that were assumed where the row leaves them open: `vp=1`."""
     reasons: tuple[str, ...]
     """Why a row cannot be predicted; empty for those that can."""
 

@@ -54,7 +54,7 @@ class Features(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen(Columns):
-    """What trials measured, by row of `features`."""
+    """Measurements of trials, by row of `features`."""
 
     features: Features
     log_ratio: Floats
@@ -63,7 +63,7 @@ class Seen(Columns):
     """0: measured. 1: it is above that, since the trial ran out of memory. -1: it is below, since
     the trial ran and nobody looked at its peak."""
     study: "np.ndarray[tuple[int], np.dtype[np.intp]]"
-    """Which study the trial is of; 0 is this one."""
+    """Number of the trial's study; 0 is this one."""
     kinship: Floats
     """Correlation of its study's errors with this one's, 0 to 1: 1 on the same device, engine and
     model family. Equal studies have equal kinship."""
@@ -101,7 +101,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualPrior:
-    """What is believed of the errors before any trial; all in natural logarithms."""
+    """Prior of the errors before any trial; all in natural logarithms."""
 
     everywhere: float
     """Deviation of what all candidates share, on every model of this device and engine."""
@@ -156,14 +156,14 @@ MEMORY_PRIOR = ResidualPrior(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """What the error of some candidates' figures is believed to be, without the noise of a run."""
+    """Belief about the error of some candidates' figures, without the noise of a run."""
 
     mean: Floats
     deviation: Floats
 
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
-    """What is believed of the error at every candidate; `seen` may be empty."""
+    """Belief about the error at every candidate; `seen` may be empty."""
     values, extra = _with_bounds(seen, prior)
     return _posterior(at, seen, values, extra, prior)
 
@@ -284,7 +284,7 @@ class _Kinship:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Alike:
-    """What the covariance of candidates is made of, whatever the scales; (first, second) each."""
+    """Parts of the covariance of candidates, whatever the scales; (first, second) each."""
 
     shares: Floats
     """Inner products."""

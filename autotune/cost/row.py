@@ -233,7 +233,7 @@ def _matmul_flops(
 def _network(
     cells: Cells, bytes_per_s: float, accelerator: Accelerator, per_node: float
 ) -> dict[str, float]:
-    """What the cell `interconnect` changes of a device's share; blank, it is as in the table."""
+    """Change of a device's share by the cell `interconnect`; blank, it is as in the table."""
     text = cells.text("interconnect")
     device = _PER_DEVICE.search(text)
     if device:
@@ -291,7 +291,7 @@ def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str
 
 
 def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
-    """What is recomputed and what is offloaded."""
+    """Columns of recomputation and offload."""
     text = cells.text("recompute").lower()
     if not text:
         cells.assume("recompute", traits.recompute, f"as {traits.name}")

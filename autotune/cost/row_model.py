@@ -9,7 +9,7 @@ from autotune.cost.cells import Cells, RowError
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What models of one name have in common, by their public configurations."""
+    """Sizes that models of one name share, by their public configurations."""
 
     spelled: str
     """A regular expression."""
@@ -19,7 +19,7 @@ class Family:
     gated: bool = True
     tied: bool = False
     head_dim: float | None = None
-    """Where it is not the hidden size over the heads."""
+    """Size of a head where it is not the hidden size over the heads."""
 
 
 _FAMILIES = (

@@ -147,11 +147,11 @@ def _longer(a_s: Column, b_s: Column) -> Column:
 
 
 def _hidden(compute_s: Column, comm_s: Column, overlaps: Column, c: Constants) -> Column:
-    """What communication adds where it overlaps if `overlaps`, else all of it."""
+    """Seconds that communication adds: part of them where it `overlaps`, else all."""
     return np.where(overlaps, _exposed(compute_s, comm_s, c), comm_s)
 
 
 def _exposed(compute_s: Column, comm_s: Column, c: Constants) -> Column:
-    """What communication adds to the computation that it overlaps with."""
+    """Seconds that communication adds to the computation that it overlaps with."""
     shorter = np.minimum(compute_s, comm_s)
     return comm_s - shorter + c.overlap_share * shorter

@@ -20,9 +20,9 @@ class Traits:
     columns: Mapping[str, float] = field(default_factory=dict)
     """Columns of `Plans`, in mixed precision of bf16."""
     fp16_columns: Mapping[str, float] = field(default_factory=dict)
-    """What differs in fp16."""
+    """Columns that differ in fp16."""
     low_precision_columns: Mapping[str, float] = field(default_factory=dict)
-    """What differs in fp8 and fp4."""
+    """Columns that differ in fp8 and fp4."""
     attention_on_hopper: float = 0.65
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3

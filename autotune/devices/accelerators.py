@@ -48,7 +48,7 @@ class Accelerator:
     name: str
     names: tuple[re.Pattern[str], ...]
     memory_bytes: float
-    """What CUDA reports."""
+    """Memory of the device, as CUDA reports it."""
     memory_bytes_per_s: float
     """Datasheet bandwidth of the device's own memory."""
     peak_flops: Mapping[str, float]
@@ -68,7 +68,7 @@ class Accelerator:
     source: str
     achieved_source: str
     measured: MeasuredRates | None = None
-    """What a probe of such devices found; None: there was none."""
+    """Measurements of a probe of such devices; None: there was none."""
 
     @property
     def half(self) -> str:
@@ -128,7 +128,7 @@ class _Entry(BaseModel):
     measured: MeasuredRates | None = None
 
 
-class _File(BaseModel):
+class _TableFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     accelerators: dict[str, _Entry] = Field(min_length=1)
@@ -199,7 +199,7 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
         JobError: The file cannot be read, or an entry is not as it should be; names the key.
     """
     try:
-        file = _File.model_validate(read_yaml(path, hint=_HINT))
+        file = _TableFile.model_validate(read_yaml(path, hint=_HINT))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -1,4 +1,4 @@
-"""What a container or a batch system does to this process: limits and kills, cgroup v1 and v2."""
+"""Limits and kills of a container or a batch system, by cgroup v1 and v2."""
 
 from autotune.trial.surroundings import cgroup_folders, text_of
 

@@ -26,7 +26,7 @@ _HOST_SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What a trial would meet: the accelerator and the versions of what runs on it."""
+    """Environment of a trial: the accelerator and the versions of the software on it."""
 
     accelerator: str
     """`cpu` or `cuda`."""
@@ -41,8 +41,7 @@ class Environment:
     """Empty where it is not installed."""
     torch_version: str
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
-    """What the accelerator computes in natively; most CPUs have no fp16, GPUs before Ampere no
-    bf16."""
+    """Native precisions of the accelerator; most CPUs have no fp16, GPUs before Ampere no bf16."""
     has_flash_attention: bool = False
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
 
@@ -69,7 +68,7 @@ class Gpu:
     utilization: float | None
     """Share of the last sample period in which a kernel ran (0 to 1); None if not reported."""
     compute_capability: tuple[int, int] | None = None
-    """Such as (8, 0) of an A100; None if not reported."""
+    """Compute capability, such as (8, 0) of an A100; None if not reported."""
 
 
 def detect_environment() -> Environment:
@@ -210,7 +209,7 @@ def cpu_name() -> str:
 
 
 def cpu_precisions() -> tuple[str, ...]:
-    """What DeepSpeed trains in on this machine's processor."""
+    """Precisions in which an engine trains on this machine's processor."""
     return ("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ()))
 
 
@@ -224,7 +223,7 @@ def cpu_has_fp16() -> bool:
 
 
 def _cpuinfo(key: str) -> str:
-    """What the kernel says of the first processor; empty where it does not."""
+    """Field of the kernel's for the first processor; empty where it has none."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
         found = re.search(rf"^{key}\s*:(.*)$", text, re.MULTILINE)
@@ -281,7 +280,7 @@ def _handle(nvml: ModuleType, entry: str, handles: list[Any]) -> Any | None:
 
 
 def _precisions(devices: list[Gpu]) -> tuple[str, ...]:
-    """What all of them compute in; one that does not report its capability counts as a new one."""
+    """Precisions of all of them; one that does not report its capability counts as a new one."""
     known = [gpu.compute_capability for gpu in devices if gpu.compute_capability is not None]
     has_bf16 = all(capability >= _BF16_CAPABILITY for capability in known)
     return ("fp32", *(("bf16",) if has_bf16 else ()), "fp16")

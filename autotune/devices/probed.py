@@ -1,4 +1,4 @@
-"""What short measurements reached on a kind of device, as `python -m autotune probe` writes it.
+"""Rates of a kind of device by short measurements, as `python -m autotune probe` writes them.
 
 Pydantic reads the values from a file and writes them by the annotations: key and unit of the file.
 """
@@ -35,7 +35,7 @@ _Nano = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
-    """What collectives reached over the links of one device."""
+    """Rates of collectives over the links of one device."""
 
     __pydantic_config__ = _CONFIG
 
@@ -51,7 +51,7 @@ class MeasuredLink:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRates:
-    """What a fused causal kernel reached, the scores that it skips not counted."""
+    """Rate of a fused causal kernel, the scores that it skips not counted."""
 
     __pydantic_config__ = _CONFIG
 

@@ -1,4 +1,4 @@
-"""What this machine can do and what stands in the way; data for the command `doctor`."""
+"""Abilities of this machine and obstacles to them; data for the command `doctor`."""
 
 from autotune.doctor.diagnosis import Device, Examination, Level, Machine, Remark, Speed
 from autotune.doctor.findings import diagnose

@@ -23,7 +23,7 @@ class Remark:
 
     level: Level
     subject: str
-    """What it is about, in a word or two: `torch`, `stale locks`, `all-reduce`."""
+    """Subject in a word or two: `torch`, `stale locks`, `all-reduce`."""
     message: str
     fix: str = ""
     """The shortest way to mend it; empty where there is nothing to mend."""
@@ -46,7 +46,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is there."""
+    """The state that was found."""
 
     python: str
     packages: Mapping[str, str | None]
@@ -87,7 +87,7 @@ class Speed:
     devices: tuple[int, ...]
     """Indices of the devices that took part."""
     matmul: str
-    """What was multiplied, such as `1024 x 1024 fp32`."""
+    """The product that was timed, such as `1024 x 1024 fp32`."""
     matmul_flops: tuple[float, ...]
     """FLOP/s of each device: 2 n^3 / median seconds of a product."""
     all_reduce_bytes: int

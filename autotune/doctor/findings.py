@@ -50,12 +50,12 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
 
 
 def engine_packages() -> dict[str, EnginePackage]:
-    """What the installed engines need, by name."""
+    """Packages that the installed engines need, by name."""
     return {package.name: package for each in installed_engines() for package in each.packages}
 
 
 def minimum_versions() -> dict[str, str]:
-    """What pyproject.toml asks for, and engines that others installed."""
+    """Releases that pyproject.toml asks for, and those that engines of others need."""
     engines = {name: package.least for name, package in engine_packages().items()}
     ours = {"transformers": "5.0", "optuna": "5.0"}
     return {"python": "3.11", "torch": "2.5", **engines, **ours}

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import run_kept, scratch_folder
+from autotune.base.kept_process import run_kept, scratch_folder
 from autotune.devices.hardware import (
     cpu_name,
     find_accelerator,

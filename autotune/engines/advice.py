@@ -20,7 +20,7 @@ MOSTLY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceCase:
-    """What a rule looks at."""
+    """The facts that a rule of advice looks at."""
 
     spec: TrialSpec
     diagnosis: Diagnosis

@@ -27,7 +27,7 @@ from autotune.space.rule import Violation
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """What the ranks of a candidate start with, beside its files."""
+    """Settings with which the ranks of a candidate start, beside its files."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the candidate sets."""
@@ -43,9 +43,9 @@ class EnginePackage:
     """A package that has to be installed where trials of an engine are started."""
 
     name: str
-    """As pip calls it."""
+    """Name by which pip knows it."""
     title: str
-    """As people do."""
+    """Name by which people know it."""
     least: str
     """The oldest release that will do."""
     tried: tuple[str, ...] = ()
@@ -56,13 +56,13 @@ class EnginePackage:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What an engine compiles for its ranks on this machine, by name."""
+    """Names of what an engine compiles for its ranks on this machine."""
 
     folder: str = ""
-    """Where it is; empty: nothing can be there."""
+    """Folder that holds it; empty: nothing can be there."""
     built: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """What every trial loads, and is not built yet."""
+    """Names of what every trial loads and is not built yet."""
     stale_locks: tuple[str, ...] = ()
     """Paths that a killed build left, on which the ranks would wait for ever."""
 
@@ -110,7 +110,7 @@ class Engine(ABC):
         """
 
     def describe(self, candidate: Candidate) -> str:
-        """What a user has to set, in words."""
+        """The settings that a user has to make, in words."""
         return describe_candidate(candidate, self.context)
 
     def steps(self, candidate: Candidate) -> Iterable[tuple[str, KnobValue]]:
@@ -118,7 +118,7 @@ class Engine(ABC):
         return ()
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """What the live engine must read back of the candidate's run (`TrialSpec.expected`).
+        """Settings that the live engine must read back of the run (`TrialSpec.expected`).
 
         Raises:
             RenderError: A template or the base configuration does not render.
@@ -126,7 +126,7 @@ class Engine(ABC):
         return {}
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """What the candidate's ranks start with."""
+        """Settings with which the candidate's ranks start."""
         return RankSettings()
 
     @abstractmethod
@@ -196,7 +196,7 @@ class EnginePlugin(ABC):
     dialect: str
     """Name of the dialect that hands its configurations out where nobody names one."""
     packages: tuple[EnginePackage, ...] = ()
-    """What a trial needs; planning does without."""
+    """Packages that a trial needs; planning does without."""
     no_trace: str = ""
     """Why the memory of its ranks cannot be traced; empty: it can."""
     is_driven: bool = False
@@ -205,7 +205,7 @@ class EnginePlugin(ABC):
     config_file: str
     """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
     advice: AdviceRules = COMMON
-    """What may address each bound of a trial, in the order in which it is said."""
+    """Advice for each bound of a trial, in the order in which it is given."""
     saves_memory: Sequence[tuple[str, KnobValue, str]] = ()
     """Knobs that save memory, each with the value that saves none, and the change in words: said
     where no trial fitted and none had another value."""
@@ -234,7 +234,7 @@ class EnginePlugin(ABC):
         return {}
 
     def compiled(self, accelerator: str) -> Compiled:
-        """What `build` has built for an accelerator, and what it has not."""
+        """Names of what `build` has built for an accelerator, and of what is missing."""
         return Compiled()
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:  # noqa: B027

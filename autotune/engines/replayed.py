@@ -43,7 +43,7 @@ class ReplayedEngine(Engine):
         return tuple(self._problem.configurations)
 
     def describe(self, candidate: Candidate) -> str:
-        """What a user has to set, in words."""
+        """The settings that a user has to make, in words."""
         return self._engine.describe(candidate)
 
     def files(self, candidate: Candidate) -> dict[str, str]:

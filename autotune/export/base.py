@@ -1,4 +1,4 @@
-"""What is handed out, and the protocols of those who write it: dialects and launchers.
+"""A configuration to hand out, and the protocols of its writers: dialects and launchers.
 
 A dialect writes the files of one consumer, a launcher what starts them. Both are plug-ins, found
 by name under the entry-point groups `autotune.dialects` and `autotune.launchers`.
@@ -22,7 +22,7 @@ from autotune.space.candidate import Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredFigures:
-    """What was measured of a configuration, as its README states it."""
+    """Measurements of a configuration, as its README states them."""
 
     trial: int
     """Number of the trial whose files stand for it."""
@@ -56,14 +56,14 @@ class Handout:
     job: Job
     candidate: Candidate
     environment: Environment
-    """Where its figures were measured, or where it was rendered."""
+    """Environment in which its figures were measured, or in which it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The engine's configuration files, as a trial gets them: path -> text."""
     workload: Workload
-    """What a trial of it trains."""
+    """Workload of a trial of it."""
     layout: Layout
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What neither of them says, and whoever trains has to know or to do."""
+    """Settings that neither of them holds, and that the training needs."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the ranks."""
     study: str | None = None
@@ -73,7 +73,7 @@ class Handout:
     soak: SoakResult | None = None
     """A soak of this configuration; None: it was not soaked."""
     prediction: Mapping[str, Any] | None = None
-    """What the cost model says of it; None: it was not asked."""
+    """Prediction of the cost model; None: it was not asked."""
     overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
     untried: str = ""
@@ -117,7 +117,7 @@ class Launcher(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a launcher made of a handout."""
+    """Files of a launcher for a handout."""
 
     name: str
     """The launcher's."""
@@ -165,7 +165,7 @@ class Dialect(ABC):
             JobError: The folder holds no such export, or these files are not read back.
         """
         raise JobError(
-            f"{folder}: what {type(self).__name__} wrote is not read back",
+            f"{folder}: the files of {type(self).__name__} cannot be read back",
             "name a folder that `autotune export --to deepspeed` wrote, or a study",
         )
 
@@ -177,7 +177,7 @@ class Subject:
     source: str
     """The study's name or the export's folder."""
     folder: Path
-    """Where `soak.json` goes."""
+    """Folder that gets `soak.json`."""
     trial: int | None = None
     spec: TrialSpec
     files: dict[str, str]

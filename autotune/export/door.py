@@ -37,7 +37,7 @@ MARKER_FILE = "autotune_export.json"
 MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
 _OLD_MARKERS = ("settings.json", "layout.json")
-"""What marked an export before there was one marker for all."""
+"""Files that marked an export before there was one marker for all."""
 _OLD_KEYS = {"model", "seq_len", "global_batch", "world", "precision"}
 """Keys that every old marker has."""
 
@@ -158,7 +158,7 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
 def launch_of(
     dialect: Dialect, handout: Handout, templates: Templates, *, launcher: str | None = None
 ) -> Launch | None:
-    """What a launcher, by default the dialect's own, makes of a handout; None: nothing to start.
+    """Files of a launcher, by default the dialect's own, for a handout; None: nothing to start.
 
     Raises:
         JobError: There is no such launcher.

@@ -1,4 +1,4 @@
-"""What a fleet is: it runs a trial on a gang of slots and says how it ended.
+"""The protocol of a fleet: it runs a trial on a gang of slots and says how it ended.
 
 A `FleetPlugin` is registered by name (entry points of the group `autotune.fleets`). What it finds
 is a `Place`, and what that makes for a job is the `Fleet`.
@@ -24,7 +24,7 @@ from autotune.space.candidate import Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What is known of a running trial."""
+    """State of a running trial."""
 
     phase: Phase
     elapsed_s: float
@@ -104,14 +104,14 @@ class Fleet(Protocol):
 
 
 class Place(ABC):
-    """Where the trials of a search run, or what answers for them; nothing is started yet."""
+    """A place that runs the trials of a search or answers for them; nothing is started yet."""
 
     origin = Origin.MEASURED
-    """Where the figures come from."""
+    """Origin of the figures."""
     compares = True
     """Whether the best runs again beside the baseline; a table would only repeat itself."""
     forecaster: Callable[[Sequence[Candidate]], Forecast] | None = None
-    """What is said of candidates before they are tried; None: what the analytic model says."""
+    """Forecast of candidates before they are tried; None: that of the analytic model."""
 
     def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
         """Take the devices that were found, and keys of the job that come before its file's."""

@@ -62,11 +62,11 @@ class Ending:
     started_at_s: float
     wall_s: float
     nodes: Sequence[NodeReport]
-    """What each node of the gang saw, in their order."""
+    """Reports of the gang's nodes, in their order."""
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
     problem: str = ""
-    """What became of a node whose report is missing; empty: all are there."""
+    """Problem of a node whose report is missing; empty: all are there."""
 
 
 def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -> TrialResult:
@@ -206,7 +206,7 @@ def _timeout(
 
 
 def _stopped_at(folder: Path, rank: int) -> str:
-    """Where in the code a hung rank stood, from the stacks that it was asked for."""
+    """Line of code at which a hung rank stood, from the stacks that it was asked for."""
     path = folder / RANKS_DIR / STACKS_FILE.format(rank=rank)
     try:
         stacks = read_text(path)

@@ -1,4 +1,4 @@
-"""What the ranks of a trial saw, as one: whose time is shown, and what a collective took."""
+"""Diagnoses of the ranks of a trial, joined: whose time is shown, and what a collective took."""
 
 import itertools
 import statistics
@@ -47,7 +47,7 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
 
 
 def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
-    """What the measured steps took of the processors; None where a rank did not say."""
+    """Resources that the measured steps took; None where a rank did not say."""
     measured_s = reports[0].measured_s if reports else None
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):

@@ -24,7 +24,7 @@ _STAYS_Z = -2.33
 
 
 def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
-    """What disturbed a measured trial, in words; empty: nothing that was noticed."""
+    """Causes that disturbed a measured trial, in words; empty: nothing that was noticed."""
     words = [_load(reports), _held_up(reports)]
     # Drawn lengths make steps of many durations by themselves.
     modes = None if is_drawn(spec.workload.lengths) else two_speeds(reports[0].step_times_s)

@@ -55,7 +55,7 @@ class GangFleet:
                 "set --world to what it has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
-        self.agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
+        self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
         self._running: dict[str, GangTrial] = {}
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
@@ -235,11 +235,11 @@ class GangTrial(Handle):
         self.started_at_s = unix_now_s()
         self.submitted_at_s = time.monotonic()
         self.port: int | None = None
-        """Where its ranks meet; None: not known yet."""
+        """Port at which its ranks meet; None: not known yet."""
         self.open: set[str] = set()
         """Names of the nodes that have not said that its ranks there have ended."""
         self.problem = ""
-        """What became of a node that was lost; empty: none was."""
+        """Problem of a node that was lost; empty: none was."""
         self.n_lost = 0
         """How many agents were lost that had a part in it."""
         self.asked_to_end_s: float | None = None
@@ -337,7 +337,7 @@ def _started(transport: Transport, node: Node, module: str, *arguments: str) -> 
         ) from error
 
 
-class _Channel:
+class _AgentLine:
     """The line to the agent of a node, which is started when it is first told something."""
 
     def __init__(self, transport: Transport, node: Node) -> None:
@@ -380,7 +380,7 @@ class _Channel:
         if code is not None:
             self._process = None
             said = f": {self._last_words}" if self._last_words else ""
-            problem = f"{self._node.name}: what starts ranks there ended with code {code}{said}"
+            problem = f"{self._node.name}: the agent of the node ended with code {code}{said}"
             yield {"said": "gone", "problem": problem, "was_ready": self._was_ready}
 
     def kill(self) -> None:

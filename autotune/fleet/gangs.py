@@ -16,7 +16,7 @@ class Slot:
     index: int
     """Position among the node's devices."""
     device: str
-    """What `CUDA_VISIBLE_DEVICES` calls it; for `cpu`, the number of its core."""
+    """Name in `CUDA_VISIBLE_DEVICES`; for `cpu`, the number of its core."""
     node: str = "localhost"
 
     @property

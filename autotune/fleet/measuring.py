@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import Kept, scratch_folder
+from autotune.base.kept_process import Kept, scratch_folder
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, read_text
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
@@ -114,7 +114,7 @@ def _killed(folder: Path) -> str:
 
 
 def _first_failure(folder: Path) -> str:
-    """What the rank that failed first said; the others fail because of it."""
+    """Last words of the rank that failed first; the others fail because of it."""
     said = [read_text(file) for file in folder.glob("*.error")]
     times = {text: when for when, _, text in (each.partition(" ") for each in said)}
     return min(times, key=lambda text: float(times[text]), default="")

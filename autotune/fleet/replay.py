@@ -15,8 +15,8 @@ from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment, versions_here
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
-from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
+from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import Lattice

@@ -1,4 +1,4 @@
-"""What the ranks of a trial, and its nodes, have written into its folder so far."""
+"""Reports that the ranks and nodes of a trial have written into its folder so far."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankRepo
 
 
 def read_node_report(folder: Path, node: int) -> NodeReport:
-    """What a node saw of a trial; one that was lost, or whose file is damaged, saw nothing."""
+    """Report of a node on a trial; empty for one that was lost, or whose file is damaged."""
     with suppress(ContractError):
         return NodeReport.from_dict(read_json(folder / RANKS_DIR / NODE_FILE.format(node=node)))
     return NodeReport()

@@ -22,8 +22,8 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
-from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
+from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
 from autotune.job.job import Job, read_accelerators_of
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
@@ -98,7 +98,7 @@ class _SimulatedPlace(Place):
 
 
 def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
-    """What devices might have measured; no trial gets more than the `device_memory_bytes`."""
+    """Answers that devices might have given; no trial gets more than `device_memory_bytes`."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)

@@ -28,7 +28,7 @@ class FidelityFile(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
-        """As the flag spells it."""
+        """Read the text of the flag."""
         if not isinstance(value, str):
             return value
         pairs = [part.partition("=") for part in value.split(",")]

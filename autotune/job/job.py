@@ -57,7 +57,7 @@ DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveWish:
-    """What `best` means."""
+    """Meaning of `best`."""
 
     name: ObjectiveName
     floor: float
@@ -81,7 +81,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to tune, complete: every default is filled in."""
+    """A job to tune, complete: every default is filled in."""
 
     model: Model
     seq_len: int
@@ -121,7 +121,7 @@ class Job:
     diagnose: bool = True
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
     fidelity: Fidelity | None = None
-    """What the trials at the beginning of a search run less of; None: there are no such trials."""
+    """Reductions of the trials at the beginning of a search; None: there are no such trials."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     workload: str = DEFAULT_WORKLOAD
@@ -377,7 +377,7 @@ def default_study_name(file: JobFile) -> str:
 
 
 def _check_weighable(file: JobFile) -> None:
-    """What a trial may save is hours, which only speed saves."""
+    """Refuse a price of hours with an objective that saves none: only speed saves hours."""
     if file.gpu_hours is not None and file.objective != "samples_per_s":
         raise JobError(
             f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "

@@ -121,7 +121,7 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
         what += f", padded to a multiple of {lengths.pad_to_multiple}: {padded}"
     raise JobError(
         f"lengths: {what}; seq_len is {seq_len}",
-        f"set seq_len to {padded}, or count what is longer as {seq_len}, as truncation makes it",
+        f"set seq_len to {padded}, or count longer samples as {seq_len} tokens (truncation)",
     )
 
 

@@ -288,7 +288,7 @@ def _longest_list(module: nn.Module) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says, in one line that is not too long."""
+    """Message of an exception, in one line that is not too long."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
 
 

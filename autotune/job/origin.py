@@ -1,4 +1,4 @@
-"""Whose a job file is, and what it would run or read: asked before anything of it is done.
+"""Owner of a job file, and what it would run or read: asked before anything of it is done.
 
 A job names code (`package.module:factory`) and files. In a job of one's own that is what one
 wants; a job that came from elsewhere shall not have it by being named with `--job`.
@@ -73,7 +73,7 @@ def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[
 
 
 def code_of(model: object) -> str | None:
-    """What a factory imports and calls, and from which file; None: the model is no factory."""
+    """Code that a factory imports and calls, and its file; None: the model is no factory."""
     if not isinstance(model, str) or model in presets() or is_path(model):
         return None
     if not FACTORY.fullmatch(model):

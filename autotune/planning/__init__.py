@@ -1,1 +1,1 @@
-"""What is legal for a job, and what the cost model says of it."""
+"""Legal candidates of a job, and the cost model's predictions of them."""

@@ -40,13 +40,13 @@ class Judged:
     described: str
     """The candidate in words."""
     notes: tuple[str, ...]
-    """What became of settings that do not reach the run as they were written."""
+    """Notes on settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
 
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
-        """What the candidate chooses."""
+        """Choices of the candidate."""
         return self.candidate.values
 
 
@@ -55,7 +55,7 @@ class Estimated(Judged):
     """A candidate with what is predicted of it."""
 
     prediction: Prediction
-    """What the cost model says of the candidate alone."""
+    """Prediction of the cost model for the candidate alone."""
 
     @property
     def step_time_s(self) -> float:

@@ -106,7 +106,7 @@ class Outlook:
         return dataclasses.replace(plans, **self.wishes.links())
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
-        """What the model says of some candidates."""
+        """Predictions of the model for some candidates."""
         return predict(self.plans(candidates), constants_of(self.environment))
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:

@@ -33,7 +33,7 @@ class Variant:
     step_time_s: float
     fit_probability: float
     same_step_time_s: float
-    """What the best of the fleet as it is would take there."""
+    """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
 
 

@@ -31,7 +31,7 @@ class Clock:
         self._wait = wait
         self._budget_s = 0.05 if is_quick else 0.2
         self.once_s = 0.0
-        """What the last call of `together` took, of all ranks the same figure."""
+        """Seconds of the last call of `together`, the same figure for all ranks."""
 
     def alone(self, work: Callable[[], object]) -> dict[str, float]:
         """Time what each rank does by itself, all of them at the same time."""

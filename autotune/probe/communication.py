@@ -1,4 +1,4 @@
-"""What the ranks do with each other: collectives by size, and pairs by themselves."""
+"""Measurements between ranks: collectives by size, and pairs by themselves."""
 
 import itertools
 from collections.abc import Callable, Iterator

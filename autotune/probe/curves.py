@@ -32,7 +32,7 @@ class ProductCurve:
     """Seconds = operations / rate + elements / element rate + latency."""
 
     best_flops_per_s: float
-    """What the best of the products reached, all of its time counted."""
+    """Rate of the best product, all of its time counted."""
     flops_per_s: float
     """The rate of the curve, which goes through that product: a little more."""
     elements_per_s: float

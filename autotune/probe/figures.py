@@ -1,4 +1,4 @@
-"""What the points come to: the figures that the cost model takes, and how well each is known."""
+"""Figures of the cost model from the measured points, and how well each is known."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _STREAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What the devices and links reached; each figure is that of the slowest rank."""
+    """Rates of the devices and links; each figure is that of the slowest rank."""
 
     products: Mapping[str, ProductCurve]
     """By precision."""

@@ -1,4 +1,4 @@
-"""What is slower than it should be: a device than others or its class, a link than others."""
+"""Findings of slow devices and links: slower than others, or than their class."""
 
 import statistics
 from collections.abc import Iterator, Sequence

@@ -30,11 +30,11 @@ class Line(dict[str, Any]):
     """A mapping that stands on one line, whatever is in it."""
 
 
-class _Dumper(Dumper):
+class _OurDumper(Dumper):
     """Knows `Line`."""
 
 
-_Dumper.add_representer(
+_OurDumper.add_representer(
     Line,
     lambda dumper, line: dumper.represent_mapping(
         "tag:yaml.org,2002:map", line.items(), flow_style=True
@@ -71,7 +71,7 @@ def write_hardware(path: Path, entry: Mapping[str, Any], about: Mapping[str, Any
         JobError: It cannot be written.
     """
     data = {"accelerators": dict(entry), "probe": dict(about)}
-    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=1000)
+    text = yaml.dump(data, Dumper=_OurDumper, sort_keys=False, default_flow_style=None, width=1000)
     try:
         write_whole(path, lambda aside: aside.write_text(_HEAD + text, encoding="utf-8"))
     except OSError as error:

@@ -348,7 +348,7 @@ class Hub:
         if peer.who is not None:
             rank = peer.who[0] * self._per_node + peer.who[1]
             if rank not in self._reports:
-                self._fail(f"node {peer.who[0]} has ended; what it said there is the cause")
+                self._fail(f"node {peer.who[0]} has ended; its own output names the cause")
         self._drop(peer)
 
     def _fail(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What a rank does by itself: products, streams through memory, copies, a layer, a disk."""
+"""Measurements of a rank by itself: products, memory streams, copies, a layer, a disk."""
 
 import math
 import os

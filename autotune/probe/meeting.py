@@ -125,7 +125,7 @@ class Meeting:
         return f"port {self.nodes.port} of {self.nodes.address}"
 
 
-class _Link:
+class _ToNodeZero:
     """A rank's connection to node 0, on which it asks one thing at a time."""
 
     def __init__(self, connection: socket.socket, channel: Channel) -> None:
@@ -133,7 +133,7 @@ class _Link:
         self._lock = threading.Lock()  # torch asks from threads of its own, too
 
     def ask(self, what: str, **about: Any) -> Any:
-        """What node 0 answers.
+        """Answer of node 0.
 
         Raises:
             MeetingError: It refuses, with the reason, or is not there any more.
@@ -149,7 +149,7 @@ class _Link:
             except (OSError, WireError) as error:
                 self._connection.close()  # what is open on it can have no answer
                 raise MeetingError(
-                    f"node 0 has ended; what it said there is the cause ({error})"
+                    f"node 0 has ended; its own output names the cause ({error})"
                 ) from error
         if "error" in answer:
             raise MeetingError(str(answer["error"]))
@@ -168,7 +168,7 @@ class _Link:
         return message
 
 
-def _connected(place: Nodes, key: bytes, where: str) -> _Link:
+def _connected(place: Nodes, key: bytes, where: str) -> _ToNodeZero:
     """Connect, and know each other; node 0 may come later, and may be busy with strangers."""
     until_s = time.monotonic() + place.wait_s
     while True:
@@ -176,7 +176,7 @@ def _connected(place: Nodes, key: bytes, where: str) -> _Link:
             return _known(place, key)
         except WireError as error:
             raise MeetingError(
-                f"what answers at {where} is no node 0 for this one: {error}; give the same "
+                f"the program at {where} is not node 0 of this probe: {error}; give the same "
                 f"{TOKEN_ENV} and the same version to all nodes"
             ) from error
         except OSError as error:
@@ -189,7 +189,7 @@ def _connected(place: Nodes, key: bytes, where: str) -> _Link:
         time.sleep(_AGAIN_S)
 
 
-def _known(place: Nodes, key: bytes) -> _Link:
+def _known(place: Nodes, key: bytes) -> _ToNodeZero:
     connection = socket.create_connection((place.address, place.port), timeout=STRANGER_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -200,7 +200,7 @@ def _known(place: Nodes, key: bytes) -> _Link:
     except BaseException:
         connection.close()
         raise
-    return _Link(connection, shaken.channel(NODE))
+    return _ToNodeZero(connection, shaken.channel(NODE))
 
 
 def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
@@ -219,7 +219,7 @@ def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
 class _Store(distributed.Store):  # type: ignore[misc]  # mypy does not read torch
     """torch's key-value store, held by node 0 behind the token."""
 
-    def __init__(self, link: _Link) -> None:
+    def __init__(self, link: _ToNodeZero) -> None:
         super().__init__()
         self._link = link
 

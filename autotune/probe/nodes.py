@@ -19,7 +19,7 @@ _HOST_HINT = "name node 0 by an address that the other nodes reach, as HOST:PORT
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Which node this is, and where all of them meet."""
+    """Number of this node, and the address where all of them meet."""
 
     count: int
     rank: int

@@ -1,4 +1,4 @@
-"""What was measured, over all ranks: one point per work and size."""
+"""Measurements over all ranks: one point per work and size."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from autotune.devices.probed import short
 
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-"""What the ranks do with each other, as the ranks name it."""
+"""Names of the work between ranks."""
 KINDS = (
     *("matmul", "stream", "fresh", "layer", "attention", "attention_both", "loss", "upload"),
     *("download", "write", "read", "pair", *LINK_KINDS),

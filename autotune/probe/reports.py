@@ -15,7 +15,7 @@ _MOST_FLOPS_PER_S = 1e19
 _MOST_POINTS = 20_000
 _MOST_TEXT = 255
 _FIELDS = {"kind", "seconds", "scatter", "dtype", "shape", "bytes", "span", "ranks"}
-_HINT = "look what is wrong with that node, or measure without it"
+_HINT = "see what is wrong with that node, or measure without it"
 
 
 class _ImpossibleError(Exception):

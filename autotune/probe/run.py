@@ -27,18 +27,18 @@ TIMEOUT_S = 300.0
 """A probe takes about a minute; longer than this, a rank hangs."""
 
 _NODES_HINT = (
-    "where another node ended first, what that one said is the cause; then start the same command "
+    "where another node ended first, its output names the cause; then start the same command "
     "on all nodes again"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was measured, and what follows from it."""
+    """Measurements of a probe, and the figures that follow."""
 
     environment: Environment
     devices: tuple[str, ...]
-    """What each rank's is called."""
+    """Name of each rank's device."""
     n_nodes: int
     points: tuple[Point, ...]
     figures: Figures
@@ -203,7 +203,7 @@ def _without_rack(
 def _names(
     reports: Sequence[Mapping[str, Any]], accelerator: str, per_node: int
 ) -> tuple[str, ...]:
-    """What each rank's device is called."""
+    """Name of each rank's device."""
     kind = "core" if accelerator == "cpu" else "GPU"
     is_alone = len(reports) == per_node
     return tuple(

@@ -26,11 +26,11 @@ MAX_PAYLOAD_BYTES = 8 * 2**20
 """Largest payload: a rank's report has a few hundred points, of about a hundred bytes."""
 _LENGTH = struct.Struct(">I")
 HUB, NODE = b"hub", b"node"
-"""Who sends a frame."""
+"""Sender of a frame."""
 
 
 class WireError(Exception):
-    """What came is none of this meeting's; the message says why."""
+    """Bytes that came are no message of this meeting; the error says why."""
 
 
 def new_session() -> bytes:
@@ -46,7 +46,7 @@ def key_of(token: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """What node 0 sends first: the meeting, and a challenge for this connection."""
+    """First message of node 0: the meeting, and a challenge for this connection."""
 
     session: bytes
     challenge: bytes
@@ -84,7 +84,7 @@ class Handshake:
 
     @classmethod
     def answering(cls, key: bytes, greeting: Greeting) -> "Handshake":
-        """That of who connects."""
+        """Proof of the node that connects."""
         return cls(key, greeting, secrets.token_bytes(_NONCE_BYTES))
 
     @classmethod
@@ -103,11 +103,11 @@ class Handshake:
         return made
 
     def answer(self) -> bytes:
-        """What proves to node 0 that the token is known."""
+        """Proof for node 0 that the token is known."""
         return MAGIC + self._nonce + self._proof(NODE)
 
     def verdict(self) -> bytes:
-        """What proves the same to who connected."""
+        """Proof for the node that connects that node 0 knows the token."""
         return b"+" + self._proof(HUB)
 
     def check_verdict(self, verdict: bytes) -> None:
@@ -125,8 +125,8 @@ class Handshake:
         """The frames from here on, for the side of that name."""
         other = NODE if sender == HUB else HUB
         return Channel(
-            outgoing=_Line(self._line_key(sender), self._session, sender),
-            incoming=_Line(self._line_key(other), self._session, other),
+            outgoing=_OneWay(self._line_key(sender), self._session, sender),
+            incoming=_OneWay(self._line_key(other), self._session, other),
         )
 
     def _proof(self, sender: bytes) -> bytes:
@@ -140,7 +140,7 @@ REFUSAL = b"-" + bytes(_MAC_BYTES)
 """Verdict over an answer without the token."""
 
 
-class _Line:
+class _OneWay:
     """One direction of a connection, which counts its frames."""
 
     def __init__(self, key: bytes, session: bytes, sender: bytes) -> None:
@@ -157,7 +157,7 @@ class _Line:
 class Channel:
     """Frames of a connection whose two sides know each other."""
 
-    def __init__(self, *, outgoing: _Line, incoming: _Line) -> None:
+    def __init__(self, *, outgoing: _OneWay, incoming: _OneWay) -> None:
         self._outgoing, self._incoming = outgoing, incoming
         self._buffer = bytearray()
 

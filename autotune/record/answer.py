@@ -14,7 +14,7 @@ from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figures:
+class _StandingFigures:
     trial: int
     """Number of the trial whose files stand for it."""
     samples_per_s: float
@@ -29,7 +29,7 @@ class _Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing(_Figures):
+class Standing(_StandingFigures):
     """A candidate with its figure: the final comparison's where it took part, else one trial's."""
 
     candidate: Candidate
@@ -38,7 +38,7 @@ class Standing(_Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        figures = {each.name: getattr(self, each.name) for each in fields(_Figures)}
+        figures = {each.name: getattr(self, each.name) for each in fields(_StandingFigures)}
         named = {"trial": self.trial, "candidate": dict(self.candidate.values)}
         return {**named, **figures, "ds_config": str(self.config)}
 
@@ -67,7 +67,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ending:
+class _AnswerHead:
     counts: Mapping[Outcome, int]
     """Ended trials by outcome."""
     rule: str = ""
@@ -75,7 +75,7 @@ class _Ending:
     stop_reason: str
     interrupted: bool
     origin: Origin = Origin.MEASURED
-    """Where the figures come from."""
+    """Origin of the figures."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -83,8 +83,8 @@ class _Ending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchAnswer(_Ending):
-    """What a search answers."""
+class SearchAnswer(_AnswerHead):
+    """The answer of a search."""
 
     study: Study
     interrupted: bool = False
@@ -168,7 +168,7 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     Its files are named as they lie now: a study may have been moved since, or set aside, and its
     old place may be another study's.
     """
-    kept, context = read_fact(_Kept, facts.get("answer")), context_of(facts)
+    kept, context = read_fact(_StoredAnswer, facts.get("answer")), context_of(facts)
     if kept is None or context is None or not _can_be(kept, facts, recorded):
         return None
     ratios = (kept.speedup, kept.speedup_low, kept.speedup_high)
@@ -179,14 +179,14 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
     if ratios != (None, None, None) and not (speedup and kept.best and kept.baseline):
         return None
 
-    def standing(its: _KeptStanding) -> Standing:
+    def standing(its: _StoredStanding) -> Standing:
         figures = {name: value for name, value in vars(its).items() if name != "ds_config"}
         values = figures.pop("candidate")
         candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
         config = config_of(study, its.trial, context.engine)
         return Standing(candidate=candidate, config=config, **figures)
 
-    ending = {each.name: getattr(kept, each.name) for each in fields(_Ending)}
+    ending = {each.name: getattr(kept, each.name) for each in fields(_AnswerHead)}
     return SearchAnswer(
         **ending,
         study=study,
@@ -199,29 +199,29 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
 
 
 @dataclass(frozen=True, kw_only=True)
-class _KeptStanding(_Figures):
+class _StoredStanding(_StandingFigures):
     candidate: dict[str, KnobValue]
     ds_config: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept(_Ending):
+class _StoredAnswer(_AnswerHead):
     """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
 
-    baseline: _KeptStanding | None
-    best: _KeptStanding | None
-    ties: list[_KeptStanding]
+    baseline: _StoredStanding | None
+    best: _StoredStanding | None
+    ties: list[_StoredStanding]
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
     substitute_baseline: bool = False
-    front: list[_KeptStanding] = field(default_factory=list)
+    front: list[_StoredStanding] = field(default_factory=list)
 
 
 _MOST_TRIALS = 10**6
 
 
-def _can_be(kept: _Kept, facts: Mapping[str, Any], recorded: Recorded) -> bool:
+def _can_be(kept: _StoredAnswer, facts: Mapping[str, Any], recorded: Recorded) -> bool:
     """Whether an answer's figures can be, and are those of the record as far as it is whole."""
     said = said_origin_of(facts)
     if said is not None and kept.origin is not said:
@@ -240,7 +240,7 @@ def _can_be(kept: _Kept, facts: Mapping[str, Any], recorded: Recorded) -> bool:
     return 0 < low <= ratio <= high < math.inf
 
 
-def _is_figure(its: _KeptStanding) -> bool:
+def _is_figure(its: _StoredStanding) -> bool:
     low, rate, high = its.samples_per_s_low, its.samples_per_s, its.samples_per_s_high
     peak = its.peak_memory_bytes
     return (
@@ -252,7 +252,9 @@ def _is_figure(its: _KeptStanding) -> bool:
     )
 
 
-def _runs_of(its: _KeptStanding, recorded: Recorded) -> Sequence[tuple[float, int | None]] | None:
+def _runs_of(
+    its: _StoredStanding, recorded: Recorded
+) -> Sequence[tuple[float, int | None]] | None:
     """Samples/s and peak of each run of a standing's candidate.
 
     Returns:
@@ -272,7 +274,7 @@ def _runs_of(its: _KeptStanding, recorded: Recorded) -> Sequence[tuple[float, in
     return [(r.samples_per_s, r.peak_memory_bytes) for r in results if r.samples_per_s is not None]
 
 
-def _is_of(its: _KeptStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
+def _is_of(its: _StoredStanding, runs: Sequence[tuple[float, int | None]]) -> bool:
     """Whether a figure is a mean of some of these runs, and its peak that of one."""
     rates = [rate for rate, _ in runs]
     least, most = min(rates) * (1 - ROUNDING), max(rates) * (1 + ROUNDING)

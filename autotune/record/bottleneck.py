@@ -1,4 +1,4 @@
-"""What a step of a trial mostly waits for, judged by its diagnostic pass.
+"""The bottleneck of a trial's step, judged by its diagnostic pass.
 
 The rules stand in docs/explain.md. They are few on purpose: a share of the step each, and the
 largest names the bound.
@@ -18,7 +18,7 @@ and the few steps of a pass do not tell such shares apart."""
 
 
 class Bound(StrEnum):
-    """What a step may mostly wait for."""
+    """Bottleneck of a step."""
 
     COMPUTE = "compute"
     """Matrix products and attention."""
@@ -34,7 +34,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
-    """What a step is made of, by what it waits for."""
+    """Parts of a step, by bottleneck."""
 
     shares: dict[Bound, float]
     """Shares of the step, the largest first; they add up to 1."""
@@ -52,7 +52,7 @@ class Bottleneck:
 
 
 def bottleneck(spec: TrialSpec, diagnosis: Diagnosis | None) -> Bottleneck | None:
-    """What bounds a trial; None where the pass saw nothing."""
+    """Bottleneck of a trial; None where the pass saw nothing."""
     if diagnosis is None or diagnosis.split is None or diagnosis.split.step_s <= 0:
         return None
     split = diagnosis.split
@@ -92,7 +92,7 @@ def bubble_share(spec: TrialSpec) -> float:
 
 
 def shares_of_calls(split: Split) -> dict[str, float]:
-    """What the parts of a step take of it, by name.
+    """Share of each part in a step, by name.
 
     They add up to 1; all are 0 where the step took no time, as a damaged record may have it.
     """

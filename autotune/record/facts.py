@@ -1,4 +1,4 @@
-"""What `study.json` says, read with care: a damaged fact counts as missing."""
+"""Facts of `study.json`, read with care: a damaged fact counts as missing."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _MOST_DEVICES = 10**6
 _LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 2**20, 2**50
 _MOST_FLOPS = 1e20
-"""What no device has more or less of: facts beyond are damaged."""
+"""Bounds of a device's figures: facts beyond them are damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PassedOver:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineFacts:
-    """Which candidate the search was compared with, and which it was to be."""
+    """The baseline of the search, and the candidates that it was to be."""
 
     candidate_hash: str | None
     """None: nothing that could be the baseline ran."""
@@ -60,7 +60,7 @@ class BaselineFacts:
         return self.candidate_hash is not None and any(p.by_platform for p in self.passed_over)
 
     def words_for(self, candidate_hash: str) -> str | None:
-        """What a candidate was to the baseline; None: nothing."""
+        """Relation of a candidate to the baseline; None: it has none."""
         for passed in self.passed_over:
             if passed.candidate_hash == candidate_hash:
                 return f"passed over: {passed.why}"
@@ -89,7 +89,7 @@ def model_of(facts: Mapping[str, Any]) -> ModelFacts | None:
 
 
 def baseline_of(facts: Mapping[str, Any]) -> BaselineFacts:
-    """What the search was compared with; nothing where the facts do not say."""
+    """Baseline of the search; nothing where the facts do not say."""
     return read_fact(BaselineFacts, facts.get("baseline")) or NO_BASELINE
 
 
@@ -126,7 +126,7 @@ def _read_environment(data: object) -> Environment | None:
 
 
 def context_of(facts: Mapping[str, Any]) -> Context | None:
-    """What decided which knobs act."""
+    """Context that decided which knobs act."""
     return read_fact(Context, facts.get("context"))
 
 
@@ -147,13 +147,13 @@ def said_origin_of(facts: Mapping[str, Any]) -> Origin | None:
 
 
 def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:
-    """What `best` means; samples/s where it is not said."""
+    """Meaning of `best`; samples/s where it is not said."""
     wish = read_fact(ObjectiveWish, facts.get("objective"))
     return ObjectiveWish(name="samples_per_s", floor=1.0) if wish is None else wish
 
 
 def allowed_bytes_of(facts: Mapping[str, Any]) -> float:
-    """What a trial may use of a device; no limit where it is not said."""
+    """Memory of a device that a trial may use; no limit where it is not said."""
     allowed_bytes = read_fact(float, facts.get("allowed_bytes"))
     return allowed_bytes if allowed_bytes is not None and allowed_bytes > 0 else float("inf")
 

@@ -1,4 +1,4 @@
-"""What a soak found: `soak.json` in a study's folder, or in that of an export."""
+"""Result of a soak: `soak.json` in a study's folder, or in that of an export."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ _MOST_MINUTES = 1e6
 _LEAST_STEP_S = 1e-6
 _MOST_RATE = 1e12
 _MOST_BYTES = 2**50
-"""What no soak goes beyond."""
+"""Largest figures that a soak can have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Resumed:
 
 @dataclass(frozen=True, kw_only=True)
 class SoakResult:
-    """What a soak says of one configuration."""
+    """Result of a soak of one configuration."""
 
     passed: bool
     problems: list[str]

@@ -435,7 +435,7 @@ def _check_candidate(spec: TrialSpec) -> None:
 
 
 def _safe(data: dict[str, Any]) -> dict[str, Any]:
-    """What a result says, with nothing that acts where it is shown: its texts are of others."""
+    """A result whose texts are safe to show: others wrote them."""
     safe: dict[str, Any] = each_on_one_line(scrubbed(data))
     return safe
 

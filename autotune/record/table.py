@@ -68,7 +68,7 @@ _TYPES: dict[str, type | UnionType] = {
     "boolean": bool,
     "datetime64[us, UTC]": pd.Timestamp,
 }
-"""What a cell of a column may be."""
+"""Types of a column's cells."""
 _DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 
 # Each column is `name: "dtype in unit: meaning"`; without a unit, `name: "dtype: meaning"`.
@@ -368,7 +368,7 @@ _SPEC_FIELDS = {
 
 
 def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
-    """What was asked of a trial, its knobs included."""
+    """Cells of a trial's spec, its knobs included."""
     row: dict[str, Any] = {
         name: getattr(getattr(spec, part), name)
         for part, names in _SPEC_FIELDS.items()

@@ -118,7 +118,7 @@ def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[Kno
 
 
 def summary() -> str:
-    """What was tried and what never, in a paragraph for `--help`."""
+    """The hardware of the recorded runs and the knobs without one, in a paragraph for `--help`."""
     runs = recorded()
     hardware = ", ".join(sorted({run.hardware for run in runs})) or "nothing"
     gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"

@@ -9,7 +9,7 @@ from autotune.contract import KnobValue, Outcome
 from autotune.replay.rows import DEVICE_COLUMNS, LAYOUT_COLUMNS, MODEL_COLUMNS, MeasuredRow
 
 PROBLEM_COLUMNS = (*MODEL_COLUMNS, *DEVICE_COLUMNS, "global_batch", "framework", "precision")
-"""What is given. Precision is: a search that changed it would change what is trained."""
+"""Columns that a group shares. Precision too: a search that changed it would train otherwise."""
 _COUNTS = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
 _USABLE_BASES = ("published", "published+HEAD recipe", "")
 """How a row's configuration may be known; a table that does not say is its owner's."""

@@ -71,7 +71,7 @@ class ReplayProblem:
 
     @property
     def device_name(self) -> str:
-        """As the table has it."""
+        """Name of the device, as the table has it."""
         return self.group.problem["gpu_type"]
 
     @property

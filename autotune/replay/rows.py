@@ -45,7 +45,7 @@ _STATUSES: Mapping[str, Outcome | None] = {
     "ok_analytic": None,
     "": None,
 }
-"""What a run came to, as tables word it, in lower case; None: it was not measured."""
+"""Outcome of a run, as tables word it, in lower case; None: it was not measured."""
 _FIX = "mend the cell, or leave it blank"
 
 

@@ -1,1 +1,1 @@
-"""What people read: the live view, the terminal report."""
+"""Output for people: the live view, the terminal report, the pages."""

@@ -16,7 +16,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.base.kept import scratch_folder
+from autotune.base.kept_process import scratch_folder
 from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
@@ -161,7 +161,7 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
 
 
 def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
-    """What the report says of a candidate; None is left out."""
+    """Attributes of a candidate from the report; None is left out."""
     found: dict[str, Any] = {
         "trial": row.trial,
         "candidate_hash": tried.candidate.hash,

@@ -1,4 +1,4 @@
-"""Which candidate to try next, by a forecast that is calibrated with what was measured."""
+"""The choice of the next candidate, by a forecast that is calibrated with measurements."""
 
 import math
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Chooser:
         return int(np.argmax(np.where(allowed, score, -np.inf)))
 
     def expected_gain(self, is_open: Flags) -> float:
-        """What the next trial is expected to take off the best seconds so far, as a share of them.
+        """Expected gain of the next trial over the best seconds so far, as a share of them.
 
         Returns:
             0 where no row is open that may be tried; infinity while nothing was measured.
@@ -97,7 +97,7 @@ class Chooser:
 
     @cached_property
     def time(self) -> Calibration:
-        """What is believed of the seconds' error.
+        """Belief about the error of the seconds.
 
         Trials in flight count as if they measured what is expected.
         """
@@ -115,7 +115,7 @@ class Chooser:
 
     @cached_property
     def memory(self) -> Calibration:
-        """What is believed of the peak's error."""
+        """Belief about the error of the peak."""
         seen = seen_peaks(self.forecast, self.shots)
         if self.known is not None:
             seen = Seen.join(seen, self.known.peaks)
@@ -183,7 +183,7 @@ class Chooser:
 
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
-    """By how much the forecast's seconds were wrong."""
+    """Errors of the forecast's seconds."""
     timed = [shot for shot in shots if shot.seconds is not None]
     rows = _rows(timed)
     measured = np.log([shot.seconds or 1.0 for shot in timed])
@@ -191,7 +191,7 @@ def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
 
 
 def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
-    """By how much its peaks were wrong; an unknown peak is above or below the limit."""
+    """Errors of its peaks; an unknown peak is above or below the limit."""
     assert forecast.peak_bytes is not None, "asked for only where memory decides"
     telling = [
         shot

@@ -1,4 +1,4 @@
-"""What a search says of its record: the standings, the answer, and why nothing is feasible."""
+"""The answer of a search from its record: the standings, and why nothing is feasible."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a search shows while it runs."""
+"""Progress that a search shows while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from autotune.space.candidate import Candidate
 
 
 class Stage(StrEnum):
-    """What the search is busy with."""
+    """Stage of a search."""
 
     BASELINE = "baseline"
     SEARCH = "search"

@@ -86,7 +86,7 @@ class CalibratedSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """What the other sampler samples together: nothing of the columns."""
+        """Knobs that the other sampler samples together: none of the columns."""
         space = self._others.infer_relative_search_space(study, trial)
         return {name: its for name, its in space.items() if name not in self._columns}
 

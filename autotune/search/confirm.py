@@ -35,7 +35,7 @@ _Runs = Mapping[tuple[str, int], Sequence[Trial]]
 
 @dataclass(frozen=True, kw_only=True)
 class FinalComparison:
-    """Which candidates run in which rounds."""
+    """Candidates of each round."""
 
     members: tuple[Candidate, ...]
     first_round: int
@@ -44,7 +44,7 @@ class FinalComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a comparison found; both by candidate hash."""
+    """Result of a comparison; both by candidate hash."""
 
     figures: dict[str, Figure]
     """Geometric mean of samples/s over the runs, with the interval of a re-run."""

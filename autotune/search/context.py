@@ -1,4 +1,4 @@
-"""What a search works with: one value for the loop, its stages and everything they call."""
+"""The context of a search: one value for the loop, its stages and everything they call."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,7 @@ class SearchContext(Task):
     """A job with everything that its search needs."""
 
     fleet: Fleet
-    """Where trials run."""
+    """Fleet on which trials run."""
     lattice: Lattice
     """The legal candidates."""
     observer: Observer
@@ -31,14 +31,14 @@ class SearchContext(Task):
     compares: bool = True
     """Whether the best runs again beside the baseline; a table would only repeat itself."""
     origin: Origin = Origin.MEASURED
-    """Where the figures come from."""
+    """Origin of the figures."""
     notes: list[str] = field(default_factory=list)
-    """What was said so far."""
+    """Notes that were made so far."""
     _said: set[str] = field(default_factory=set)
 
     @cached_property
     def objective(self) -> Objective:
-        """What is better, and what the devices allow."""
+        """Objective of the job, within the memory of the devices."""
         return Objective.of(self.job, self.environment)
 
     def note(self, text: str) -> None:

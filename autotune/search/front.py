@@ -14,12 +14,12 @@ RULE = (
     "the knee of the front: the point whose samples/s, as a share of the front's range, are "
     "furthest above its peak memory, as a share of the front's range; the faster of equals"
 )
-"""What `best` means with the Pareto objective, for the answer."""
+"""Meaning of `best` with the Pareto objective, for the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What a candidate achieves, from one trial or from several."""
+    """Figures of a candidate, from one trial or from several."""
 
     samples_per_s: float
     low: float

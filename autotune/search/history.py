@@ -158,7 +158,7 @@ class History:
         return tuple(self._tried(candidate_of(group[0].spec), group) for group in groups.values())
 
     def find(self, candidate: Candidate) -> Tried | None:
-        """What the record holds of a candidate."""
+        """Trials of a candidate in the record."""
         # By the recorded hash: to make each trial's candidate anew takes forty times as long.
         group = [t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash]
         return self._tried(candidate, group) if group else None

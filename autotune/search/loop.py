@@ -26,7 +26,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         StudyError: The record cannot be read or written; what has ended before is in it.
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
-    search = _Search(context)
+    search = _StagedSearch(context)
     try:
         return search.run()
     except BaseException:
@@ -34,7 +34,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         raise
 
 
-class _Search:
+class _StagedSearch:
     """Drives the stages, one after the other, and shows how far they are."""
 
     def __init__(self, context: SearchContext) -> None:
@@ -73,7 +73,9 @@ class _Search:
     def _compare(self) -> None:
         context = self._context
         if not context.compares:
-            context.note("no final comparison: what answers would only repeat itself")
+            context.note(
+                "no final comparison: recorded or simulated answers would only repeat themselves"
+            )
             return
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate
@@ -149,7 +151,7 @@ class _Search:
         )
 
     def _time_left_s(self, stage: Stage, used_s: float) -> float | None:
-        """What is left to run at the typical trial's length; the budget ends it sooner."""
+        """Seconds that are left at the typical trial's length; the budget ends it sooner."""
         history, budget_s = self.flight.history, self._context.job.budget.time_s
         typical_s = history.typical_s
         if stage is Stage.DONE:

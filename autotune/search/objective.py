@@ -1,4 +1,4 @@
-"""What is feasible and what is better, for the sampler, the comparison and the report alike."""
+"""The order of candidates: feasible or not, better or worse; for sampler and report alike."""
 
 import math
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ class Objective:
         return [] if best is None else [best]
 
     def values(self, tried: Tried, worst_peak_bytes: float) -> list[float]:
-        """What the sampler is told of a settled candidate: samples/s, peak bytes, or both.
+        """Values for the sampler of a settled candidate: samples/s, peak bytes, or both.
 
         The worst peak stands in for a configuration without one of its own.
         """

@@ -36,7 +36,7 @@ class Axis:
 
     @property
     def distribution(self) -> BaseDistribution:
-        """Where proposals come from."""
+        """Source of proposals."""
         if self.is_log2:
             exponents = [self.encode(value) for value in self.values]
             return IntDistribution(int(min(exponents)), int(max(exponents)))

@@ -1,4 +1,4 @@
-"""What a search is about to do and what it will cost, before anything runs."""
+"""The plan of a search and its price, before anything runs."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ bisection is one trial more, and a tight memory limit may take ten, stage by sta
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What would run."""
+    """The trials that would run."""
 
     study: str
     folder: str
@@ -61,13 +61,13 @@ class Plan:
     baseline_trials: int
     """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
-    """At most."""
+    """Trials of the search, at most."""
     reduced_trials: int
     """Trials among these that come first on fewer layers or accelerators, at most."""
     fidelity: str
-    """What they run; empty where there are none."""
+    """Reductions of the reduced trials; empty where there are none."""
     no_reduced: str
-    """Which candidates have no reduced trial; empty where all have one."""
+    """Candidates without a reduced trial, in words; empty where all have one."""
     confirm_trials: int
     """At most."""
     trial_s: float
@@ -113,7 +113,7 @@ class Plan:
         return self.baseline_trials * self.trial_s + self.confirm_trials * self.confirm_s
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The form that `--json` prints."""
         derived = ("trials", "total_s", "accelerator_hours", "price")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
 

@@ -38,11 +38,11 @@ class Task:
     """A job with the engine that renders it on the devices at hand, and where its record is."""
 
     job: Job
-    """What to tune."""
+    """Job to tune."""
     environment: Environment
     """The devices and versions at hand."""
     engine: Engine
-    """What a candidate means."""
+    """Engine that a candidate is for."""
     study: Study
     """The record; the only state there is."""
 
@@ -57,7 +57,7 @@ class Task:
         return None if self.job.baseline is None else self.engine.baseline(self.job.baseline)
 
     def engine_of(self, candidate: Candidate) -> Engine:
-        """What renders a candidate; raises as `users`."""
+        """Engine that renders a candidate; raises as `users`."""
         if self.users is not None and self.users[1] == candidate:
             return self.users[0]
         return self.engine
@@ -78,7 +78,7 @@ class Task:
             return False
 
     def changes_since(self, trial: Trial) -> list[str]:
-        """What a trial ran otherwise than its candidate would run now; empty: it answers.
+        """Differences between what a trial ran and what its candidate would run now; empty: none.
 
         Returns:
             `seq_len was 64, is 128`, each: of the job, or else of the configuration files.
@@ -119,7 +119,7 @@ script applies of the knobs is the candidate's, and the script is known by its d
 
 
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
-    """What a figure depends on besides the candidate."""
+    """Facts that a figure depends on besides the candidate."""
     trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
     return {
         **trained,

@@ -22,9 +22,9 @@ class Request:
     lattice: Lattice
     """The legal candidates."""
     history: History
-    """What was tried."""
+    """Trials so far."""
     objective: Objective
-    """What is better and what is feasible."""
+    """Objective of the search."""
     closed: Set[str]
     """Hashes of candidates that need no further trial."""
     n_budget: int

@@ -205,7 +205,7 @@ def growth_of(halves: Sequence[Half]) -> list[Growth]:
 
 
 def resumed_of(halves: Sequence[Half], size_bytes: int) -> Resumed | None:
-    """What became of the checkpoint; None if none was saved."""
+    """Result of the checkpoint; None if none was saved."""
     saved = halves[0].reports[0].checkpoint if halves[0].reports else {}
     if not saved:
         return None

@@ -35,7 +35,7 @@ class SearchStage(ABC):
 
     @abstractmethod
     def next_run(self) -> Run | None:
-        """What to start next; None: nothing, until a trial has ended."""
+        """The run to start next; None: none, until a trial has ended."""
 
     @property
     def _history(self) -> History:
@@ -96,9 +96,9 @@ class BaselineStage(SearchStage):
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
         self.passed_over: list[PassedOver] = []
-        """What it was to be before that, and why it is not."""
+        """Candidates that were passed over before it, and why."""
         self.users = None if context.users is None else context.users[1]
-        """What the user's own file describes; None: there is no such file."""
+        """Candidate of the user's own file; None: there is no such file."""
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
@@ -162,7 +162,7 @@ def _why_not(tried: Tried) -> str:
         return f"{tried.fault.outcome}: {tried.fault.evidence}"
     peaks = [run.peak_memory_bytes for run in results(tried.trials)]
     peak = max((each for each in peaks if each is not None), default=None)
-    return f"peak memory {format_bytes(peak)} is above what is allowed"
+    return f"peak memory {format_bytes(peak)} is above the limit"
 
 
 class _UntriedError(Exception):
@@ -215,7 +215,7 @@ class ProposalStage(SearchStage):
 
     @property
     def at_once(self) -> int:
-        """As many as the fleet holds."""
+        """As many trials as the fleet holds."""
         return self._context.capacity
 
     @property

@@ -40,7 +40,7 @@ _NORMAL = 1.96
 """The normal distribution's quantile of a 95% interval."""
 
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
-"""What a model says of candidates, in their order."""
+"""Predictions of a model for candidates, in their order."""
 
 _Key = tuple[KnobValue | None, ...]
 _Kind = tuple[int | None, int]
@@ -52,10 +52,10 @@ class Steering:
 
     lattice: Lattice
     objective: Objective
-    """What is better, and how much memory there is."""
+    """Objective, with the memory that there is."""
     forecaster: Forecaster
     recalled: Recalled | None = None
-    """What other studies saw of the forecast's errors."""
+    """Errors of the forecast that other studies saw."""
 
     @property
     def steers(self) -> bool:
@@ -104,7 +104,7 @@ class Steering:
         return self.lattice.nearest({**self.lattice.constants, **values}, closed | others)
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
-        """What another trial is expected to take off the best step time, as a share of it.
+        """Expected gain of another trial over the best step time, as a share of it.
 
         Returns:
             Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
@@ -126,7 +126,7 @@ class Steering:
         return chooser.expected_gain(is_open)
 
     def predict(self, history: History, candidate: Candidate) -> Predicted:
-        """What a trial of a candidate is expected to measure, by all that ran so far.
+        """Expected measurement of a candidate's trial, by all that ran so far.
 
         The candidate may be outside the lattice, and a reduced form.
         """
@@ -157,7 +157,7 @@ class Steering:
         return {c.hash for c in self.lattice.candidates if self._key(c) in keys}
 
     def _known(self, history: History, of: Candidate) -> Recalled | None:
-        """What is known of the model's errors besides trials of the candidate's kind.
+        """Knowledge of the model's errors besides trials of the candidate's kind.
 
         It comes from other studies, and from trials of this one that ran more or fewer layers or
         accelerators. The model errs differently there, so each kind counts as a study of its own.
@@ -187,7 +187,7 @@ class Steering:
     def _lattice_forecast(self) -> Forecast:
         return self._forecast(self.lattice.candidates)
 
-    def _rows(self, history: History, closed: Collection[str]) -> "_Rows":
+    def _rows(self, history: History, closed: Collection[str]) -> "_ForecastRows":
         """The lattice, and what was tried besides, by known choice."""
         in_lattice = {c.hash for c in self.lattice.candidates}
         strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
@@ -200,7 +200,7 @@ class Steering:
             members.setdefault(self._key(candidate), []).append(index)
         is_open = [c.hash in in_lattice and c.hash not in closed for c in candidates]
         lowest = [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()]
-        return _Rows(
+        return _ForecastRows(
             keys=tuple(members),
             forecast=said.take(np.array(lowest, dtype=np.intp)),
             closed=tuple(
@@ -215,7 +215,7 @@ class Steering:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
+class _ForecastRows:
     keys: tuple[_Key, ...]
     forecast: Forecast
     """For each row, what is predicted of its candidate with the lowest time."""
@@ -223,18 +223,18 @@ class _Rows:
 
 
 def _telling(history: History) -> list[Tried]:
-    """What ran or ran out of memory, reduced or not."""
+    """Candidates that ran or ran out of memory, reduced or not."""
     tried = [*history.tried, *history.reduced.tried]
     return [t for t in tried if t.measured is not None or t.is_out_of_memory]
 
 
 def _kind(candidate: Candidate) -> _Kind:
-    """What candidates of one job have in common, and in which their reduced forms differ."""
+    """Traits that all candidates of one job share, and in which their reduced forms differ."""
     return candidate.layers, candidate.world
 
 
 def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
-    """What a candidate's trials teach; those of an infeasible one, only the memory it needed."""
+    """Lessons of a candidate's trials; an infeasible one teaches only the memory it needed."""
     result = tried.measured
     return Shot(
         row=row,
@@ -287,7 +287,7 @@ def steering_of(
 
 
 def situation_of(job: Job, environment: Environment) -> Situation:
-    """What decides how wrong the model is here."""
+    """Facts that decide how wrong the model is here."""
     config: Mapping[str, object] = job.model.source.get("config", {})
     return Situation(
         device=environment.device_name,
@@ -304,7 +304,7 @@ def lessons_of(
     *,
     study: str,
 ) -> list[Lesson]:
-    """What a search leaves for the next one, under a name in the file of lessons.
+    """Lessons of a search for the next one, under a name in the file of lessons.
 
     It is what ran or ran out of memory, reduced or not.
 

@@ -15,7 +15,7 @@ CONFIRM_SHARE = 1 / 3
 
 @dataclass(frozen=True, kw_only=True)
 class TrialBalance:
-    """What another trial is expected to save and to cost, in accelerators times hours."""
+    """Expected saving and cost of another trial, in accelerators times hours."""
 
     saved_hours: float
     """Infinite while nothing was measured."""

@@ -68,7 +68,7 @@ def environments_of(
     listed = facts.get("environments")
     known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not known and (trials := task.study.trials()):
-        note("study.json does not say where the trials ran: taken from what they say themselves")
+        note("study.json does not say where the trials ran: read from the trials' own results")
         known = _told_by(trials, task)
     changed = [key for key in here if known and known[-1].get(key) != here[key]]
     if changed:

@@ -61,7 +61,7 @@ class Run:
     losing_step_time_s: float | None = None
     """Step time above which the trial stops early; None: never."""
     predicted: Predicted | None = None
-    """What the trial is expected to measure; None: nobody can say."""
+    """Expected measurement of the trial; None: nobody can say."""
     reduced_of: Candidate | None = None
     """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
 

@@ -1,1 +1,1 @@
-"""What can be chosen: knobs, the files that list their values, and candidates."""
+"""The choices: knobs, the files that list their values, and candidates."""

@@ -83,7 +83,7 @@ class Candidate:
         return max(1, self.global_batch // (self.micro_batch * self.dp))
 
     def reduced(self, fidelity: Fidelity) -> "Candidate":
-        """What a reduced trial of this candidate runs.
+        """The reduced form of this candidate, which a reduced trial runs.
 
         Fewer accelerators are fewer replicas: the global batch shrinks with them, so that
         micro_batch and grad_accum stay. Where the layout does not fit any more, the rules refuse

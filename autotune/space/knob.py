@@ -1,4 +1,4 @@
-"""What a knob is, what its values may be, and what else decides whether it acts."""
+"""A knob: its values, and the context that decides whether it acts."""
 
 import math
 import re
@@ -26,7 +26,7 @@ MAX_VALUE = 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What decides, besides the other knobs, whether a knob acts and where it saturates."""
+    """Facts that decide, besides the other knobs, whether a knob acts and where it saturates."""
 
     model: ModelShape
     world: int
@@ -109,7 +109,7 @@ class Knob:
 
     name: str
     default: KnobValue
-    """What runs when nobody chooses: the engine's own default, or the neutral value. Its type is
+    """Value when nobody chooses: the engine's own default, or the neutral value. Its type is
     that of all values."""
     help: str
     group: str = ""
@@ -124,7 +124,7 @@ class Knob:
     """First release of the engine that lacks it; empty: the newest one has it. Such a knob acts at
     no value that leaves it off, so that it makes no other candidate of any."""
     changes_training: str = ""
-    """What it does to the numbers that are trained; empty: it decides speed and memory alone."""
+    """Effect on the numbers that are trained; empty: it decides speed and memory alone."""
     source: str = ""
     """Where in the engine that is decided."""
     default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Knob:
         return is_possible and self.acts(values, context)
 
     def default_for(self, values: Knobs) -> KnobValue:
-        """What runs when nobody chooses, given the other knobs."""
+        """Value when nobody chooses, given the other knobs."""
         for (other, value), default in self.default_when.items():
             if values.get(other) == value:
                 return default
@@ -200,7 +200,7 @@ class Knob:
 
     @property
     def menu(self) -> str:
-        """What is legal, in one line."""
+        """The legal values, in one line."""
         if self.kind == "bool":
             return "legal values: true, false"
         if self.choices:

@@ -91,19 +91,19 @@ def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> s
 
 
 def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
-    """What a user has to set: what is not the engine's default here, and what is always shown."""
+    """Settings that a user has to make: those off the engine's default, and those always shown."""
     knobs = context.knobs
     always = {name: v for name, v in candidate.values.items() if knobs[name].is_always_shown}
     return choices_of(candidate.values, context) | always
 
 
 def describe_candidate(candidate: Candidate, context: Context) -> str:
-    """What a user has to set, in words."""
+    """The settings that a user has to make, in words."""
     return describe_settings(settings_of(candidate, context), context.knobs)
 
 
 def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
-    """What a user would change in the baseline; knobs that do not act in the candidate are not."""
+    """Changes of the baseline that a user would make, without knobs that do not act."""
     ours, theirs = settings_of(candidate, context), settings_of(baseline, context)
     changes = {
         name: value
@@ -114,13 +114,13 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
 
 
 def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
-    """What the knob would be if nobody chose it, the others being as they are."""
+    """Value of the knob if nobody chose it, the others being as they are."""
     others = {other: value for other, value in values.items() if other != name}
     return canonical(others, context).get(name)
 
 
 _STEP = 2
-"""What is one step of a number: twice as much, and half of it."""
+"""Factor of one step of a number: twice as much, or half of it."""
 
 
 def steps_of(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
     from numpy.typing import NDArray
 
 S = TypeVar("S")
-"""What an engine's rules judge: its own value of what would really run."""
+"""Setup that an engine's rules judge: its own value of what would really run."""
 
 Consequence = Literal["raised", "ignored", "differs", "converted"]
 """What the engine does with a clash: it raises, it runs as if the value were not there, it runs
@@ -46,7 +46,7 @@ class Choice:
 
     changes: Patch
     words: str = ""
-    """What it does, where the changes do not tell."""
+    """Fix in words, where the changes do not tell."""
 
     def __str__(self) -> str:
         return self.words or in_words(self.changes)
@@ -54,7 +54,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a rule has against a setup, and the cheapest way out."""
+    """Objection of a rule to a setup, and the cheapest way out."""
 
     message: str
     """Which values clash, with the arithmetic."""
@@ -68,7 +68,7 @@ class Finding:
     """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
     where what must change is not in the configuration (the layout, the job)."""
     words: str = ""
-    """What the changes do, where their list does not tell."""
+    """The changes in words, where their list does not tell."""
     advice: str = ""
     """Without `changes`, what to choose; beside them, another way, from `or` on."""
     consequence: Consequence | None = None
@@ -81,7 +81,7 @@ class Finding:
 
 
 Answer = Finding | Sequence[Finding] | None
-"""What a check says of a setup: nothing, or a finding for every fact."""
+"""Result of a check of a setup: nothing, or a finding for every fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Proof(Protocol):
 
     @property
     def consequence(self) -> Consequence:
-        """What the engine did with it."""
+        """Reaction of the engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class Rule(Generic[S]):
     """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
     def findings(self, setup: S) -> Sequence[Finding]:
-        """What the rule has against a setup; nothing where it asks for what is not known."""
+        """Objections of the rule to a setup; none where it asks for what is not known."""
         try:
             answer = self.check(setup)
         except UnknownFactError:
@@ -186,7 +186,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
 
 
 def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:
-    """What some rules have against a setup, in their order; empty: they allow it."""
+    """Objections of some rules to a setup, in their order; empty: they allow it."""
     return [found for rule in rules for found in rule.violations(setup)]
 
 

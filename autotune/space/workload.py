@@ -18,7 +18,7 @@ Way = Literal["code", "configuration", "arguments", "environment"]
 
 
 class WorkloadPlugin(ABC):
-    """What trials train; made without arguments, and cheap to make."""
+    """A workload by name; made without arguments, and cheap to make."""
 
     applies: ClassVar[Mapping[str, Way]]
     """Knobs that no engine can bring into force without the script -> how this script does; the
@@ -26,7 +26,7 @@ class WorkloadPlugin(ABC):
 
     @abstractmethod
     def workload(self, job: Job, candidate: Candidate) -> Workload:
-        """What a trial of a candidate trains, for the record, a soak and an export alike.
+        """The workload of a candidate's trial, for the record, a soak and an export alike.
 
         Raises:
             JobError: The job is none that it trains, or its model is not one to leave layers out
@@ -35,7 +35,7 @@ class WorkloadPlugin(ABC):
 
 
 def workload_of(job: Job, candidate: Candidate) -> Workload:
-    """What a trial of a candidate trains, by the workload that the job names.
+    """The workload of a candidate's trial, by the plug-in that the job names.
 
     Raises:
         JobError: There is none of that name, or as `WorkloadPlugin.workload`.

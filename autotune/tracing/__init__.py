@@ -1,4 +1,4 @@
-"""What a training step of the user's own model holds, by running it with fake tensors."""
+"""Memory of a training step of the user's own model, by running it with fake tensors."""
 
 from autotune.tracing.moments import Kind, Part, StepPhase, Traced
 from autotune.tracing.request import Trace, trace_candidate

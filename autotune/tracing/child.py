@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What was traced, at which depths, and how long it took.
+    """Traced memory, the depths, and how long it took.
 
     Raises:
         NotUsableError: The model cannot be built, or its step cannot be run.
@@ -161,7 +161,7 @@ def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Modul
 
 
 def _explained(what: str, error: Exception) -> NotUsableError:
-    """What a user can do about it."""
+    """Remedy for the user."""
     where = _place(error)
     raised = one_line(error)
     text = f"{what} cannot be traced: {raised}{where}"

@@ -1,4 +1,4 @@
-"""What a traced step holds: bytes by kind, at the fullest moment of each part of the step.
+"""Memory of a traced step: bytes by kind, at the fullest moment of each part of the step.
 
 Every part is one in which the same work is done whatever the depth of the model: the layers'
 forward pass, the output head's, the backward pass of one layer, ... What it holds at its fullest
@@ -15,19 +15,18 @@ from typing import Any, Self
 
 
 class Kind(StrEnum):
-    """What a tensor is there for."""
+    """Purpose of a tensor."""
 
     PARAMETERS = "parameters"
     """And buffers."""
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer states"
     ACTIVATIONS = "activations"
-    """What the forward pass of all but the output head keeps or passes on."""
+    """Tensors that the forward pass of all but the output head keeps or passes on."""
     LOGITS = "logits"
-    """What the output head and the loss make, forward and backward."""
+    """Tensors of the output head and the loss, forward and backward."""
     TEMPORARIES = "temporaries"
-    """What the backward pass and the optimizer make: layers computed again, gradients on their
-    way."""
+    """Tensors of the backward pass and the optimizer: recomputed layers, moving gradients."""
 
 
 class StepPhase(StrEnum):
@@ -62,7 +61,7 @@ class Traced:
     n_params: int
     """Trained and frozen."""
     parts: Mapping[Part, Bytes]
-    """What is held at the fullest moment of each."""
+    """Bytes at the fullest moment of each."""
 
     @property
     def peak_bytes(self) -> float:

@@ -26,7 +26,7 @@ _SPLITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What was traced, and how."""
+    """Result of a trace, and its method."""
 
     traced: Traced
     depths: tuple[int, ...]
@@ -99,4 +99,4 @@ def _notes(candidate: Candidate, accelerator: str) -> Iterator[str]:
     if candidate.get("compile", "none") != "none":
         yield "traced uncompiled: a compiled model fuses kernels, and keeps less or other tensors"
     if accelerator != "cpu":
-        yield "traced with torch's CPU kernels: what a GPU's kernels take inside is not seen"
+        yield "traced with torch's CPU kernels: memory inside a GPU's kernels is not seen"

@@ -1,1 +1,1 @@
-"""What runs inside the ranks of a trial; imports `autotune.contract` and nothing else of ours."""
+"""Code inside the ranks of a trial: it imports `autotune.contract` and nothing else of ours."""

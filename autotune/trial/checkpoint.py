@@ -1,4 +1,4 @@
-"""What a soak adds to a trial: memory watched all the time, a checkpoint saved or resumed.
+"""The part of a trial that a soak adds: memory watched all the time, a checkpoint.
 
 DeepSpeed's checkpoint holds weights, optimizer states and counters. A training that goes on where
 it was also needs its place in the data, which follows from the number of steps, and the state of

@@ -44,7 +44,7 @@ MAX_CALLS = 4000
 
 
 class _Steady:
-    """What DeepSpeed's timers know of `time` while they are listened to."""
+    """Replacement for `time` in DeepSpeed's timers while they are listened to."""
 
     time = staticmethod(time.monotonic)
 
@@ -81,7 +81,7 @@ class CommLog:
 
     @property
     def calls(self) -> list[CollectiveCalls]:
-        """What was heard until now; another thread may ask while this one listens."""
+        """Calls that were heard until now; another thread may ask while this one listens."""
         return [
             CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
             for (name, size, group), seconds in list(self._calls.items())

@@ -30,7 +30,7 @@ from autotune.trial.stopwatch import TrialDone, call_after_steps
 from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
-"""What a training script calls, in this order."""
+"""Methods that a training script calls, in this order."""
 
 _INSTRUCTIONS = {
     "ForwardPass": FORWARD,

@@ -96,7 +96,7 @@ class CpuMeter(Meter):
         self._total_peak_bytes = 0
         """Highest sum of private data and shared memory, while there was any of the latter."""
         self._over = ""
-        """What went over the limit, in words; empty: nothing did."""
+        """Memory that went over the limit, in words; empty: none did."""
         self._is_lifted = False
         self._limit_bytes: int | None = None
 

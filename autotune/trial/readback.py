@@ -1,11 +1,11 @@
-"""What the live engine says of itself, for comparison with what was asked.
+"""Settings of the live engine, for comparison with those that were asked for.
 
 Taken from the objects that do the work (the optimizer wrapper, process groups, parameters, split
 layers), because DeepSpeed's configuration classes accept most settings that it then ignores. Only
 what no object holds (the micro-batch) is asked of the engine's configuration.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import deepspeed.comm as dist
@@ -113,16 +113,6 @@ def recomputed_layers(module: torch.nn.Module) -> int:
         for layer in parent
     )
     return sum(bool(getattr(layer, "gradient_checkpointing", False)) for layer in layers)
-
-
-def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """One sentence for each thing that was asked and does not run so."""
-    return [
-        f"{name}: asked {asked}, the engine "
-        + (f"runs {actual[name]}" if name in actual else "has no such thing at its stage")
-        for name, asked in sorted(expected.items())
-        if name not in actual or actual[name] != asked
-    ]
 
 
 def _stage(engine: Any) -> int:

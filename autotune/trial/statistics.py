@@ -1,4 +1,4 @@
-"""What a series of step times says: when it is steady, its median, and how sure the median is."""
+"""Statistics of a series of step times: when it is steady, its median, how sure the median is."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What goes on beside a CPU rank while it measures: other load, stolen time, CPU quotas.
+"""Surroundings of a CPU rank while it measures: other load, stolen time, CPU quotas.
 
 The figures come from /proc/stat of the cores that the rank is bound to, at both ends of the
 measured steps. Time in interrupts is left out, since it includes gloo's own packets. GPU ranks are
@@ -32,7 +32,7 @@ class Watch:
         self._first = _read(self._cores) if self._cores else None
 
     def end(self) -> Surroundings | None:
-        """What went on since `begin`; None where it cannot be told."""
+        """Load since `begin`; None where it cannot be told."""
         first = self._first
         if first is None or (last := _read(self._cores)) is None:
             return None
@@ -94,7 +94,7 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """What one of the kernel's files holds; empty: it cannot be read."""
+    """Text of one of the kernel's files; empty: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -55,7 +55,7 @@ def refusal(source: Config, *, seq_len: int, lengths: Config) -> str:
 
 
 def script_settings(workload: Workload, layout: Layout) -> dict[str, Any]:
-    """What the built-in training script is told; for a pipeline also the sizes of its layers.
+    """Settings for the built-in training script; for a pipeline also the sizes of its layers.
 
     Raises:
         NoPipelineError: As `shape_of`.
@@ -105,7 +105,9 @@ def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
     if "lora" in source:
         raise NoPipelineError("LoRA: the pipeline's transformer has no adapters")
     if "config" not in source:
-        raise NoPipelineError("a factory's model is a module, which nobody can cut into layers")
+        raise NoPipelineError(
+            "a factory's model is one module, which autotune cannot cut into layers"
+        )
     config = source["config"]
     family = config.get("model_type")
     if family not in FAMILIES:

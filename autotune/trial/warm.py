@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from autotune.contract import PARENT_ENV, RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
 from autotune.trial.descent import adopt_orphans, end_all_below
+from autotune.trial.engines.base import driver_of
 from autotune.trial.launcher import (
     EXIT_FILE,
     LOOPBACK,
@@ -32,9 +33,9 @@ from autotune.trial.launcher import (
 )
 
 READY = b"ready"
-"""What the template says once it has imported everything."""
+"""Message of the template once it has imported everything."""
 STARTED = b"s"
-"""What a trial's launcher says first; its exit code follows when it has ended."""
+"""First message of a trial's launcher; its exit code follows when it has ended."""
 FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
@@ -56,7 +57,7 @@ def main() -> None:
     # What a rank imports in its own phases; heavy.
     from autotune.trial import diagnose, memory, stopwatch  # noqa: F401
 
-    driver = wrapper.driver_of(sys.argv[2])
+    driver = driver_of(sys.argv[2])
     driver.load_code(sys.argv[3])
     driver.load_model_code(json.loads(sys.argv[4]))
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.trial.engines.base import Driver, differences, driver_of
 from autotune.trial.faults import OutOfMemoryError, ReadBackError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
 from autotune.trial.reporter import Reporter
@@ -61,17 +62,6 @@ def main(folder: Path) -> NoReturn:
     os._exit(0)
 
 
-def driver_of(engine: str) -> Any:
-    """The module that drives an engine in its ranks: the entry point of the engine's name.
-
-    Raises:
-        RuntimeError: No installed package offers one.
-    """
-    for found in entry_points(group="autotune.drivers", name=engine):
-        return found.load()
-    raise RuntimeError(f"no installed package drives {engine} in its ranks")
-
-
 def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.enter(Phase.IMPORT)
     driver = driver_of(spec.engine.name)
@@ -97,7 +87,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     meter.cap()
     rss_before_bytes = peak_rss_bytes()
 
-    aftermath = _Aftermath(spec, reporter, meter)
+    aftermath = _Aftermath(spec, driver, reporter, meter)
 
     def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
@@ -163,10 +153,11 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
 
 
 class _Aftermath:
-    """What a trial does around its measured steps and after the last of them."""
+    """Work of a trial around its measured steps and after the last of them."""
 
-    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
+    def __init__(self, spec: TrialSpec, driver: Driver, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
+        self._driver = driver
         self._reporter = reporter
         self._meter = meter
         self._engine: Any = None
@@ -197,10 +188,8 @@ class _Aftermath:
     def on_first_step(self) -> None:
         """The first step was applied."""
         self._meter.check()
-        from autotune.trial.readback import differences, read_back
-
         report, expected = self._reporter.report, self._spec.engine.expected
-        report.read_back = read_back(self._engine, expected)
+        report.read_back = self._driver.read_back(self._engine, expected)
         report.differences = differences(expected, report.read_back)
         if report.differences:
             raise ReadBackError("; ".join(report.differences))
@@ -243,7 +232,7 @@ class _Aftermath:
         return True
 
 
-def _segments(driver: Any) -> list[str]:
+def _segments(driver: Driver) -> list[str]:
     """Patterns of the files in /dev/shm that the engine's own collectives make."""
     start = getattr(driver, "SEGMENTS", "")
     named = start.format(user=os.getuid(), address=os.environ["MASTER_ADDR"])

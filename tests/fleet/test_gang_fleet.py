@@ -237,7 +237,7 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_the_next_one_reaps(tmp_path
     result = trial.poll()
     assert result is not None
     assert result.outcome is Outcome.LAUNCH
-    said = "n0: what starts ranks there ended with code -9: Traceback of something"
+    said = "n0: the agent of the node ended with code -9: Traceback of something"
     assert result.evidence == said
     fleet.submit(spec(1), tmp_path / "next")
 

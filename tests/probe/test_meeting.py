@@ -176,7 +176,7 @@ def test_a_node_that_ends_is_named_to_those_that_wait(port: int, come: Any) -> N
         second._link._connection.shutdown(socket.SHUT_RDWR)
 
     found = both(lambda: first.agree({}), lambda: second.agree({}), lambda: third.agree({}), ends)
-    assert str(found[0]) == str(found[2]) == "node 1 has ended; what it said there is the cause"
+    assert str(found[0]) == str(found[2]) == "node 1 has ended; its own output names the cause"
 
 
 def test_a_node_whose_first_has_gone_says_so(port: int, come: Any) -> None:

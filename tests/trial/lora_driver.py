@@ -15,7 +15,8 @@ import torch
 from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
-from autotune.trial.readback import differences, read_back
+from autotune.trial.engines.base import differences
+from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import add_adapters, batches, make_model
 from tests.trials import settings
 

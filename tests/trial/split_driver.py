@@ -18,8 +18,9 @@ import torch
 from deepspeed.utils import logger, safe_get_full_grad
 
 from autotune.contract import TrialSpec
+from autotune.trial.engines.base import differences
 from autotune.trial.prebuilt import load_as_built
-from autotune.trial.readback import differences, read_back
+from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import (
     Inputs,
     Settings,

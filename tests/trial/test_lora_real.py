@@ -1,9 +1,6 @@
 """LoRA and drawn lengths on real ranks: only adapters are trained, tokens are counted right."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +8,13 @@ import pytest
 
 from autotune.contract import Outcome, to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.engines.deepspeed.extensions import build
-from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.transports.local import local_fleet
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.search.trial_spec import Role, Run, make_spec
 from autotune.trial.scripts.lengths import batch_lengths
+from tests.driven_ranks import train_cases
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.trials import QUICK, changed, files
 
@@ -51,31 +47,10 @@ def make_case(job: Job, stage: int) -> dict[str, Any]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each stage did, in one set of ranks."""
     folder = tmp_path_factory.mktemp("lora")
-    build("cpu", lambda _: None)
-    asked, answered = folder / "cases.json", folder / "results.json"
     # Made once: to count the adapters a process builds the model.
     job = tiny_job(folder, global_batch=4, finetune=LORA, optimizer=FAST)
-    asked.write_text(json.dumps([make_case(job, stage) for stage in STAGES]))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2"),
-            *(str(Path(__file__).with_name("lora_driver.py")), str(asked), str(answered)),
-        ],
-        env={
-            **os.environ,
-            **extensions_environment("cpu"),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads(answered.read_text())
-    return found
+    cases = [make_case(job, stage) for stage in STAGES]
+    return train_cases(Path(__file__).with_name("lora_driver.py"), cases, folder)
 
 
 def test_only_adapters_are_trained_and_all_of_them(results: list[dict[str, Any]]) -> None:

@@ -5,9 +5,6 @@ and norms of the whole gradient, step for step, from the same weights and sample
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,9 @@ import pytest
 
 from autotune.contract import to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.engines.deepspeed.extensions import build
-from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.job.job import Job
 from autotune.search.trial_spec import Role, Run, make_spec
+from tests.driven_ranks import train_cases
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.trials import changed
 
@@ -106,28 +102,8 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
 
 def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
     """What each case did, in one set of two ranks."""
-    build("cpu", lambda _: None)
-    asked, answered = folder / "cases.json", folder / "results.json"
-    asked.write_text(json.dumps(list(cases.values())))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2"),
-            *(str(Path(__file__).with_name("split_driver.py")), str(asked), str(answered)),
-        ],
-        env={
-            **os.environ,
-            **extensions_environment("cpu"),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(zip(cases, json.loads(answered.read_text()), strict=True))
+    driver = Path(__file__).with_name("split_driver.py")
+    return dict(zip(cases, train_cases(driver, list(cases.values()), folder), strict=True))
 
 
 @pytest.fixture(scope="module")

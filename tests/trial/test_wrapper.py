@@ -6,6 +6,7 @@ import types
 import pytest
 
 from autotune.contract import RankReport
+from autotune.trial.faults import ReadBackError
 from autotune.trial.wrapper import CORES_ENV, _Aftermath
 from tests import trials
 
@@ -15,7 +16,7 @@ def measured(accelerator):
     spec = trials.spec(accelerator=accelerator, diagnoses=False)
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(settle=lambda: None, read=lambda: {"peak": 1})
-    aftermath = _Aftermath(spec, reporter, meter)
+    aftermath = _Aftermath(spec, types.SimpleNamespace(), reporter, meter)
     aftermath.prepare(engine=None)
     aftermath.on_warm()
     sum(range(10_000))
@@ -41,3 +42,17 @@ def test_the_measured_time_ends_with_the_last_measured_step(bound):
     assert report.measured_s > 0
     aftermath.finale()
     assert (report.cpu_s, report.measured_s) == at_the_end
+
+
+def test_the_driver_of_the_engine_reads_it_back():
+    spec = trials.spec(expected={"stage": 2})
+    reporter = types.SimpleNamespace(report=RankReport(rank=0))
+    meter = types.SimpleNamespace(check=lambda: None)
+    driver = types.SimpleNamespace(read_back=lambda engine, expected: {"stage": engine})
+    aftermath = _Aftermath(spec, driver, reporter, meter)
+    aftermath._engine = 2
+    aftermath.on_first_step()
+    assert (reporter.report.read_back, reporter.report.differences) == ({"stage": 2}, [])
+    aftermath._engine = 1
+    with pytest.raises(ReadBackError, match="stage: asked 2, the engine runs 1"):
+        aftermath.on_first_step()

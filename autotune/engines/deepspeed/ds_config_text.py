@@ -109,7 +109,7 @@ def _too_large(path: Path) -> RenderError:
 
 
 def _read(path: Path) -> bytes:
-    """What a file or standard input holds; of the latter one byte more than is allowed."""
+    """Bytes of a file or of standard input; of the latter one byte more than is allowed."""
     if path == STANDARD_INPUT:
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     return read_bounded(path, MAX_BYTES)

@@ -64,7 +64,7 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
     "torch": {"torch_adam": True},
     "torch_fused": {"torch_adam": True, "fused": True},
 }
-"""What `optimizer.implementation` adds to the optimizer's parameters."""
+"""Parameters that `optimizer.implementation` adds to the optimizer's own."""
 
 _PLAIN = tuple(
     (*knob.key.rpartition(".")[::2], name) for name, knob in KNOBS.items() if knob.is_plain
@@ -168,7 +168,7 @@ class DeepSpeedEngine(Engine):
         return {CONFIG_FILE: canonical_json(self._render(candidate)[0])}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """What the live engine must read back, from the configuration that would run."""
+        """Settings that the live engine must read back, from the configuration that would run."""
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:

@@ -1,4 +1,4 @@
-"""What the live engine must read back, from the configuration that would run.
+"""Settings that the live engine must read back, from the configuration that would run.
 
 Names as in `autotune.trial.readback`; one that has no meaning in the setup is left out.
 """
@@ -25,7 +25,7 @@ DEFAULT_GRADIENT_CLIPPING = 1.0
 
 
 def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
-    """What the live engine must say of itself, training the model of `TrialSpec.model`."""
+    """Settings that the live engine must read back, training the model of `TrialSpec.model`."""
     config, stage = setup.ds_config, setup.stage
     precision = setup.precision or setup.dtype
     found: dict[str, Any] = {
@@ -61,7 +61,7 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_value(config: Mapping[str, Any], knob: str) -> KnobValue:
-    """What a configuration sets for a knob; the engine's default where it is silent."""
+    """Value of a knob in a configuration; the engine's default where it is silent."""
     value = KNOBS[knob].read(config)
     stage = KNOBS["zero.stage"].read(config) or 0
     return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value

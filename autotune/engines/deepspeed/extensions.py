@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 from autotune.base.private import (
     PreparedError,
     check_code_folder,
@@ -241,7 +241,7 @@ _OF_THE_DISK: Mapping[int, str] = {
     errno.ENOMEM: "the machine has no memory left for a compiler: end other programs",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
-"""What to do about a build that the compiler is not to blame for, by its cause."""
+"""Remedies for a build that the compiler is not to blame for, by cause."""
 _WORDS_OF_CAUSES: tuple[tuple[str, int], ...] = (
     *((os.strerror(number), number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
     *((os.strerror(number), number) for number in (errno.ENOMEM, errno.EMFILE, errno.EIO)),
@@ -249,7 +249,7 @@ _WORDS_OF_CAUSES: tuple[tuple[str, int], ...] = (
     ("No space left", errno.ENOSPC),
     (os.strerror(errno.EACCES), errno.EACCES),
 )
-"""What compilers, linkers and Python say, the surest first."""
+"""Error lines of compilers, linkers and Python, the surest first."""
 
 
 def _cause_in(lines: Sequence[str], folder: Path) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""Where a careful user of DeepSpeed starts: the ladder that a search climbs for its baseline.
+"""The ladder that a search climbs for its baseline, as a careful user of DeepSpeed would.
 
 The lowest ZeRO stage without offload, tensor degree 1, every other knob at the engine's default,
 and recomputation only where nothing runs without it.

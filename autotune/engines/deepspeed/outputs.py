@@ -1,4 +1,4 @@
-"""What a configuration would have DeepSpeed write, and where: left out of every trial.
+"""Outputs that a configuration has DeepSpeed write: every trial leaves them out.
 
 A user's file is made for the real training: its profiles, samples and copies go to that run's
 places, and a trial would write over them. Without a file of its own, what a profiler says stands

@@ -115,7 +115,7 @@ def _numbers(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -
 def _spelled(
     candidates: Sequence[Candidate], knob: str, otherwise: str, meanings: Mapping[str, float]
 ) -> Floats:
-    """What each candidate's choice means as a number."""
+    """Each candidate's choice as a number."""
     return _floats(meanings[str(v)] for v in _values(candidates, knob, otherwise))
 
 
@@ -163,7 +163,7 @@ def _n_moments(job: Job) -> int:
 
 
 def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
-    """What is recomputed and offloaded.
+    """Columns of recomputation and offload.
 
     In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
     """

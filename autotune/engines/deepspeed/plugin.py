@@ -73,7 +73,7 @@ class DeepSpeed(EnginePlugin):
         return int(knobs.get("zero.stage", 0) or 0) > 0
 
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
-        """Where the extensions were built."""
+        """Folder in which the extensions were built."""
         return extensions.environment(accelerator, given)
 
     def compiled(self, accelerator: str) -> Compiled:

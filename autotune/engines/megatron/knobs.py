@@ -1,4 +1,4 @@
-"""What a Megatron layout chooses: its knobs, and candidates as rows of columns and back."""
+"""Knobs of a Megatron layout, and candidates as rows of columns and back."""
 
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +57,7 @@ _PLAIN = tuple(name for name in KNOBS if name != "recompute")
 
 
 def knobs_of(row: Mapping[str, int]) -> dict[str, KnobValue]:
-    """What a row of columns chooses."""
+    """The candidate of a row of columns."""
     found: dict[str, KnobValue] = {
         name: bool(row[name]) if KNOBS[name].kind == "bool" else row[name] for name in _PLAIN
     }

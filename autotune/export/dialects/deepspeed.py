@@ -115,7 +115,7 @@ def _script(name: str) -> str:
 
 
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the templates may use."""
+    """Values for the templates."""
     candidate, environment = handout.candidate, handout.environment
     config = json.loads(handout.files[CONFIG_FILE])
     limit_bytes, soak = settings["memory_limit_bytes"], handout.soak
@@ -185,7 +185,7 @@ def _read(
     measure: Measure,
     digest: str,
 ) -> tuple[TrialSpec, Setup]:
-    """What its trial is, and what would run."""
+    """Spec of its trial, and the setup that would run."""
     told = {"sp": 1, **settings}  # older exports say none
     for name, least in _LEAST.items():
         _whole(told, name, least=least)
@@ -229,7 +229,7 @@ def _read(
 
 
 def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
-    """What it was tuned for, where there is as much here; an older export does not say."""
+    """Memory limit that it was tuned for, where there is as much here; older exports name none."""
     if settings.get("memory_limit_bytes") is None:
         return None
     return min(_whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)

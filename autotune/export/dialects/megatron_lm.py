@@ -78,7 +78,7 @@ def _recompute(row: Mapping[str, int]) -> list[list[str]]:
 
 
 def _values(handout: Handout) -> dict[str, Any]:
-    """What the templates may use."""
+    """Values for the templates."""
     job, task = handout.job, task_of(handout.job, handout.environment)
     row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
     fused = task.fused_attention

@@ -1,1 +1,1 @@
-"""What runs on a node: it starts the ranks of trials there, watches and ends them."""
+"""The agent of a node: it starts the ranks of trials there, watches and ends them."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
-from autotune.base.kept import scratch_folder
+from autotune.base.kept_process import scratch_folder
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all

@@ -68,7 +68,7 @@ class Leavings:
         return _names(self._folders) - self._before - self._found
 
     def _in_use(self) -> set[str]:
-        """What any process of this user has open or mapped: a service's, which the trial used."""
+        """Files that any process of this user has open or mapped: a service the trial used."""
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         return {path for pid in numbers for path in _held_by(pid, self._folders)}
 
@@ -81,7 +81,7 @@ def _remove(path: Path) -> None:
 
 
 def _names(folders: Collection[Path]) -> set[Name]:
-    """What this user has in some folders."""
+    """Files of this user in some folders."""
     found = set()
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -48,14 +48,14 @@ _PAGE_BYTES = resource.getpagesize()
 
 @dataclass(kw_only=True)
 class HeldOutside:
-    """What a rank held besides its private data, at the worst."""
+    """Memory that a rank held besides its private data, at the worst."""
 
     children_bytes: int = 0
     total_bytes: int = 0
     """Private data above the base, shared memory and children together; 0 where the rank had
     neither of the last two."""
     over: str = ""
-    """What went over the limit, in words; empty: nothing did."""
+    """Memory that went over the limit, in words; empty: none did."""
 
 
 @dataclass(kw_only=True)
@@ -143,7 +143,7 @@ class MemoryWatch:
         return {pid for rank in self._ranks.values() for pid in rank.ever}
 
     def held(self) -> Mapping[int, HeldOutside]:
-        """What each rank held besides its private data, at the worst."""
+        """Memory that each rank held besides its private data, at the worst."""
         return {rank: each.held for rank, each in self._ranks.items()}
 
     def look(self) -> int | None:

@@ -28,7 +28,7 @@ File = tuple[int, int]
 
 
 class FilesInMemory:
-    """What the processes of one rank hold in such files."""
+    """Bytes that the processes of one rank hold in such files."""
 
     def __init__(
         self, apart: Callable[[str], bool], *, clock: Callable[[], float] = time.monotonic
@@ -90,7 +90,7 @@ class Segment:
 
 
 def segments() -> list[Segment]:
-    """Those of this machine; none where the kernel has no such thing."""
+    """Files of this machine; none where the kernel has no such thing."""
     with suppress(OSError, ValueError, IndexError):
         return [Segment(line) for line in _SEGMENTS.read_text().splitlines()[1:]]
     return []

@@ -63,7 +63,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
         os.close(lease._lock)
     raise FleetError(
         f"no free port found from {_PORTS[0]} to {_PORTS[-1]}",
-        "end what listens on so many ports",
+        "end the programs that listen on so many ports",
     )
 
 

@@ -39,7 +39,7 @@ class NodePart:
     interface: str = "lo"
     """Network interface by which the ranks here reach the others."""
     port: int | None = None
-    """Where they meet; None: the first node leases it."""
+    """Port at which they meet; None: the first node leases it."""
     n_sharing: int = 1
     """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
     still gets no more of them."""

@@ -1,4 +1,4 @@
-"""What the GPUs of a trial do while it measures, read from NVML beside the ranks, not in them."""
+"""Load of a trial's GPUs while it measures, read from NVML beside the ranks, not in them."""
 
 import statistics
 import threading
@@ -78,7 +78,7 @@ class Telemetry:
             self._thread.join(timeout=wait_s)
 
     def between(self, start_s: float, end_s: float) -> GpuUse | None:
-        """What the devices did from one moment to another; None: nothing was read."""
+        """Load of the devices from one moment to another; None: nothing was read."""
         return use_between(list(self.readings), start_s, end_s)
 
     def _watch(self) -> None:
@@ -121,7 +121,7 @@ def read_device(driver: Any, device: int, handle: Any) -> Reading:
 
 
 def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> GpuUse | None:
-    """What the devices did from one moment to another; None: nothing was read then."""
+    """Load of the devices from one moment to another; None: nothing was read then."""
     inside = [r for r in readings if start_s <= r.at_s <= end_s]
     devices = sorted({r.device for r in readings})
     if not inside:

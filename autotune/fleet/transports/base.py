@@ -1,4 +1,4 @@
-"""What a transport is: the nodes that it reaches, and a way to run one process on each.
+"""The protocol of a transport: the nodes that it reaches, and a way to run one process on each.
 
 A `GangFleet` does the rest. On every node it runs `autotune.fleet.node.agent`, which starts ranks
 there and sees to them; a transport knows nothing of trials.
@@ -35,7 +35,7 @@ class NodeProcess(Protocol):
         """Write to its input; what does not fit yet is kept and sent later."""
 
     def receive(self) -> bytes:
-        """What it has written since, to its output or to its errors."""
+        """Bytes that it has written since, to its output or to its errors."""
 
     def poll(self) -> int | None:
         """Its exit code, or that of the way to it, once it is gone; None while it is alive."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place

@@ -1,1 +1,1 @@
-"""What the cost model says of candidates: as people read it in a terminal, and as data."""
+"""Predictions for candidates: as text for a terminal, and as data."""

@@ -78,7 +78,7 @@ def print_title(console: Console, found: Judged) -> None:
 
 
 def verdict(found: Judged) -> list[tuple[str, str]]:
-    """What became of settings, and which rules refuse the candidate."""
+    """Notes on settings, and the rules that refuse the candidate."""
     facts = [("note", note) for note in found.notes]
     for violation in found.violations:
         facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]

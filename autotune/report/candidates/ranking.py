@@ -1,4 +1,4 @@
-"""What was predicted of a job's candidates: as people read it in a terminal, and as data."""
+"""Predictions for a job's candidates: as text for a terminal, and as data."""
 
 import dataclasses
 import math
@@ -113,7 +113,7 @@ def shares(parts: Mapping[str, float], most: int = 4) -> str:
 
 
 def figures_as_dict(job: Job, prediction: Prediction, index: int) -> dict[str, Any]:
-    """What was predicted of one candidate, for programs."""
+    """Predictions for one candidate, for programs."""
     step_time_s = float(prediction.step_time_s[index])
     return {
         "pred_step_time_s": step_time_s,
@@ -125,7 +125,7 @@ def figures_as_dict(job: Job, prediction: Prediction, index: int) -> dict[str, A
 
 
 def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
-    """What its step time and memory are made of, for programs."""
+    """Parts of its step time and memory, for programs."""
     seconds, sizes = parts_of(prediction, index)
     return {"pred_time_parts_s": seconds, "pred_memory_parts_bytes": sizes}
 

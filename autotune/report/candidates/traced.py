@@ -1,4 +1,4 @@
-"""What was traced of a candidate's memory beside what is counted: in a terminal, and as data."""
+"""Traced memory of a candidate beside the counted one: as text for a terminal, and as data."""
 
 from typing import Any
 

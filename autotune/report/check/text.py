@@ -27,7 +27,7 @@ _THEN: dict[Consequence, str] = {
     "ignored": "it is ignored",
     "converted": "it is read as what is meant",
 }
-"""What the engine does, in words for people."""
+"""Reaction of the engine, in words for people."""
 
 
 def print_run(console: Console, run: CheckRun, *, fixed: bool, quiet: bool, strict: bool) -> None:
@@ -79,7 +79,7 @@ def print_check(
 
 
 def asker(console: Console) -> Callable[[Question], Option | None] | None:
-    """What puts a question to the user in a terminal; None where there is nobody to ask."""
+    """Function that asks the user in a terminal; None where there is nobody to ask."""
     if not (console.is_terminal and sys.stdin.isatty()):
         return None
 
@@ -141,7 +141,7 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
 
 
 def _print_questions(console: Console, report: CheckReport) -> None:
-    """What only the user can decide, each way out with the flag that takes it."""
+    """Choices that only the user can make, each way out with the flag that takes it."""
     others = [one for one in report.questions if one not in report.needed]
     n = sum(len(question.options) for question in others)
     is_short = n <= _MOST_CHOICES
@@ -184,7 +184,7 @@ def _print_diff(console: Console, diff: str) -> None:
 
 
 def _conclusion(report: CheckReport, *, fixed: bool) -> str:
-    """What is wrong with the file as it is now, and what was."""
+    """Counts of the findings about the file as it is now, and of those that were mended."""
     now = _counted(report.now(fixed=fixed))
     said = now or "nothing found"
     if report.is_written(fixed=fixed):

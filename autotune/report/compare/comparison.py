@@ -26,7 +26,7 @@ MAX_RUNS = len(ascii_uppercase)
 _JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "precision")
 """Columns of the table without which samples/s are not of the same work."""
 _EMPTY = {"finetune": "every weight"}
-"""What an empty column means, where that is known."""
+"""Meaning of an empty column, where that is known."""
 _PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
 _SIDES = ("first", "other")
 _CANDIDATES = {
@@ -57,7 +57,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyComparison:
-    """What several studies say beside each other."""
+    """Several studies beside each other."""
 
     runs: Sequence[ComparedRun]
     outcomes: pd.DataFrame
@@ -71,10 +71,10 @@ class StudyComparison:
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
     warnings: Sequence[str]
-    """What differs, besides the candidates."""
+    """Differences besides the candidates."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The form that `--json` prints."""
         return {
             "studies": {run.key: str(run.report.folder) for run in self.runs},
             "warnings": list(self.warnings),
@@ -223,8 +223,8 @@ def _differences(runs: Sequence[ComparedRun]) -> list[str]:
         if (text := describe_reduced(run.report.history))
     ]
     substitutes = [
-        f"{run.key}: its baseline is a substitute for what was asked for, whose trials the "
-        "platform ended: its gain is over that"
+        f"{run.key}: the platform ended the trials of the baseline that was asked for: the gain "
+        "is over a substitute"
         for run in runs
         if run.report.answer is not None and run.report.answer.is_substitute
     ]

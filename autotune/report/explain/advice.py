@@ -1,4 +1,4 @@
-"""Which knob addresses what bounds a trial, by the rules of its engine.
+"""Advice for the bottleneck of a trial, by the rules of its engine.
 
 Only a change that would be another run is advised: the knob acts there, the value is one that the
 device can run, and the batch still divides. The rules say whether the configuration is legal, and
@@ -33,7 +33,7 @@ class Advice:
     """That candidate's samples/s over this one's; None where one of them measured nothing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As `report --trial N --json` prints it."""
+        """The form that `report --trial N --json` prints."""
         ends = {"ratio": "ratio", "ratio_low": "low", "ratio_high": "high"}
         return {
             **{name: getattr(self, name) for name in ("knob", "before", "after", "reason")},

@@ -24,7 +24,7 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What can be said of one trial."""
+    """Explanation of one trial."""
 
     trial: int
     spec: TrialSpec
@@ -36,10 +36,10 @@ class Explanation:
     peak_flops: float | None
     """Peak of one device, dense; None where it is not known, or the trial ran in fp32."""
     flops_per_s: float | None
-    """What the model takes per device, without recomputation; None where it is not known."""
+    """Operations of the model per device, without recomputation; None where they are not known."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As `report --trial N --json` prints it."""
+        """The form that `report --trial N --json` prints."""
         split = self.diagnosis.split
         found = self.bottleneck
         return {

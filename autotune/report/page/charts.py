@@ -61,7 +61,7 @@ class Chart:
     name: str
     """Identifies it in the page."""
     alt: str
-    """What it shows, in a sentence or two."""
+    """Caption, in a sentence or two."""
     figure: dict[str, Any]
     """`data` and `layout` for plotly."""
     min_width: int = 0
@@ -205,7 +205,7 @@ def outcomes(report: StudyReport) -> Chart | None:
 
 
 def phases(report: StudyReport) -> Chart | None:
-    """Where the seconds of each trial went."""
+    """Seconds of each trial, by phase."""
     ended = with_phases(report)
     if not ended:
         return None
@@ -220,7 +220,7 @@ def phases(report: StudyReport) -> Chart | None:
 
 
 def steps(report: StudyReport) -> Chart | None:
-    """Where the time of a step went, trial by trial, as shares."""
+    """Parts of a step's time, trial by trial, as shares."""
     seen = {
         trial.spec.identity.number: shares_of_calls(trial.result.diagnosis.split)
         for trial in report.history.trials

@@ -86,7 +86,7 @@ _CHARTS = ("standings", "history", "memory", "knobs", "importance", "outcomes", 
 
 
 def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
-    """What every page needs: its charts, plotly itself where there are any, and who wrote it."""
+    """Parts of every page: its charts, plotly itself where there are any, and its author."""
     return {
         "charts": [{"name": chart.name, "figure": chart.figure} for chart in drawn],
         "plotly_js": get_plotlyjs() if drawn else "",
@@ -117,7 +117,7 @@ def _job(report: StudyReport) -> str:
 
 
 def _headline(report: StudyReport) -> dict[str, str] | None:
-    """What the search was for, in large print, and what it rests on."""
+    """Headline of the search, and the facts that it rests on."""
     answer = report.answer
     if answer is None or answer.best is None:
         return None

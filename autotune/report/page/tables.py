@@ -58,7 +58,7 @@ def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
 
 
 def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
-    """Where the two configurations differ."""
+    """Differences of the two configurations."""
     knob_of = find_engine(report.context.engine).knob_of
     ours, theirs = config_of(report, best), config_of(report, baseline)
     if ours is None or theirs is None:

@@ -1,1 +1,1 @@
-"""What a study found, as values that every form of the report shows."""
+"""Findings of a study, as values that every form of the report shows."""

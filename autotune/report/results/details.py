@@ -24,7 +24,7 @@ _NOT_ALONE = "not measured alone"
 def describe_details(
     report: StudyReport, shares: Mapping[str, float] | None
 ) -> list[tuple[str, str]]:
-    """What the page shows and the verdict does not, fact by fact, as (name, text).
+    """Facts that the page shows and the verdict does not, as (name, text).
 
     `shares` is the importance by knob; None: too little is known.
     """
@@ -42,7 +42,7 @@ def describe_details(
 
 
 def describe_gain(pairs: Sequence[Pair]) -> str:
-    """What one change alone did to samples/s."""
+    """Effect of one change alone on samples/s."""
     if not pairs:
         return _NOT_ALONE
     first = pairs[0]
@@ -56,7 +56,7 @@ def describe_gain(pairs: Sequence[Pair]) -> str:
 
 
 def describe_cost(pairs: Sequence[Pair]) -> str:
-    """What one change alone did to the peak memory."""
+    """Effect of one change alone on the peak memory."""
     if not pairs:
         return _NOT_ALONE
     memory_bytes = pairs[0].memory_bytes
@@ -94,7 +94,7 @@ def describe_importance(shares: Mapping[str, float]) -> str:
 
 
 def describe_bounds(report: StudyReport) -> list[str]:
-    """What the best and the baseline mostly wait for, where they had a diagnostic pass."""
+    """Bottlenecks of the best and the baseline, where they had a diagnostic pass."""
     said = []
     for trial in report.history.trials:
         number, result = trial.spec.identity.number, trial.result

@@ -1,4 +1,4 @@
-"""What the best changes against the baseline, and what each change alone brought and cost.
+"""Changes of the best against the baseline, and the effect of each change alone.
 
 A change was measured alone where two candidates of the record differ in that one setting, from the
 baseline's value to the best's. Where no such pair ran, nothing is claimed: a share of the whole

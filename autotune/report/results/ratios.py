@@ -19,7 +19,7 @@ from autotune.search.history import counting
 
 
 class Basis(StrEnum):
-    """What an interval is made of."""
+    """Evidence behind an interval."""
 
     RUNS = "runs"
     """The spread between the runs of candidates that were run more than once."""

@@ -53,7 +53,7 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
 
 
 def last_verdict(history: History, objective: Objective) -> confirm.Verdict | None:
-    """What the last final comparison of the record found; None if there was none."""
+    """Result of the record's last final comparison; None if there was none."""
     runs = [t for t in history.trials if t.spec.identity.role is Role.CONFIRM]
     if not runs:
         return None

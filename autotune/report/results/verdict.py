@@ -1,4 +1,4 @@
-"""What a study found, in words: the same in the terminal, in Markdown and in HTML."""
+"""Findings of a study in words: the same in the terminal, in Markdown and in HTML."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _PASSED_SHOWN = 5
 
 
 def describe_place(report: StudyReport) -> str:
-    """Which model on what, with which versions; empty where the study does not say."""
+    """Model, devices and versions; empty where the study does not say."""
     environment, model = environment_of(report.facts), model_of(report.facts)
     origin = origin_of(report.facts)
     mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
@@ -63,7 +63,7 @@ def describe_outcome(row: Row, report: StudyReport) -> str:
 
 
 def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
-    """What was found, fact by fact, as (name, text)."""
+    """Findings, fact by fact, as (name, text)."""
     facts = [("outcomes", describe_counts(report.counts))]
     if left_out := left_out_of(report.facts):
         trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
@@ -157,7 +157,7 @@ def describe_speedup(answer: SearchAnswer) -> str:
 
 
 def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[str, str]]:
-    """What the baseline was to be and is not, as (name, text); empty: it is what was asked for."""
+    """Candidates that the baseline was to be and is not, as (name, text); may be empty."""
     if not (passed := answer.passed_over):
         return []
     # Whatever the platform ended may have been the baseline; the others could not.
@@ -174,7 +174,7 @@ def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[s
     if more := len(passed) - len(told):
         facts.append(("passed over", f"{more} more: column `baseline` of the table says why"))
     if answer.is_substitute:
-        said = "the platform ended what was asked for, so the baseline is another one"
+        said = "the platform ended the baseline that was asked for, so another one takes its place"
         facts.append(("substitute", f"{said}: search again for the gain over that"))
     return facts
 

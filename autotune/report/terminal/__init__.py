@@ -1,1 +1,1 @@
-"""What people read in a terminal."""
+"""Output for people in a terminal."""

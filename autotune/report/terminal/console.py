@@ -13,7 +13,7 @@ from rich.segment import Segment
 from autotune.base.text import lines
 
 _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
-"""What writing says when nobody reads any more: a closed pipe, a terminal that hung up."""
+"""Errors of writing when nobody reads any more: a closed pipe, a terminal that hung up."""
 
 
 class SafeConsole(Console):

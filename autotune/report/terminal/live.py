@@ -1,4 +1,4 @@
-"""What a user sees of a running search, on stderr: a live view, or one line per event."""
+"""Progress of a running search on stderr: a live view, or one line per event."""
 
 import time
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""What is there, in a terminal: the studies of a folder, the findings on a machine."""
+"""Overviews for a terminal: the studies of a folder, the findings on a machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class State:
     substitute_baseline: bool = False
     """Whether that baseline is another than was asked for, since the platform ended that."""
     origin: str = "measured"
-    """Where its figures come from: `measured`, `replayed` or `simulated`."""
+    """Origin of its figures: `measured`, `replayed` or `simulated`."""
 
 
 def print_states(console: Console, states: Sequence[State]) -> None:

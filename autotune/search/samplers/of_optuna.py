@@ -20,7 +20,7 @@ from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
 
 _GP_PACKAGES = ("scipy", "torch")
-"""What Optuna's Gaussian process sampler imports when it is asked."""
+"""Packages that Optuna's Gaussian process sampler imports when it is asked."""
 
 
 class OptunasSampler(Sampler):

@@ -1,1 +1,1 @@
-"""What drives each engine inside the ranks of a trial."""
+"""Drivers: one for each engine, inside the ranks of a trial."""

@@ -1,10 +1,10 @@
-"""DeepSpeed inside the ranks of a trial: the candidate goes into `deepspeed.initialize`."""
+"""DeepSpeed inside the ranks of a trial: a driver (see `autotune.trial.engines.base`)."""
 
 import functools
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ Each makes one of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), and nothing
 /dev/shm is memory, and 100 trials would fill 13 GiB of it."""
 
 _USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
-"""What every trial imports: once in a warm template, and before the memory base is taken."""
+"""Modules that every trial imports: once in a warm template, before the memory base is taken."""
 
 
 def load_code(accelerator: str) -> None:
@@ -91,3 +91,10 @@ def on_initialize(
         return made
 
     deepspeed.initialize = watched_initialize
+
+
+def read_back(engine: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a live engine trains with; see `autotune.trial.readback`."""
+    from autotune.trial import readback
+
+    return readback.read_back(engine, expected)

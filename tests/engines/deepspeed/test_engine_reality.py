@@ -7,10 +7,7 @@ means does not depend on the model, only whether it makes a difference does.
 import dataclasses
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +19,6 @@ from autotune.base.data import data_folder, shipped_spaces
 from autotune.contract import Role, to_dict
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.engines.deepspeed.extensions import build
-from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.releases import is_at_least
@@ -36,6 +31,7 @@ from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.space import combinations, load_space
 from autotune.space.space_file import Space
+from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, tiny_job
 
@@ -274,30 +270,8 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    build("cpu", lambda _: None, nvme=SWAPS)
-    asked, answered = tmp_path / "cases.json", tmp_path / "results.json"
-    asked.write_text(json.dumps(cases))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(WORLD)),
-            *(str(REPOSITORY / "tests" / "reality_driver.py"), str(asked), str(answered)),
-        ],
-        env={
-            **os.environ,
-            **extensions_environment("cpu"),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPOSITORY),
-        },
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: list[dict[str, Any]] = json.loads(answered.read_text())
-    assert len(results) == len(cases)
-    return results
+    driver = REPOSITORY / "tests" / "reality_driver.py"
+    return train_cases(driver, cases, tmp_path, world=WORLD, nvme=SWAPS, timeout_s=400)
 
 
 def stratified_cases(folder: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
@@ -194,7 +194,7 @@ def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
 
 _BUILDING = """
 import sys
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 from autotune.engines.deepspeed import extensions
 
 def compiles(command, **options):

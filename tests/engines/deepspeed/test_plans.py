@@ -10,19 +10,8 @@ from autotune.base.errors import FleetError, JobError
 from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.constants import constants_of
-from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.plans import plans_of
-from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
-
-GPU = Environment(
-    accelerator="cuda",
-    n_devices=8,
-    device_name="NVIDIA A100-SXM4-80GB",
-    device_memory_bytes=80 * 2**30,
-    peak_flops=312e12,
-    deepspeed_version="0.19.8",
-    torch_version="2.11.0",
-)
+from tests.jobs import A100, CPU, TINY, canonical_candidate, tiny_job
 
 
 @pytest.fixture
@@ -31,7 +20,7 @@ def job(tmp_path):
 
 
 def plans(job, **knobs):
-    return plans_of([canonical_candidate(job, **knobs)], job, GPU)
+    return plans_of([canonical_candidate(job, **knobs)], job, A100)
 
 
 def value(plans, column):
@@ -72,7 +61,7 @@ def test_a_knob_reaches_its_column(job, knobs, column, expected):
 def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
     job = tiny_job(tmp_path, precision="fp32", world=8, global_batch=64)
     candidates = [canonical_candidate(job, **{"zero.stage": stage}) for stage in (0, 1)]
-    columns = plans_of(candidates, job, GPU).columns()
+    columns = plans_of(candidates, job, A100).columns()
     assert list(columns["optimizer_bytes"]) == [8, 12]
     assert columns["weight_bytes"] == 4
 
@@ -91,8 +80,8 @@ def test_an_activation_function_is_written_out_where_transformers_writes_it(tmp_
 def test_the_memory_limit_is_what_has_to_fit(job):
     limited = dataclasses.replace(job, memory_limit_bytes=2**20)
     candidate = canonical_candidate(job, **{"zero.stage": 1})
-    roomy = predict(plans_of([candidate], job, GPU))
-    tight = predict(plans_of([candidate], limited, GPU))
+    roomy = predict(plans_of([candidate], job, A100))
+    tight = predict(plans_of([candidate], limited, A100))
     assert roomy.fit_probability[0] > 0.99
     assert tight.fit_probability[0] < 0.01
 
@@ -111,9 +100,9 @@ def test_a_core_is_its_own_host(tmp_path):
     assert value(found, "runs_ahead") == 0
     assert value(found, "reduces_whole") == 1
     assert value(found, "host_memory_bytes_per_s") == 2 * value(found, "memory_bytes_per_s")
-    on_gpu = plans_of([canonical_candidate(job)], job, GPU)
+    on_gpu = plans_of([canonical_candidate(job)], job, A100)
     assert value(on_gpu, "runs_ahead") == 1
-    assert constants_of(CPU) != constants_of(GPU) == load_constants()
+    assert constants_of(CPU) != constants_of(A100) == load_constants()
 
 
 def test_pages_are_cleared_where_memory_goes_back_to_the_kernel(tmp_path):
@@ -132,25 +121,25 @@ def test_cpu_ranks_have_no_driver_and_no_communicators_of_a_gpu_s(tmp_path):
     job = tiny_job(tmp_path, world=2, global_batch=16)
     found = plans_of([canonical_candidate(job)], job, CPU)
     context_bytes = predict(found, constants_of(CPU)).memory.context_bytes[0]
-    assert 0 < context_bytes == constants_of(CPU).context_bytes < constants_of(GPU).context_bytes
+    assert 0 < context_bytes == constants_of(CPU).context_bytes < constants_of(A100).context_bytes
 
 
 def test_what_cannot_be_predicted_says_so(job):
     with pytest.raises(JobError, match="at least one"):
-        plans_of([], job, GPU)
-    unknown = dataclasses.replace(GPU, device_name="Abacus 3000")
+        plans_of([], job, A100)
+    unknown = dataclasses.replace(A100, device_name="Abacus 3000")
     with pytest.raises(FleetError, match="Abacus 3000"):
         plans_of([canonical_candidate(job)], job, unknown)
     shape = dataclasses.replace(job.model.shape, hidden=0)
     factory = dataclasses.replace(job, model=dataclasses.replace(job.model, shape=shape))
     with pytest.raises(JobError, match="sizes cannot be seen"):
-        plans_of([canonical_candidate(job)], factory, GPU)
+        plans_of([canonical_candidate(job)], factory, A100)
 
 
 def test_reduced_forms_stand_beside_whole_ones(job):
     whole = canonical_candidate(job, **{"zero.stage": 1, "micro_batch": 2})
     forms = [whole.reduced(f) for f in (Fidelity(layers=1), Fidelity(world=2))]
-    mixed = plans_of([whole, *forms], job, GPU)
+    mixed = plans_of([whole, *forms], job, A100)
     assert list(mixed.n_layers) == [3, 1, 3]
     assert list(mixed.dp) == [8, 8, 2]
     assert list(mixed.devices_per_node) == [8, 8, 2]
@@ -159,4 +148,4 @@ def test_reduced_forms_stand_beside_whole_ones(job):
     assert said.step_time_s[1] < said.step_time_s[0]
     assert said.peak_memory_bytes[1] < said.peak_memory_bytes[0]
     # A column that does not differ stays a number: it is cheaper.
-    assert isinstance(plans_of([whole, whole], job, GPU).n_layers, int)
+    assert isinstance(plans_of([whole, whole], job, A100).n_layers, int)

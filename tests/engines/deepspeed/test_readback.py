@@ -1,6 +1,7 @@
 import torch
 
-from autotune.trial.readback import differences, recomputed_layers
+from autotune.trial.engines.base import differences
+from autotune.trial.readback import recomputed_layers
 
 
 def test_differences_are_sentences_and_only_about_what_was_asked():

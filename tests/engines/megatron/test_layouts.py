@@ -14,7 +14,6 @@ from autotune.base.errors import FleetError, JobError, NothingFeasibleError
 from autotune.cost import Recompute, predict
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
-from autotune.devices.hardware import Environment
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
@@ -23,17 +22,8 @@ from autotune.space.candidate import Candidate
 from autotune.space.knobs import parse_settings
 from autotune.space.rule import Violation, judge_by
 from tests.cost.rows import row
-from tests.jobs import CPU, tiny_job
+from tests.jobs import A100, CPU, tiny_job
 
-GPU = Environment(
-    accelerator="cuda",
-    n_devices=8,
-    device_name="NVIDIA A100-SXM4-80GB",
-    device_memory_bytes=80 * 2**30,
-    peak_flops=312e12,
-    deepspeed_version="0.19.8",
-    torch_version="2.11.0",
-)
 TASK = LayoutTask(
     n_layers=8,
     n_heads=8,
@@ -287,8 +277,8 @@ def test_a_setting_that_is_none_says_what_is(setting, said):
 
 
 def test_steps_are_one_knob_up_and_down(tmp_path):
-    engine = MegatronEngine(job(tmp_path), GPU)
-    candidate = one(task_of(job(tmp_path), GPU), "tp=2 ends_as_layers=true")
+    engine = MegatronEngine(job(tmp_path), A100)
+    candidate = one(task_of(job(tmp_path), A100), "tp=2 ends_as_layers=true")
     steps = list(engine.steps(candidate))
     assert {value for name, value in steps if name == "tp"} == {1, 4}
     assert {value for name, value in steps if name == "vp"} == {2}
@@ -306,12 +296,12 @@ def job(folder, **changes):
 
 
 def plans_of(asked, candidates):
-    return MegatronEngine(asked, GPU).plans(candidates)
+    return MegatronEngine(asked, A100).plans(candidates)
 
 
 def test_columns_say_what_a_layout_is(tmp_path):
     asked = job(tmp_path)
-    candidate = one(task_of(asked, GPU), "tp=2 recompute=block_1 distributed_optimizer=true")
+    candidate = one(task_of(asked, A100), "tp=2 recompute=block_1 distributed_optimizer=true")
     plans = plans_of(asked, [candidate]).columns()
     assert plans["recompute"] == Recompute.FULL
     assert plans["recompute_every"] == 3  # one of three layers
@@ -325,14 +315,14 @@ def test_columns_say_what_a_layout_is(tmp_path):
 )
 def test_a_parameter_takes_the_bytes_of_megatrons_documentation(tmp_path, precision, state_bytes):
     asked = job(tmp_path, precision=precision)
-    plans = plans_of(asked, [one(task_of(asked, GPU), "tp=1")])
+    plans = plans_of(asked, [one(task_of(asked, A100), "tp=1")])
     assert plans.weight_bytes + plans.grad_bytes + plans.optimizer_bytes == state_bytes
 
 
 def test_layouts_are_predicted_as_rows_of_a_table_are(tmp_path):
     """`estimate --rows` of the same runs, written as people publish them."""
     asked = job(tmp_path)
-    layouts = lay_out(task_of(asked, GPU))
+    layouts = lay_out(task_of(asked, A100))
     chosen = [n for n in range(len(layouts)) if layouts.columns["recompute_layers"][n] == 0]
     chosen = [n for n in chosen if layouts.columns["pp"][n] != 2][::7]
     rows = [as_row(layouts.row(index)) for index in chosen]
@@ -366,10 +356,10 @@ def as_row(layout):
     ("changes", "environment", "error", "said"),
     [
         ({}, CPU, JobError, "--gpu"),
-        ({"optimizer": {"type": "Lion"}}, GPU, JobError, "Lion"),
+        ({"optimizer": {"type": "Lion"}}, A100, JobError, "Lion"),
         (
             {"precision": "fp16"},
-            dataclasses.replace(GPU, device_name="Abacus"),
+            dataclasses.replace(A100, device_name="Abacus"),
             FleetError,
             "H100",
         ),
@@ -382,7 +372,7 @@ def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, er
 
 
 def test_a_device_without_bf16_has_no_fused_attention(tmp_path):
-    older = dataclasses.replace(GPU, device_name="V100-32GB")
+    older = dataclasses.replace(A100, device_name="V100-32GB")
     assert not task_of(job(tmp_path, precision="fp16"), older).fused_attention
-    assert task_of(job(tmp_path), GPU).fused_attention
-    assert not task_of(job(tmp_path, precision="fp32"), GPU).fused_attention
+    assert task_of(job(tmp_path), A100).fused_attention
+    assert not task_of(job(tmp_path, precision="fp32"), A100).fused_attention

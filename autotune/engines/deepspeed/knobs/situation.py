@@ -1,4 +1,4 @@
-"""What a choice of knobs means for whether other knobs act, and where they saturate."""
+"""Effects of a choice of knobs on others: whether those act, and where they saturate."""
 
 from collections.abc import Mapping
 

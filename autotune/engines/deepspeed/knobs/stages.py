@@ -34,7 +34,7 @@ def _layer_sizes(model: ModelShape) -> list[int]:
 
 
 def _cuts(sizes: list[int], pp: int) -> list[int]:
-    """Where stages begin, and where the last one ends."""
+    """First layer of each stage, and the end of the last one."""
     n, total = len(sizes), [0, *accumulate(sizes)]
     # By place: the largest and the smallest stage before it, and where each of them ends.
     ways = {end: (total[end], total[end], [0, end]) for end in range(1, n + 1)}

@@ -1,4 +1,4 @@
-"""What is said of the arguments that a configuration gives to a constructor, one by one."""
+"""Findings about the arguments that a configuration gives to a constructor, one by one."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _OTHER_NAMES = {
     "num_training_steps": "total_num_steps",
     "num_warmup_steps": "warmup_num_steps",
 }
-"""What other software calls a parameter -> what DeepSpeed and torch call it."""
+"""Other software's name of a parameter -> DeepSpeed's and torch's."""
 
 _ALIKE = 0.8
 """Likeness from which on a word of a name is taken for a misspelt one."""

@@ -1,4 +1,4 @@
-"""What DeepSpeed's rules judge, and the cases that prove them."""
+"""The setup that DeepSpeed's rules judge, and the cases that prove them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -41,7 +41,7 @@ class _once(Generic[_T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What would really run: rendered configuration, layout, environment and engine version.
+    """A run to judge: rendered configuration, layout, environment and engine version.
 
     The same rules serve the lattice, a user's own ds_config and the renderer, so they see this
     and never a candidate. The properties answer for any configuration, well-formed or not: a value
@@ -58,7 +58,7 @@ class Setup:
     """Tokens per sample; None where unknown."""
     recompute: str = "none"
     precision: str | None = None
-    """What the job trains in; None where it is what the configuration says."""
+    """Precision of the job; None where the configuration decides it."""
     model: ModelShape | None = None
     """Shape of the model; None where unknown."""
     supports_tp: bool = True
@@ -378,7 +378,7 @@ def params(**keys: Any) -> dict[str, Any]:
 
 
 def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of: str) -> Finding:
-    """What is said of a type that neither DeepSpeed has nor, to the letter, a module of torch."""
+    """Finding about a type that neither DeepSpeed has nor, to the letter, a module of torch."""
     spelled = {name.lower(): name for name in known}
     near = guesses(given.lower(), spelled)
     best = spelled[near[0]] if near else usual

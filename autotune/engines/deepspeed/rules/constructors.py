@@ -1,4 +1,4 @@
-"""What the constructors of optimizers and schedulers take, as their own releases said.
+"""Parameters of the constructors of optimizers and schedulers, as their own releases took them.
 
 `constructors.json` is recorded by `python -m tests.record_constructors`, which gives a few values
 of each kind to every parameter and lets what was built take some steps. A value between two that
@@ -27,7 +27,7 @@ SAMPLES: tuple[Any, ...] = (
     *(None, True, False, _NUMBER_AS_TEXT, _TEXT, [0.5], {}),
     *(*_WHOLE, *_BROKEN),
 )
-"""What every parameter is tried with."""
+"""Values with which every parameter is tried."""
 
 _MOST = sys.float_info.max
 
@@ -43,7 +43,7 @@ TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Range:
+class _TakenValues:
     """Values that a parameter takes, as far as they are side by side."""
 
     length: int
@@ -55,20 +55,20 @@ class _Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Constructor:
-    """What makes one optimizer or scheduler."""
+    """The constructor of one optimizer or scheduler."""
 
     name: str
-    """As people write it: `torch.optim.SGD`, `DeepSpeedCPUAdam`."""
+    """Name as people write it: `torch.optim.SGD`, `DeepSpeedCPUAdam`."""
     takes: Sequence[str]
     """Parameters that a configuration can give, in the order of the signature."""
     needs: Sequence[str] = ()
-    """Those without a default."""
+    """Parameters without a default."""
     texts: frozenset[str] = frozenset()
     """Parameters that are words, or may be: what they say was not tried."""
     never: str = ""
-    """What it raised with anything that a file can hold; empty: it can be made from a file."""
+    """Error that it raised with anything that a file can hold; empty: a file can make it."""
     alone: str = ""
-    """What it raised with no more than what it needs; empty: nothing."""
+    """Error that it raised with the parameters that it needs alone; empty: none."""
     refuses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Parameter -> sample -> what it raised."""
 
@@ -113,11 +113,11 @@ class Constructor:
         return True
 
     @cached_property
-    def _ranges(self) -> Mapping[str, _Range]:
+    def _ranges(self) -> Mapping[str, _TakenValues]:
         return {name: _range_of(refused) for name, refused in self.refuses.items()}
 
     def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
-        """What a value raises, as `type: message`; empty: nothing, as far as was tried."""
+        """Error that a value raises, as `type: message`; empty: none, as far as was tried."""
         refused = self.refuses.get(parameter)
         if not refused or (parameter in _BY_DEVICE and accelerator != "cpu"):
             return ""
@@ -126,7 +126,7 @@ class Constructor:
         return _refusal(refused, value)
 
     def wants(self, parameter: str) -> str:
-        """What a value must be, for people; empty where it is no number."""
+        """The legal values, for people; empty where they are no numbers."""
         refused = self.refuses.get(parameter)
         return _wants(refused) if refused else ""
 
@@ -257,10 +257,10 @@ def _constructors() -> Mapping[str, Constructor]:
     }
 
 
-def _range_of(refused: Mapping[str, str]) -> _Range:
+def _range_of(refused: Mapping[str, str]) -> _TakenValues:
     lengths = [name for name in refused if name.startswith("length ")]
     if not lengths:
-        return _Range(
+        return _TakenValues(
             length=0,
             broken=_side_by_side(refused, _BROKEN, ("",)),
             whole=_side_by_side(refused, _WHOLE, ("",)),
@@ -268,7 +268,7 @@ def _range_of(refused: Mapping[str, str]) -> _Range:
         )
     taken = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
     items = [f"item {n}: " for n in range(taken[0])] if len(taken) == 1 else []
-    return _Range(
+    return _TakenValues(
         # No list has a negative length: several lengths, or none, are looked at more closely.
         length=len(items) or -1,
         broken=_side_by_side(refused, _BROKEN, items),
@@ -292,7 +292,7 @@ def _side_by_side(
 
 
 def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:
-    """What a value raises, by the samples next to it."""
+    """Error that a value raises, by the samples next to it."""
     if isinstance(value, str):
         return refused.get(at + sample_name(_NUMBER_AS_TEXT if _is_number(value) else _TEXT), "")
     if type(value) in (int, float):

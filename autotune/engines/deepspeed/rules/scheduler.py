@@ -221,8 +221,8 @@ def _warmup_type(setup: Setup) -> Finding | None:
     if _type(setup) not in ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR"):
         return None
     return Finding(
-        message=f"scheduler.params.warmup_type={given}: DeepSpeed takes log for what is neither "
-        "log nor linear",
+        message=f"scheduler.params.warmup_type={given}: DeepSpeed reads every value but "
+        "linear as log",
         at=("scheduler.params.warmup_type",),
         choices=tuple(Choice(changes=_params(warmup_type=one)) for one in _WARMUP_TYPES),
         advice="set scheduler.params.warmup_type to log or linear",
@@ -278,7 +278,8 @@ def _never_made(setup: Setup) -> Finding | None:
     if made is None or not made.never or _torch_under_wrapper.check(setup):
         return None
     return Finding(
-        message=f"scheduler.type={_type(setup)}: no configuration can hold what {made.name} needs",
+        message=f"scheduler.type={_type(setup)}: {made.name} needs arguments that no "
+        "configuration can hold",
         at=("scheduler.type",),
         advice=f"choose one of DeepSpeed's: {', '.join(_OWN)}",
     )

@@ -489,7 +489,7 @@ def _meant_key(
 
 
 def _parameters(setup: Setup, path: str) -> Sequence[str]:
-    """What the optimizer or the scheduler of a section takes below `params`."""
+    """Keys that the optimizer or the scheduler of a section takes below `params`."""
     if path not in ("optimizer", "scheduler"):
         return ()
     made = optimizer_of(setup) if path == "optimizer" else scheduler_of(setup)
@@ -654,7 +654,7 @@ def _asks(setup: Setup, old: str) -> Any:
 
 
 def _renewed(new: str, value: Any) -> dict[str, Any]:
-    """What a deprecated key says, in the words of the new one."""
+    """The value of a deprecated key, in the words of the new one."""
     is_asked = as_pydantic("bool", value) is True
     if new.startswith("offload"):
         return {new: {"device": "cpu"}} if is_asked else {}

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
 from autotune.space.rule import Patch, UnknownFactError
 
 AUTO = "auto"
-"""What stands where other software fills in the value."""
+"""The value that other software replaces."""
 
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
@@ -168,7 +168,7 @@ def _put(changes: dict[str, Any], parts: tuple[str, ...], name: str, value: Any)
 
 
 def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Where values are of the wrong type or out of range, and nobody can say what is meant."""
+    """Keys with values of the wrong type or out of range, whose meaning nobody can tell."""
     return [
         (*(path.split(".") if path else ()), str(name))
         for path, content, section in sections(config)

@@ -1,4 +1,4 @@
-"""What a section asks of its surroundings: a package, a launcher's variable, kernels."""
+"""Surroundings that a section needs: a package, a launcher's variable, kernels."""
 
 from collections.abc import Mapping
 from functools import lru_cache

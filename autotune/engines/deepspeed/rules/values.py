@@ -1,4 +1,4 @@
-"""What a value of a ds_config may be: checks with words for people, and what DeepSpeed converts.
+"""Legal values of a ds_config: checks with words for people, and DeepSpeed's conversions.
 
 DeepSpeed's strict sections are pydantic classes in pydantic's lax mode; the others are read as
 they are. A test holds both to the installed release, on a grid of values.
@@ -98,7 +98,7 @@ class Key:
     """One key of a section."""
 
     wants: str
-    """What a value must be, for people."""
+    """The legal values, for people."""
     accepts: Check
     absent_through: str = ""
     """The last release read that does not know the key; empty: all know it."""
@@ -113,7 +113,7 @@ class Key:
     """Whether DeepSpeed computes with it before a class of its own drops an "auto"."""
 
     def taken(self, value: Any) -> Any:
-        """What DeepSpeed takes a value for; `REFUSED` where it raises on it."""
+        """The value as DeepSpeed converts it; `REFUSED` where it raises."""
         if self.accepts(value):
             return value
         made = self.converts(value)

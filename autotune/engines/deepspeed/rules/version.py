@@ -1,4 +1,4 @@
-"""What the installed release of DeepSpeed no longer has, or not yet."""
+"""Features that the installed release of DeepSpeed no longer has, or not yet."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -102,12 +102,12 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
         message=told,
         at=(where,),
         choices=(*_heirs(setup, name, value), leave),
-        advice=f"remove {where}; what it asked for is not done then",
+        advice=f"remove {where}, and train without it",
     )
 
 
 def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
-    """What takes the place of a feature that is gone, where it does about the same."""
+    """Feature that replaces one that is gone, where it does about the same."""
     if name == "amp":
         for dtype, other in (("bf16", "fp16"), ("fp16", "bf16")):
             if setup.section(other).get("enabled") is not True:

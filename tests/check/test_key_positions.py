@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from autotune.check.places import places_in
+from autotune.check.key_positions import places_in
 from autotune.space.rule import Choice, Violation
 
 JSON = """\

@@ -80,7 +80,7 @@ class _AnsweredTrial(Handle):
 
 
 def result_of(spec: TrialSpec, outcome: Outcome, origin: Origin, **figures: Any) -> TrialResult:
-    """What came of a trial that was not run."""
+    """Result of a trial that was not run."""
     return TrialResult(
         number=spec.identity.number,
         role=spec.identity.role,

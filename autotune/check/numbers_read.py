@@ -1,4 +1,4 @@
-"""What DeepSpeed's own reader of files makes of numbers.
+"""Numbers of a file as DeepSpeed's own reader reads them.
 
 It reads with hjson, which takes 5e8 and 2.0 for whole numbers (hjson/decoder.py); a script that
 reads the file with json hands over what is written. Both are judged: what either refuses alone is
@@ -14,7 +14,7 @@ from autotune.space.rule import Violation
 
 _AS_THEY_ARE = frozenset((int, str, bool, type(None)))
 _MOST = 1e10
-"""From here on it leaves a number as it is."""
+"""Size from which the reader leaves a number as it is."""
 
 
 def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,7 +38,7 @@ def _read(value: Any) -> Any:
 
 
 def joined(read: Sequence[Violation], written: Sequence[Violation]) -> list[Violation]:
-    """What is said of a file, in the order of the rules.
+    """Violations of a file, in the order of the rules.
 
     Args:
         read: Of the configuration as DeepSpeed's reader makes it.
@@ -81,6 +81,6 @@ def _of_scripts(written: Sequence[Violation], read: Sequence[Violation]) -> Iter
 
 
 def _fact(violation: Violation) -> tuple[object, ...]:
-    """What a violation is about; what it says differs by the numbers in it."""
+    """Identity of a violation, without its message: that differs by the numbers in it."""
     changed = tuple(path for path, _ in leaves(violation.changes) if path)
     return violation.rule, violation.at or changed

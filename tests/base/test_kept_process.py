@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.base import keeper
-from autotune.base.kept import Kept, run_kept, scratch_folder, temporary_root
+from autotune.base.kept_process import Kept, run_kept, scratch_folder, temporary_root
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 
 MARK = "AUTOTUNE_TEST_MARK"
@@ -61,7 +61,7 @@ def wait_until(holds) -> None:
 
 def shaped(shape: str) -> list[str]:
     inner = (
-        f"{sys.executable} -c 'from autotune.base.kept import Kept; "
+        f"{sys.executable} -c 'from autotune.base.kept_process import Kept; "
         "import sys; Kept(sys.argv[1:]).wait()'"
     )
     return ["sh", "-c", SHAPES[shape].format(keeper=inner)]
@@ -69,7 +69,7 @@ def shaped(shape: str) -> list[str]:
 
 PARENT = """
 import os, sys, threading
-from autotune.base.kept import Kept
+from autotune.base.kept_process import Kept
 def start():
     global process
     process = Kept(sys.argv[1:])
@@ -323,7 +323,7 @@ def test_a_folder_for_temporary_files_goes_with_its_use(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_path):
     script = (
-        "import os, sys; from autotune.base.kept import Kept, scratch_folder\n"
+        "import os, sys; from autotune.base.kept_process import Kept, scratch_folder\n"
         "with scratch_folder() as folder:\n"
         "    (folder / 'x').touch(); process = Kept(['sleep', '600'])\n"
         "    ended = Kept(['true']).wait(); print(folder.exists(), flush=True)\n"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from autotune.check.by_file import as_read
 from autotune.check.consumers import Consumer
+from autotune.check.numbers_read import as_read
 from tests.check.files import checked, write
 
 SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 5e8}}
