@@ -3,12 +3,13 @@
 import contextlib
 import copy
 import gc
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from deepspeed.module_inject import auto_tp, layers
-from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from deepspeed.utils import groups
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -30,10 +31,22 @@ def clean_globals() -> Iterator[None]:
     finally:
         for module, values in before:
             vars(module).update(values)
-        parallel_state_sp._release_sequence_parallel_groups()
+        release_sequences()
         for name, function in _ATTENTION.items():
             ALL_ATTENTION_FUNCTIONS[name] = function
         gc.collect()
+
+
+def release_sequences() -> None:
+    """Forget the groups that shared sequences; releases before 0.17 share none."""
+    package = "deepspeed.runtime.sequence_parallel"
+    if importlib.util.find_spec(package) is None:
+        return
+    state = importlib.import_module(f"{package}.parallel_state_sp")
+    if hasattr(state, "_release_sequence_parallel_groups"):
+        state._release_sequence_parallel_groups()
+    else:  # before 0.19.8
+        state._SEQUENCE_PARALLEL_GROUP = state._SEQUENCE_DATA_PARALLEL_GROUP = None
 
 
 def is_state(name: str, value: Any) -> bool:

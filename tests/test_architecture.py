@@ -294,6 +294,7 @@ NAMES_DEEPSPEED = {
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
+    "space/built_in.py": "a knob of older releases that its script brings into force",
     "trial/checkpoint.py": "saves and resumes with its engine",
     "trial/comm_log.py": "listens to its collectives",
     "trial/diagnose.py": "profiles its engine's steps",

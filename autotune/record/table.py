@@ -139,6 +139,8 @@ _MEASURED = {
     "step_time_low_s": "float64 in s: lower end of the 95% interval of that median: of the steps "
     "of this run, not of a re-run",
     "step_time_high_s": "float64 in s: upper end of the same",
+    "early_step_time_s": "float64 in s: median step before compression began (1-bit optimizers, "
+    "rounded weights), which the trial brought forward; step_time_s is that of the steps after",
     "n_steps": "Int64 in steps: optimizer steps that were measured",
     "n_warmup_steps": "Int64 in steps: optimizer steps before them that were thrown away as "
     "warm-up",
@@ -398,6 +400,7 @@ _RESULT_FIELDS = (
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
+    "early_step_time_s",
     "steps_skipped",
     "loss_first",
     "loss_last",

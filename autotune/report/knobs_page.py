@@ -59,6 +59,7 @@ def _entry(knob: Knob) -> str:
         "acts": knob.scope,
         "changes training": knob.changes_training,
         "needs CUDA": _listed(knob.needs_cuda),
+        "releases": f"before {knob.gone_since}" if knob.gone_since else "",
         "tried on": tried_on(knob, recorded()),
         "decided in": f"`{knob.source}`",
     }
@@ -89,6 +90,7 @@ _GROUPS = {
     "zeropp": "ZeRO++",
     "precision": "Number formats",
     "compute": "Computation",
+    "compression": "Compression in older releases",
     "process": "Processes",
 }
 
@@ -102,10 +104,9 @@ No knobs, but part of every trial: variables of the environment that move speed 
 `TORCH_NCCL_*`, `GLOO_*`, `OMP_*`, `KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) reach the
 ranks as you set them, and each trial's `result.json` records those that were set.
 
-No knobs either: 1-bit Adam, 0/1 Adam, 1-bit LAMB, `compression_training`, MiCS and LoCo, which
-DeepSpeed took out (0.19.7 and 0.19.8); the rules say so of a file that has them. Where an older
-DeepSpeed is installed a base configuration may hold them, the 1-bit optimizers at stage 0 alone.
-Those compress after thousands of steps (`freeze_step`) only: a short trial cannot price them.
+Where "releases" says so, DeepSpeed has taken a knob out: with a newer one the rules refuse all of
+its values but the one that is off. [compression.md](compression.md) says how these are priced, and
+why `elasticity` and the other methods of `compression_training` are no knobs.
 
 "Tried on" is the honest limit: which values trained real steps and were read back from the live
 engine. What was never run on a GPU, or nowhere, says so here, in `search --help`, in the plan, in

@@ -18,6 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
 from autotune.trial.faults import NonFiniteLossError
+from autotune.trial.phases import Delay, first_step_of
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
 
@@ -82,6 +83,7 @@ class Stopwatch:
         self._are_shares = False
         self._applied = 0
         self._skipped = 0
+        self._delay: Delay | None = None
 
     def attach(self, engine: Any) -> None:
         """Wrap the engine's methods on this instance; call once, before the first step."""
@@ -95,6 +97,8 @@ class Stopwatch:
                 return backward(loss, *args, **kwargs)
 
             engine.backward = noted_backward
+        if delayed := self._reporter.report.set_for_trial:
+            self._delay = Delay(engine, first_step_of(delayed))
         call_after_steps(engine, lambda: self._on_step(engine))
         self._reporter.enter(Phase.WARM_UP)
         self._restart()
@@ -108,8 +112,11 @@ class Stopwatch:
         own_step_time_s = time.perf_counter() - self._step_began_s
         step_time_s, loss_is_finite, applied = self._agree(own_step_time_s, was_applied)
         self._check(loss_is_finite, applied)
+        is_early = self._delay is not None and not self._delay.has_begun
+        if self._delay is not None:
+            self._delay.look()
         if applied:
-            self._count(step_time_s)
+            self._count(step_time_s, is_early=is_early)
         self._restart()
 
     def _agree(self, own_step_time_s: float, was_applied: bool) -> tuple[float, bool, bool]:
@@ -149,16 +156,20 @@ class Stopwatch:
                     f"{self._applied} applied"
                 )
 
-    def _count(self, step_time_s: float) -> None:
+    def _count(self, step_time_s: float, *, is_early: bool = False) -> None:
         report = self._reporter.report
         self._applied += 1
         if self._applied == 1:
             self._listener.on_first_step()
-        if self._applied <= self._measure.warmup_steps:
-            report.warmup_step_times_s.append(step_time_s)
+        is_warm_up = self._applied <= self._measure.warmup_steps
+        if is_warm_up or is_early:
+            (report.warmup_step_times_s if is_warm_up else report.early_step_times_s).append(
+                step_time_s
+            )
             if self._applied == 1:
                 self._reporter.write()  # cut off from here on, it was slow; before, it hung
-            if self._applied == self._measure.warmup_steps:
+            has_begun = self._delay is None or self._delay.has_begun
+            if self._applied >= self._measure.warmup_steps and has_begun:
                 self._listener.on_warm()
                 self._reporter.enter(Phase.MEASURED)
             return

@@ -14,9 +14,10 @@ from rich.console import Console
 from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
+from autotune.contract import Outcome, Role, TrialResult
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.explain.trial import describe, explain
+from autotune.report.explain.trial import describe, describe_phases, explain
 from autotune.report.page.page import render_page
 from autotune.report.results.details import describe_bounds
 from autotune.report.results.study import read_report
@@ -136,3 +137,17 @@ def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(
         explain_trial(study, 999)
     with pytest.raises(StudyError, match="had no diagnostic pass"):
         explain_trial(finished(tmp_path), 0)
+
+
+def test_both_phases_of_a_delayed_setting_are_told_and_which_counts():
+    result = TrialResult(
+        number=3, role=Role.SEARCH, candidate_hash="0" * 12, outcome=Outcome.OK, step_time_s=0.1
+    )
+    assert describe_phases(result) == ""
+    brought = {"optimizer.params.freeze_step": [23_000, 9]}
+    both = dataclasses.replace(result, early_step_time_s=0.3, set_for_trial=brought)
+    assert describe_phases(both) == (
+        "300 ms a step before compression, 100 ms with it, which counts: most of a training is in "
+        "that phase (the trial set optimizer.params.freeze_step to 9, where the configuration has "
+        "23000)"
+    )

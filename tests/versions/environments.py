@@ -59,15 +59,14 @@ def install(made: VersionEnvironment) -> None:
     constraints = made.folder / "constraints.txt"
     constraints.write_text(_text(made.name))
     subprocess.run([sys.executable, "-m", "venv", str(made.folder)], check=True)
-    subprocess.run(
-        [
-            *(str(made.python), "-m", "pip", "install", "--quiet"),
-            *("--constraint", str(constraints), *_packages()),
-        ],
-        check=True,
+    pip = (str(made.python), "-m", "pip", "install", "--quiet")
+    for wanted in (
+        ("--constraint", str(constraints), *_packages()),
+        # Plug-ins are found by the metadata of the package that offers them.
+        ("--no-deps", "--editable", str(REPOSITORY)),
+    ):
         # Extensions are compiled later, those that trials load alone.
-        env={**os.environ, "DS_BUILD_OPS": "0"},
-    )
+        subprocess.run([*pip, *wanted], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
     constraints.rename(made.folder / _STAMP)
 
 

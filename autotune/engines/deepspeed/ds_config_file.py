@@ -25,6 +25,9 @@ MONITORS = ("comet", "csv_monitor", "tensorboard", "wandb")
 SECTIONS = ("offload.optimizer", "offload.param")
 """Knobs whose key is a section that other knobs, and the user's own options, stand in."""
 
+_OF_THE_TYPE = ("optimizer.compression", "optimizer.freeze_step")
+"""Knobs that are read off the type of the optimizer, whose section is looked at as a whole."""
+
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
@@ -89,7 +92,8 @@ def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rest = dict(config)
     batch = ("train_batch_size", "gradient_accumulation_steps")
-    governed = [key for name in KNOBS.keys() - set(SECTIONS) for key in KNOBS[name].keys]
+    names = KNOBS.keys() - {*SECTIONS, *_OF_THE_TYPE}
+    governed = [key for name in names for key in KNOBS[name].keys]
     for key in (*batch, *governed):
         rest = without(rest, key)
     return {key: value for key, value in rest.items() if value != {}}

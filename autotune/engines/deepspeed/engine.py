@@ -34,6 +34,12 @@ from autotune.engines.deepspeed.expected import (
     recompute_interval,
 )
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.compression import (
+    LOCO,
+    compressed,
+    plain_optimizer,
+    weight_quantization,
+)
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.ladder import ladder
@@ -99,13 +105,16 @@ class DeepSpeedEngine(Engine):
     @property
     def context(self) -> Context:
         """The context that decides which knobs act, with what the base configuration sets."""
-        base = {**_implementation_of(self._job), **self._base_knobs}
+        base = {**_chosen_by(self._job), **self._base_knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
     @property
     def optimizer(self) -> str:
-        """Type of the optimizer that trains, in lower case: the job's, else that of the base."""
-        return str(self._optimizer_section.get("type", "")).lower()
+        """Type of the optimizer that trains, in lower case: the job's, else that of the base.
+
+        Of one that compresses it is the type without compression, which is a knob.
+        """
+        return str(plain_optimizer(self._optimizer_section).get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a candidate breaks; see `Engine.judge`."""
@@ -193,11 +202,13 @@ class DeepSpeedEngine(Engine):
         sp = _whole(config, "sequence_parallel_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, sp, path)
         chosen = {**theirs.knobs, **knobs_of(config, path), "micro_batch": micro_batch}
-        context = replace(self.context, base=_implementation_of(self._job))
+        context = replace(self.context, base=_chosen_by(self._job))
         knobs = canonical(chosen, context)
         for name, value in chosen.items():
             if (ours := knobs.get(name)) != value and name not in SECTIONS:
                 notes[KNOBS[name].key or name] = (value, ours)  # it changes nothing, or folds
+        if (loco := look_up(config, "zero_optimization.zeropp_loco_param")) not in (None, LOCO):
+            notes["zero_optimization.zeropp_loco_param"] = (loco, LOCO)
         engine = copy(self)
         engine._base_knobs = {}
         engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
@@ -251,12 +262,14 @@ class DeepSpeedEngine(Engine):
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
             "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+            "loco": LOCO,
         }
-        self._optimizer, self._implementation = dict(ours), None
+        self._optimizer, self._implementation = dict(plain_optimizer(ours)), None
         if self.optimizer in ADAM:
             # The knob chooses among the implementations.
             self._implementation = optimizer_implementation(ours.get("params"))
-            self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")
+            for switch in ("torch_adam", "fused"):
+                self._optimizer = without(self._optimizer, f"params.{switch}")
         self._stage = {
             "zero.stage": self._base_knobs.get("zero.stage", KNOBS["zero.stage"].default)
         }
@@ -269,6 +282,7 @@ class DeepSpeedEngine(Engine):
             {
                 **self._constants,
                 "optimizer": self._implemented(knobs),
+                "weight_quantization": weight_quantization(knobs),
                 "dp": candidate.dp,
                 "knobs": knobs,
                 "plain": _plain(knobs),
@@ -286,10 +300,18 @@ class DeepSpeedEngine(Engine):
         has_base = self._base or self._notes
         config, notes = self._over_base(tuned, candidate) if has_base else (tuned, {})
         config, left_out = without_outputs(config)
-        return config, {**notes, **left_out}
+        return config, {**notes, **left_out, **self._uncompressed(tuned)}
+
+    def _uncompressed(self, tuned: Mapping[str, Any]) -> dict[str, Note]:
+        """The type of the user's optimizer, where it compresses and the candidate does not."""
+        theirs, ours = self._optimizer_section.get("type"), look_up(tuned, "optimizer.type")
+        is_same = str(theirs).lower() == str(ours).lower()
+        return {} if is_same else {"optimizer.type": (theirs, ours)}
 
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
-        """The optimizer section, with the implementation that the candidate chooses."""
+        """The optimizer section, with the implementation or compression that is chosen."""
+        if "optimizer.compression" in knobs:
+            return compressed(self._optimizer_section, self._optimizer, knobs)
         chosen = str(knobs.get("optimizer.implementation", self._implementation))
         switches = _IMPLEMENTATIONS.get(chosen)
         return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
@@ -329,14 +351,17 @@ def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     """Keys of the base that give way even where the rendered configuration is silent.
 
-    They are the keys of the layout, of the candidate's knobs, and of knobs that cannot act at its
-    stage; a key that merely changes nothing here stays as the user wrote it.
+    They are the keys of the layout, of the candidate's knobs, of knobs that cannot act at its
+    stage, and of those that act only where they are chosen; another key that merely changes
+    nothing here stays as the user wrote it.
     """
     stage = KNOBS["zero.stage"].read(tuned)
     ours = [
         knob
         for name, knob in KNOBS.items()
-        if name in candidate.values or stage not in knob.when.get("zero.stage", (stage,))
+        if name in candidate.values
+        or stage not in knob.when.get("zero.stage", (stage,))
+        or knob.gone_since
     ]
     return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
@@ -389,10 +414,13 @@ def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return str(ours.get("type", "")).lower() == str(theirs.get("type", ours.get("type"))).lower()
 
 
-def _implementation_of(job: Job) -> Mapping[str, KnobValue]:
-    """The value of `optimizer.implementation` that the job's own optimizer chooses."""
+def _chosen_by(job: Job) -> Mapping[str, KnobValue]:
+    """The knobs that the job's own optimizer section chooses."""
     implementation = optimizer_implementation(job.optimizer.get("params"))
-    return {} if implementation is None else {"optimizer.implementation": implementation}
+    found: dict[str, KnobValue | None] = {"optimizer.implementation": implementation}
+    for name in ("optimizer.compression", "optimizer.freeze_step"):
+        found[name] = KNOBS[name].read({"optimizer": job.optimizer})
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:

@@ -102,6 +102,8 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
         if not explanation.advice:
             facts.append(("try", "no knob that acts here addresses that"))
         facts.append(("speed", _speed(explanation)))
+    if phases := describe_phases(explanation.result):
+        facts.append(("phases", phases))
     if rate := predicted_rate(explanation.spec):
         facts.append(("predicted", f"{rate} samples/s; {predicted_memory(explanation.spec)}"))
     facts += [("collective", _collective(c)) for c in diagnosis.collectives[:_MAX_COLLECTIVES]]
@@ -116,6 +118,21 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
     if diagnosis.problem:
         facts.append(("missing", diagnosis.problem))
     return facts
+
+
+def describe_phases(result: TrialResult) -> str:
+    """What a trial measured before and after compression began; empty: none did."""
+    if result.early_step_time_s is None or result.step_time_s is None:
+        return ""
+    brought = "; ".join(
+        f"the trial set {key} to {ours}, where the configuration has {theirs}"
+        for key, (theirs, ours) in result.set_for_trial.items()
+    )
+    return (
+        f"{format_seconds(result.early_step_time_s)} a step before compression, "
+        f"{format_seconds(result.step_time_s)} with it, which counts: most of a training is in "
+        f"that phase ({brought})"
+    )
 
 
 def _large(shares: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ Replace `batches` to train on your own data. The script needs torch, deepspeed a
 
 import argparse
 import contextlib
+import copy
 import importlib
 import inspect
 import json
@@ -96,6 +97,7 @@ def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
         model = make_model(settings, ds_config)
         if "lora" in settings.source:
             add_adapters(model, settings.source["lora"])
+        compress(model, ds_config)
         apply_recompute(model, settings.recompute)
         chunk_loss(model, settings.loss_chunk_tokens)
         prepare_autoep(model, ds_config)
@@ -139,8 +141,6 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
     training precision on the rank's own device, so that the host never holds a copy for a GPU.
     AutoTP splits a whole model: under it each rank makes one, on the host.
     """
-    import deepspeed
-
     dtype = DTYPES[settings.precision]
     is_sharded = settings.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3
     with contextlib.ExitStack() as stack:
@@ -148,7 +148,7 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
             # zero.Init replaces Tensor.__new__, over which torch._dynamo stumbles when a model
             # brings it in only then.
             importlib.import_module("torch._dynamo")
-            stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
+            stack.enter_context(sharding(ds_config))
         elif settings.tp == 1:
             stack.enter_context(torch.device(device_of_rank()))
             stack.enter_context(default_dtype(dtype))
@@ -157,6 +157,31 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
         model = from_config(settings.source["config"], dtype, settings.attention)
     draw_weights(model, settings.seed)
     return model
+
+
+def sharding(ds_config: Mapping[str, Any]) -> Any:
+    """The context in which stage 3 shards layers as they are made.
+
+    MiCS, which DeepSpeed had before 0.19.7, has one of its own and refuses what the other made.
+    """
+    import deepspeed
+
+    size = ds_config["zero_optimization"].get("mics_shard_size", -1)
+    init = deepspeed.zero.MiCS_Init if size > 0 else deepspeed.zero.Init
+    return init(config_dict_or_path=ds_config)
+
+
+def compress(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
+    """Put DeepSpeed's compressing layers in place of the model's, where the configuration asks.
+
+    `deepspeed.initialize` does not: without this the section `compression_training`, which
+    DeepSpeed had before 0.19.7, does nothing.
+    """
+    if "compression_training" not in ds_config:
+        return
+    from deepspeed.compression.compress import init_compression
+
+    init_compression(model, copy.deepcopy(dict(ds_config)))
 
 
 def device_of_rank() -> str:

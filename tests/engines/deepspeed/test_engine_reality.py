@@ -78,13 +78,22 @@ def runs_here(name: str, value: Any) -> bool:
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:
         return False
+    if is_gone(name) and value != KNOBS[name].default:
+        return False
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
+
+
+def is_gone(name: str) -> bool:
+    """Whether the installed release has lost a knob."""
+    gone_since = KNOBS[name].gone_since
+    return bool(gone_since) and is_at_least(INSTALLED, gone_since)
 
 
 def listed(space: Space) -> set[tuple[str, Any]]:
     """Every (knob, value) of a space that two ranks can run.
 
-    What a process starts with is not for the driver, whose ranks start once for all cases.
+    What a process starts with is not for the driver, whose ranks start once for all cases. A knob
+    that newer releases lost acts at no value that leaves it off.
     """
     return {
         (name, value)
@@ -92,6 +101,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         for value in domain.values
         if KNOBS[name].group != "process"
         and runs_here(name, value)
+        and not (KNOBS[name].gone_since and value == KNOBS[name].default)
         and (SWAPS or name not in ONLY_SWAPPING)
     }
 

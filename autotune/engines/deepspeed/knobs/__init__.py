@@ -1,12 +1,14 @@
 """DeepSpeed's knobs: a file for each section of the documentation; here all of them, in order.
 
-Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8.
+Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8,
+but for those of `compression.py`, which it has not.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.engines.deepspeed.knobs import (
+    compression,
     compute,
     layout,
     offload,
@@ -24,6 +26,7 @@ _GROUPS = (
     ("zeropp", zero.ZEROPP),
     ("offload", offload.DETAILS),
     ("compute", compute.ENTRIES),
+    ("compression", compression.ENTRIES),
     ("process", process.ENTRIES),
 )
 KNOBS: Mapping[str, DeepSpeedKnob] = {

@@ -98,7 +98,8 @@ def _deals_out(values: Knobs, context: Context) -> bool:
     return communicates(values, context) and shards_gradients(values, context)
 
 
-def _quantizes_gradients(values: Knobs, context: Context) -> bool:
+def quantizes_gradients(values: Knobs, context: Context) -> bool:
+    """Whether quantised gradients act: between nodes alone."""
     # Within a node it is plain reduce-scatter (stage3.py: __avg_scatter_grads); devices unknown:
     # no claim that it does nothing.
     nodes = context.world // context.n_devices if context.n_devices else 2
@@ -301,7 +302,7 @@ ZEROPP = (
         default=False,
         scope="at stage 3 over more than one node",
         when=at_stages(3),
-        acts=_quantizes_gradients,
+        acts=quantizes_gradients,
         needs_cuda=(True,),
         help="reduce gradients between nodes as int4 and int8 (qgZ)",
         changes_training="gradients are rounded to int4 and int8 on their way",

@@ -4,8 +4,10 @@ from autotune.engines.deepspeed.rules import (
     attention,
     batch,
     compile,
+    compression,
     data,
     dtypes,
+    elasticity,
     experts,
     loss,
     model,
@@ -35,6 +37,7 @@ _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 _ABOUT_VALUES = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
     *(sequence, experts, model, zeropp, zenflow, nvme, dtypes, attention, loss, compile),
+    *(compression, elasticity),
 )
 _VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 

@@ -15,6 +15,7 @@ from autotune.space.rule import Consequence, Finding, Patch
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
+_ELASTIC_BEFORE = "0.19.8"
 
 _NO_SECTION: Mapping[str, Any] = {}
 
@@ -174,6 +175,13 @@ class Setup:
         if size == 1 or self.has_auto_sp or type(self.ds_config.get("data_parallel_size")) is int:
             return size
         return 1
+
+    @_once
+    def elasticity(self) -> Mapping[str, Any]:
+        """The section `elasticity`; empty where it is off, or the release has none."""
+        section = self.section("elasticity")
+        is_on = section.get("enabled") is True and not self.is_at_least(_ELASTIC_BEFORE)
+        return section if is_on else _NO_SECTION
 
     @_once
     def clipping(self) -> Any:

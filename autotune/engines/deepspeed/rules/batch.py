@@ -19,7 +19,7 @@ _MOST_TRIED = 10_000
 )
 def _no_size(setup: Setup) -> Finding | None:
     config = setup.ds_config
-    if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
+    if config.get(_MICRO) is not None or config.get(_TOTAL) is not None or setup.elasticity:
         return None
     told = f"neither {_MICRO} nor {_TOTAL} is given"
     if setup.is_part:

@@ -17,7 +17,11 @@ from autotune.engines.deepspeed.rules.constructors import (
     optimizer_of,
     schedule_decides,
 )
-from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
+from autotune.engines.deepspeed.rules.version import (
+    OPTIMIZERS_REMOVED_IN,
+    REMOVED_OPTIMIZERS,
+    uncompressed,
+)
 from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -335,6 +339,11 @@ def _needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
+def _removed(setup: Setup) -> bool:
+    """Whether the installed release lacks the optimizer, of which another rule speaks."""
+    return setup.optimizer in REMOVED_OPTIMIZERS and setup.is_at_least(OPTIMIZERS_REMOVED_IN)
+
+
 @rule(
     "runtime/engine.py: _do_sanity_check",
     raised(
@@ -347,10 +356,13 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 )
 def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
     scale = setup.section("fp16").get("loss_scale", 0)
-    if setup.optimizer != "lamb" or scale == 0 or type(scale) not in (int, float):
+    if setup.optimizer not in ("lamb", "onebitlamb") or type(scale) not in (int, float):
+        return None
+    if scale == 0 or _removed(setup):
         return None
     return Finding(
-        message=f"optimizer.type=Lamb with fp16.loss_scale={scale}: it needs dynamic loss scaling",
+        message=f"optimizer.type={setup.section('optimizer')['type']} with "
+        f"fp16.loss_scale={scale}: it needs dynamic loss scaling",
         at=("fp16.loss_scale",),
         choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
         advice="set fp16.loss_scale to 0, which makes it dynamic",
@@ -396,5 +408,6 @@ def _one_bit_with_zero(setup: Setup) -> Finding | None:
         message=f"optimizer.type={setup.section('optimizer')['type']} with "
         f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
         "sharded",
-        changes=zero(0),
+        changes=uncompressed(setup) if setup.accelerator == "cpu" else zero(0),
+        advice="choose another optimizer.type, such as AdamW",
     )

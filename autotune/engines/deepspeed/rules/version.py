@@ -183,12 +183,18 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
         f"{OPTIMIZERS_REMOVED_IN} on; this is {setup.version}"
     )
+    changes = uncompressed(setup)
+    advice = "" if changes else "choose another optimizer.type, such as AdamW"
+    return Finding(message=message, changes=changes, advice=advice)
+
+
+def uncompressed(setup: Setup) -> Patch:
+    """The change to the optimizer that it is without compression; empty where none trains here."""
     heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
     if heir == "Lamb" and setup.accelerator == "cpu":
-        return Finding(message=message, advice="choose another optimizer.type, such as AdamW")
+        return {}
     params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
-    changes = {"type": heir, "params": params} if params else {"type": heir}
-    return Finding(message=message, changes={"optimizer": changes})
+    return {"optimizer": {"type": heir, "params": params} if params else {"type": heir}}
 
 
 @rule(
