@@ -348,10 +348,12 @@ class WorkloadContract(Contract[WorkloadPlugin]):
     """A workload says what a trial trains, and which knobs reach it."""
 
     kind = "workload"
+    keys: Mapping[str, Any] = {}
+    """Keys of a job that differ from `JOB`."""
 
     def job(self) -> Job:
         """A job that names it."""
-        return make_job({**JOB, "workload": self.name}, where="contract")
+        return make_job({**JOB, "workload": self.name, **self.keys}, where="contract")
 
     def lattice(self) -> Lattice:
         """The legal candidates of that job."""
@@ -373,7 +375,17 @@ class WorkloadContract(Contract[WorkloadPlugin]):
         lattice = self.lattice()
         known = {name for name, knob in lattice.context.knobs.items() if knob.by_script}
         acting = {name for candidate in lattice.candidates for name in candidate.values}
-        assert acting & known <= self.make().applies.keys()
+        assert acting & known <= self.make().reach(self.job()).ways.keys()
+
+    def test_what_does_not_reach_it_has_a_reason_and_does_not_act(self) -> None:
+        """A plan says why; nothing is both."""
+        reach = self.make().reach(self.job())
+        assert not reach.ways.keys() & reach.left_out.keys()
+        assert all(reach.left_out.values()), "a knob is left out without a reason"
+        lattice = self.lattice()
+        for name in reach.left_out:
+            values = {candidate.get(name) for candidate in lattice.candidates}
+            assert len(values) <= 1, f"{name} is left out, and is {values}"
 
 
 class LauncherContract(Contract[Launcher]):

@@ -112,11 +112,11 @@ def observed(
     )
 
 
-def job_of(script: Observed, folder: Path, **keys: Any) -> Job:
-    """The job of a command, by a file in a folder."""
+def keys_of(script: Observed, folder: Path) -> dict[str, Any]:
+    """Keys of the job of a command, which names a file in a folder."""
     path = folder / "observed.json"
     path.write_text(canonical_json(to_dict(script)), encoding="utf-8")
-    told = {
+    return {
         "model": str(path),
         "script": str(path),
         "workload": "script",
@@ -128,4 +128,8 @@ def job_of(script: Observed, folder: Path, **keys: Any) -> Job:
         "optimizer": script.optimizer,
         "space": "script",
     }
-    return make_job({**told, **keys}, where="test")
+
+
+def job_of(script: Observed, folder: Path) -> Job:
+    """The job of a command."""
+    return make_job(keys_of(script, folder), where="test")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -41,6 +42,7 @@ from autotune.testing import (
     TransportContract,
     WorkloadContract,
 )
+from tests.observed import TRAINER, keys_of, observed
 from tests.replay.tables import sweep, write
 from tests.trials import CPU
 
@@ -300,6 +302,16 @@ class TestAxolotl(Consumer):
     name = "axolotl"
 
 
+OWN_FOLDER = TemporaryDirectory()
+OWN = keys_of(observed(TRAINER), Path(OWN_FOLDER.name))
+"""Keys of the job of somebody's own command."""
+
+
+class TestOwnCommand(DialectContract):
+    name = "command"
+    job: ClassVar[Mapping[str, Any]] = OWN
+
+
 class TestOptunaJournal(RecordDialectContract):
     name = "optuna"
 
@@ -369,6 +381,11 @@ class TestBuiltIn(WorkloadContract):
     name = "builtin"
 
 
+class TestScript(WorkloadContract):
+    name = "script"
+    keys: ClassVar[Mapping[str, Any]] = OWN
+
+
 class Nameless(BuiltIn):
     """Says neither its own name nor which script it runs."""
 
@@ -383,16 +400,16 @@ class Idle(BuiltIn):
 
 
 @pytest.mark.parametrize(
-    ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "do_not_reach")]
+    ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "knobs_that_do_not_reach")]
 )
 def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> None:
     breaks(TestBuiltIn, workload, at=at)
 
 
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
-DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal)
+DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand)
 FLEETS = (TestLocal, TestReplay, TestSimulate)
-OTHERS = (TestBuiltIn, TestDeepSpeed, TestMegatron, TestTorchrun)
+OTHERS = (TestBuiltIn, TestScript, TestDeepSpeed, TestMegatron, TestTorchrun)
 CONTRACTS: tuple[Any, ...] = (*OTHERS, *SAMPLERS, *DIALECTS, *FLEETS)
 
 

@@ -3,6 +3,8 @@
 What their code writes with `open` itself is theirs, and is written.
 """
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,20 +59,32 @@ _METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Methods that write or send, by module and class."""
+_FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "safetensors.torch": ("save_file", "save_model"),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
+}
+"""Functions that write, by module."""
 
 
 def hooks() -> dict[str, Hook]:
     """What is switched off once each module is there."""
     found: dict[str, Hook] = {name: _silence_methods for name in _METHODS}
     found["torch.serialization"] = _silence_saving
-    found["safetensors.torch"] = _silence_files
+    found |= dict.fromkeys(_FUNCTIONS, _silence_functions)
     found["torch.utils.tensorboard.writer"] = _redirect_boards
     found["tensorboardX.writer"] = _redirect_boards
     return found
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def _nothing(*_: Any, **__: Any) -> bool:
+    """Save nothing, and say as DeepSpeed does that it was saved."""
+    return True
+
+
+def _silence_functions(module: ModuleType) -> None:
+    for name in _FUNCTIONS[module.__name__]:
+        if hasattr(module, name):
+            setattr(module, name, _nothing)
 
 
 def _silence_methods(module: ModuleType) -> None:
@@ -86,15 +100,54 @@ def _silence_saving(module: ModuleType) -> None:
     save = module.save
 
     def save_in_memory(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, str | os.PathLike):
+        if isinstance(f, str | os.PathLike):
+            _unsaved.add(os.path.abspath(f))
+        else:
             save(obj, f, *args, **kwargs)
 
     module.save = save_in_memory  # type: ignore[attr-defined]
 
 
-def _silence_files(module: ModuleType) -> None:
-    for name in ("save_file", "save_model"):
-        setattr(module, name, _nothing)
+_unsaved: set[str] = set()
+"""Files that a script takes for saved; it may give them another name, or remove them."""
+_made: list[str] = []
+"""Folders that it has made."""
+
+
+def watch_files() -> None:
+    """Let a script go on after files that were not saved, and keep the folders that it makes."""
+    for name in ("rename", "replace", "remove", "unlink"):
+        setattr(os, name, _sparing_unsaved(getattr(os, name)))
+    make = os.mkdir
+
+    @functools.wraps(make)
+    def make_noted(path: Any, *args: Any, **kwargs: Any) -> None:
+        make(path, *args, **kwargs)
+        if isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None:
+            _made.append(os.path.abspath(os.fspath(path)))
+
+    os.mkdir = make_noted
+
+
+def _sparing_unsaved(call: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(call)
+    def spared(path: Any, *args: Any, **kwargs: Any) -> None:
+        is_path = isinstance(path, str | os.PathLike)
+        if not is_path or os.path.abspath(path) not in _unsaved or os.path.lexists(path):
+            call(path, *args, **kwargs)
+            return
+        for target in args:  # the new name
+            if isinstance(target, str | os.PathLike):
+                _unsaved.add(os.path.abspath(target))
+
+    return spared
+
+
+def remove_empty_folders() -> None:
+    """Remove the folders that the script has made for what was not written."""
+    for path in reversed(_made):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def _redirect_boards(module: ModuleType) -> None:

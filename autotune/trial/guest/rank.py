@@ -86,6 +86,7 @@ class Guest:
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
+        quiet.watch_files()
         call_after_imports(guest.hooks())
         return guest
 
@@ -311,6 +312,7 @@ class Guest:
         """All is measured: end this rank here, whatever the script would still do."""
         with self._lock:
             self._is_over = True
+            quiet.remove_empty_folders()
             self.reporter.enter(Phase.TEARDOWN)
             self.reporter.finish()
         self._leave(0)
@@ -368,6 +370,7 @@ class Guest:
             if self._is_over:
                 return
             self._is_over = True
+            quiet.remove_empty_folders()
             report = self.reporter.report
             if self._meter is not None:
                 says_so = outcome_of(error, report.phase) is Outcome.OOM

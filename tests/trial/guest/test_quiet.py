@@ -1,0 +1,141 @@
+import io
+import os
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.trial.guest import quiet
+
+CALLS = ("rename", "replace", "remove", "unlink", "mkdir")
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls for files, watched for one test."""
+    for name in CALLS:
+        monkeypatch.setattr(os, name, getattr(os, name))
+    monkeypatch.setattr(quiet, "_unsaved", set())
+    monkeypatch.setattr(quiet, "_made", [])
+    quiet.watch_files()
+
+
+@pytest.fixture
+def saving() -> Any:
+    """A copy of torch's module that saves, silenced."""
+    module: Any = ModuleType("torch.serialization")
+    module.save = torch.save
+    quiet.hooks()["torch.serialization"](module)
+    return module
+
+
+def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    saving.save(torch.ones(3), buffer)
+    buffer.seek(0)
+    assert torch.load(buffer).tolist() == [1, 1, 1]
+    saving.save(torch.ones(3), tmp_path / "model.pt")
+    saving.save(torch.ones(3), str(tmp_path / "model.pt"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("files")
+def test_a_script_may_rename_and_remove_what_was_not_saved(saving: Any, tmp_path: Path) -> None:
+    partial, whole, other = tmp_path / "a.tmp", tmp_path / "a.pt", tmp_path / "b.pt"
+    saving.save(torch.ones(3), partial)
+    os.replace(partial, whole)
+    whole.rename(other)
+    other.unlink()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("files")
+def test_a_checkpoint_of_before_the_trial_is_not_lost(saving: Any, tmp_path: Path) -> None:
+    partial, whole = tmp_path / "a.tmp", tmp_path / "a.pt"
+    whole.write_text("trained for weeks")
+    saving.save(torch.ones(3), partial)
+    os.replace(partial, whole)
+    assert whole.read_text() == "trained for weeks"
+
+
+@pytest.mark.usefixtures("files")
+def test_other_files_are_the_script_s_own(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("x")
+    os.rename(tmp_path / "log.txt", tmp_path / "log.1")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.1"]
+    os.remove(tmp_path / "log.1")
+    with pytest.raises(FileNotFoundError):
+        os.remove(tmp_path / "log.1")
+
+
+@pytest.mark.usefixtures("files")
+def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    quiet._made.clear()
+    os.makedirs(tmp_path / "out" / "step_1", exist_ok=True)
+    os.makedirs(tmp_path / "theirs", exist_ok=True)
+    os.makedirs(tmp_path / "used")
+    (tmp_path / "used" / "log.txt").write_text("x")
+    quiet.remove_empty_folders()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs", "used"]
+
+
+def test_methods_that_save_do_nothing_and_say_so() -> None:
+    class DeepSpeedEngine:
+        def save_checkpoint(self, folder: str) -> bool:
+            raise AssertionError(folder)
+
+    module: Any = ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = DeepSpeedEngine
+    quiet.hooks()["deepspeed.runtime.engine"](module)
+    assert DeepSpeedEngine().save_checkpoint("x") is True
+
+
+@pytest.mark.parametrize("module", sorted(quiet._METHODS.keys() | quiet._FUNCTIONS.keys()))
+def test_what_is_silenced_is_what_packages_have(module: str) -> None:
+    """A name that is gone from the packages would silence nothing."""
+    found = pytest.importorskip(module)
+    for kind, names in quiet._METHODS.get(module, {}).items():
+        assert any(hasattr(getattr(found, kind), name) for name in names)
+    for name in quiet._FUNCTIONS.get(module, ()):
+        assert hasattr(found, name)
+
+
+def test_trainer_neither_saves_nor_evaluates_nor_reports() -> None:
+    arguments = SimpleNamespace(
+        save_strategy="steps",
+        eval_strategy="epoch",
+        report_to=["wandb"],
+        push_to_hub=True,
+        output_dir="checkpoints",
+        logging_dir=None,
+        max_steps=-1,
+        learning_rate=1e-3,
+    )
+    quiet.quiet_arguments(arguments)
+    assert (arguments.save_strategy, arguments.eval_strategy) == ("no", "no")
+    assert (arguments.report_to, arguments.push_to_hub) == ("none", False)
+    assert arguments.output_dir != "checkpoints"
+    assert arguments.logging_dir is None
+    assert arguments.max_steps == quiet.MAX_STEPS
+    assert arguments.learning_rate == 1e-3
+    assert not hasattr(arguments, "evaluation_strategy"), "their version has no such field"
+
+
+def test_boards_are_written_where_the_trial_s_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet, "scratch", lambda: tmp_path)
+
+    class SummaryWriter:
+        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
+            self.asked = (log_dir, comment)
+
+    module: Any = ModuleType("torch.utils.tensorboard.writer")
+    module.SummaryWriter = SummaryWriter
+    quiet.hooks()["torch.utils.tensorboard.writer"](module)
+    folder = str(tmp_path / "boards")
+    assert SummaryWriter("runs", "c").asked == (folder, "c")
+    assert SummaryWriter(log_dir="runs").asked == (folder, "")
