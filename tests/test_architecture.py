@@ -145,6 +145,7 @@ STARTS = {
     "base/kept_process.py": {"subprocess.Popen"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},
+    "trial/guest/launcher.py": {"subprocess.Popen"},
     "trial/launcher.py": {"torch.distributed.run"},
     "trial/warm.py": {"os.fork"},
 }
@@ -272,16 +273,18 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     assert not wrong
 
 
-DEEPSPEED = ("engines/deepspeed/", "check/", "patch/")
+DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/", "patch/")
 """Rooms that are about DeepSpeed: the engine, the check of ds_config files, their patches."""
 
 NAMES_DEEPSPEED = {
     "__init__.py": "the engine where nobody names one",
     "app/check.py": "the check of ds_config files",
+    "app/own_script.py": "of a user's command, which trains by it",
     "app/soak.py": "a field of soak.json",
     "cost/traits.py": "frameworks of published runs, by their names",
     "export/dialects/accelerate.py": "keys of its configuration, which accelerate reads",
     "export/dialects/axolotl.py": "its configuration, which axolotl reads",
+    "export/dialects/command.py": "the dialect of such a command",
     "export/dialects/deepspeed.py": "its dialect",
     "export/dialects/hf.py": "its configuration, which Trainer reads",
     "export/dialects/lightning.py": "its configuration, which Lightning reads",
@@ -291,10 +294,12 @@ NAMES_DEEPSPEED = {
     "export/launchers/deepspeed.py": "its launcher",
     "export/readme.py": "the release that figures hold for",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
+    "job/observed.py": "what such a command showed",
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
     "space/built_in.py": "a knob of older releases that its script brings into force",
+    "space/script.py": "what reaches such a command",
     "trial/checkpoint.py": "saves and resumes with its engine",
     "trial/comm_log.py": "listens to its collectives",
     "trial/diagnose.py": "profiles its engine's steps",

@@ -15,7 +15,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.job.command import as_typed
 from autotune.record.table import make_table, write_table
-from autotune.report.explain.script import Change, ScriptDiagnosis
+from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.results.study import read_report
 from autotune.search.steering import Steering
 from autotune.space.candidate import Candidate
@@ -93,7 +93,7 @@ def diagnose(
 
 def _changes(
     session: Session, steering: Steering, own: Candidate, result: TrialResult
-) -> list[Change]:
+) -> list[ProposedChange]:
     """The changes of one knob that are predicted to be worth most."""
     history, found = session.history_to_resume(), []
     for candidate in session.lattice.candidates:
@@ -105,7 +105,7 @@ def _changes(
             continue
         now_s = result.step_time_s
         found.append(
-            Change(
+            ProposedChange(
                 settings=describe_difference(candidate, own, session.engine.context),
                 edits=tuple(session.engine.edits_in_words(candidate)),
                 gain=now_s / predicted.step_time_s,

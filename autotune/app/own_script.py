@@ -55,8 +55,7 @@ from autotune.record.study import Study
 from autotune.search.study_facts import environments_of
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.trial.guest.begin import DESCRIPTION_FILE
-from autotune.trial.guest.edits import EDITS_FILE
+from autotune.trial.guest.edits import DESCRIPTION_FILE, EDITS_FILE
 
 Note = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from autotune.report.explain.trial import Explanation, describe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ProposedChange:
     """One change of what the user runs, and what it is predicted to bring."""
 
     settings: str
@@ -51,7 +51,7 @@ class ScriptDiagnosis:
     """None: it had no diagnostic pass."""
     remarks: tuple[str, ...]
     """Settings that do nothing, or never arrived."""
-    changes: tuple[Change, ...]
+    changes: tuple[ProposedChange, ...]
     """Best first; empty where nothing is predicted to be faster."""
     notes: tuple[str, ...] = field(default=())
     """What could not be said, and why."""

@@ -18,8 +18,6 @@ from autotune.trial.guest.hooks import call_after_imports
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
 """Folder of the trial: set where the user's command is started, and for all below it."""
-DESCRIPTION_FILE = "description.json"
-"""File below `RANKS_DIR`: what the command trains, as its first rank saw it."""
 OWNER_FILE = "{rank:02d}.owner"
 """File below `RANKS_DIR`: the process that is the rank. Its children inherit the number."""
 

@@ -16,6 +16,8 @@ from autotune.contract import CONFIG_DIR, read_json
 
 EDITS_FILE = "edits.json"
 """File below `CONFIG_DIR`."""
+DESCRIPTION_FILE = "description.json"
+"""File below `RANKS_DIR`: what the command trains, as its first rank saw it."""
 
 
 @dataclass(frozen=True)

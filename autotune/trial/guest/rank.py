@@ -129,12 +129,9 @@ class Guest:
                 return
             self._n_plain_steps += 1
             if self._n_plain_steps >= _MAX_PLAIN_STEPS:
-                said = (
-                    f"{_MAX_PLAIN_STEPS} optimizer steps, and it never called deepspeed.initialize"
-                )
-                self.fail(
-                    NoEngineError(f"the script trains without DeepSpeed: {said}"), Outcome.INVALID
-                )
+                said = f"{_MAX_PLAIN_STEPS} optimizer steps, and it never called"
+                error = f"the script trains without DeepSpeed: {said} deepspeed.initialize"
+                self.fail(NoEngineError(error), Outcome.INVALID)
 
         module.register_optimizer_step_post_hook(on_step)
 

@@ -8,8 +8,8 @@ from autotune.contract import RANKS_DIR, Measure, write_json
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines import deepspeed as driver
-from autotune.trial.guest.begin import DESCRIPTION_FILE
 from autotune.trial.guest.describe import describe
+from autotune.trial.guest.edits import DESCRIPTION_FILE
 from autotune.trial.guest.intake import Intake, is_training_pass
 from autotune.trial.reporter import Reporter
 from autotune.trial.stopwatch import Stopwatch, TrialDone

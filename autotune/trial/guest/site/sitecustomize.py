@@ -44,7 +44,7 @@ def _import(
     return builtins.__import__(name, globals, locals, fromlist or (), level)
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
+class _PackageLoader(importlib.machinery.SourceFileLoader):
     """Loads a module of ours, whose own `import` statements go by `_import`."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -52,7 +52,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _Finder:
+class _PackageFinder:
     """Finds what lies in our package, and nothing beside it in its folder."""
 
     @staticmethod
@@ -63,7 +63,7 @@ class _Finder:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin)
+            spec.loader = _PackageLoader(fullname, spec.origin)
         return spec
 
 
@@ -72,7 +72,7 @@ def _begin() -> None:
     for _ in range(4):  # site, guest, trial, the package
         package = os.path.dirname(package)
     path = os.path.join(package, "__init__.py")
-    loader: Any = _Loader(NAME, path)
+    loader: Any = _PackageLoader(NAME, path)
     spec = importlib.util.spec_from_file_location(
         NAME, path, loader=loader, submodule_search_locations=[package]
     )
@@ -81,7 +81,7 @@ def _begin() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[NAME] = module
     loader.exec_module(module)
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _PackageFinder())
     importlib.import_module(f"{NAME}.trial.guest.begin").begin()
 
 
