@@ -23,7 +23,7 @@ def call_after_imports(hooks: Mapping[str, Hook]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the finders after it do, and has the modules with a hook loaded by `_HookedLoader`."""
+    """Finds what the finders after it do; `_HookedLoader` loads the modules with a hook."""
 
     def __init__(self, hooks: dict[str, Hook]) -> None:
         self._hooks = hooks
