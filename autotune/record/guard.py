@@ -77,7 +77,8 @@ class GuardVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**vars(self), "verdict": self.verdict.value}
+        lists = {name: list(getattr(self, name)) for name in ("losses", "baseline_losses")}
+        return {**vars(self), **lists, "verdict": self.verdict.value}
 
 
 NOT_COMPARED = GuardVerdict(
