@@ -295,6 +295,7 @@ NAMES_DEEPSPEED = {
     "export/readme.py": "the release that figures hold for",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "job/observed.py": "what such a command showed",
+    "probe/token.py": "a word that is no secret",
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",

@@ -25,7 +25,7 @@ from autotune.record.facts import (
     guard_steps_of,
     origin_of,
 )
-from autotune.record.guard import NOT_COMPARED, Guarded, guards_of
+from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
@@ -150,7 +150,7 @@ def export_study(
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
-def _check_guard(study: Study, number: int, guard: Guarded | None) -> None:
+def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
     """Refuse to hand out what does not train as the baseline does."""
     if guard is not None and guard.is_drift:
         raise StudyError(
@@ -161,7 +161,9 @@ def _check_guard(study: Study, number: int, guard: Guarded | None) -> None:
         )
 
 
-def _with_guard(figures: MeasuredFigures | None, guard: Guarded | None) -> MeasuredFigures | None:
+def _with_guard(
+    figures: MeasuredFigures | None, guard: GuardVerdict | None
+) -> MeasuredFigures | None:
     return None if figures is None else dataclasses.replace(figures, guard=guard)
 
 

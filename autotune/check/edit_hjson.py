@@ -33,11 +33,11 @@ def edited_hjson(text: str, wanted: Mapping[str, Any]) -> str | None:
         after = edited_hjson(text.removeprefix(BYTE_ORDER_MARK), wanted)
         return None if after is None else BYTE_ORDER_MARK + after
     try:
-        before = _Parsed(text)
+        before = _HjsonText(text)
         data = _loads(text)
         after = spliced(text, _HjsonEdits(text, before, data, wanted).edits())
         said = _loads(after)
-        kept = _Parsed(after).comments
+        kept = _HjsonText(after).comments
     except (_OddError, ValueError, IndexError):
         return None
     is_whole = Counter(one.rstrip() for one in kept) == Counter(
@@ -60,7 +60,7 @@ def _loads(text: str) -> dict[str, Any]:
     return data
 
 
-class _Parsed:
+class _HjsonText:
     """The places of an Hjson text."""
 
     def __init__(self, text: str) -> None:
@@ -153,7 +153,7 @@ class _HjsonEdits(JsonEdits):
     """The edits that make an Hjson text say what is wanted."""
 
     def __init__(
-        self, text: str, parsed: _Parsed, data: Mapping[str, Any], wanted: Mapping[str, Any]
+        self, text: str, parsed: _HjsonText, data: Mapping[str, Any], wanted: Mapping[str, Any]
     ) -> None:
         super().__init__(text, parsed.root, data, wanted)
 

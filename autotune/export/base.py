@@ -15,7 +15,7 @@ from autotune.base.templates import Templates
 from autotune.contract import Layout, Measure, TrialSpec, Workload
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
-from autotune.record.guard import Guarded
+from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
@@ -46,7 +46,7 @@ class MeasuredFigures:
     """Ratio of samples/s to the baseline's; None where there is no confirmed one."""
     speedup_low: float | None = None
     speedup_high: float | None = None
-    guard: Guarded | None = None
+    guard: GuardVerdict | None = None
     """What the convergence guard says of it; None: the guard was off."""
 
 

@@ -19,10 +19,10 @@ def edited_line(
     text: str, shell: ShellText, command: Command, changes: Sequence[FileChange]
 ) -> str:
     """The text of a shell file after changes of one of its commands."""
-    return spliced(text, _Line(text, shell, command).edits(changes))
+    return spliced(text, _ShellLine(text, shell, command).edits(changes))
 
 
-class _Line:
+class _ShellLine:
     def __init__(self, text: str, shell: ShellText, command: Command) -> None:
         self._text, self._shell, self._command = text, shell, command
         self._words = command.words

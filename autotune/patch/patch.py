@@ -201,7 +201,7 @@ def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], l
             f"{path}: holds {len(sources)} DeepSpeed configurations: {places}",
             "name a file that holds one of them",
         )
-    return _Plan(path, text, sources[0], line, wanted).made()
+    return _PatchPlan(path, text, sources[0], line, wanted).made()
 
 
 def _of_arguments_alone(
@@ -233,7 +233,7 @@ def _in_environment(wanted: Wanted) -> Iterator[Left]:
         )
 
 
-class _Plan:
+class _PatchPlan:
     """Where each value belongs, by what the file and those that it names say."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.contract import CONFIG_DIR, ROUNDING, KnobValue, Origin, Outcome
 from autotune.record.facts import PassedOver, context_of, read_fact, said_origin_of
-from autotune.record.guard import Guarded
+from autotune.record.guard import GuardVerdict
 from autotune.record.study import Recorded, Study
 from autotune.space.candidate import Candidate
 
@@ -49,7 +49,7 @@ class Drifted:
     """A candidate that is better than the best and not handed out: the guard fails it."""
 
     standing: Standing
-    guard: Guarded
+    guard: GuardVerdict
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -103,7 +103,7 @@ class SearchAnswer(_AnswerHead):
     interrupted: bool = False
     baseline: Standing | None = None
     best: Standing | None = None
-    guard: Guarded | None = None
+    guard: GuardVerdict | None = None
     """What the convergence guard says of the best; None: there is no best, or the guard is off."""
     drifted: Drifted | None = None
     """What would be the best if the guard did not fail it; None: nothing."""
@@ -234,7 +234,7 @@ class _StoredStanding(_StandingFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class _StoredDrifted(_StoredStanding):
-    guard: Guarded
+    guard: GuardVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ class _StoredAnswer(_AnswerHead):
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
-    guard: Guarded | None = None
+    guard: GuardVerdict | None = None
     drifted: _StoredDrifted | None = None
     substitute_baseline: bool = False
     front: list[_StoredStanding] = field(default_factory=list)

@@ -50,7 +50,7 @@ class Convergence(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarded:
+class GuardVerdict:
     """The guard's verdict on one candidate, with the losses that it rests on."""
 
     verdict: Convergence
@@ -80,14 +80,14 @@ class Guarded:
         return {**vars(self), "verdict": self.verdict.value}
 
 
-NOT_COMPARED = Guarded(
+NOT_COMPARED = GuardVerdict(
     verdict=Convergence.NOT_COMPARABLE, why="it was not run again beside the baseline"
 )
 
 
 def guards_of(
     trials: Iterable[Trial], baseline_hash: str | None, n_steps: int
-) -> dict[str, Guarded]:
+) -> dict[str, GuardVerdict]:
     """The verdict on each candidate of the final comparisons, by its hash.
 
     Losses do not wander with the machine, so that the runs of all comparisons count alike.
@@ -107,14 +107,14 @@ def guards_of(
             own[identity.confirm_round] = trial  # a repeat takes the first one's place
     theirs = list(runs.get(baseline_hash or "", {}).values())
     return {
-        key: Guarded(verdict=Convergence.PASS, why="it is the baseline itself")
+        key: GuardVerdict(verdict=Convergence.PASS, why="it is the baseline itself")
         if key == baseline_hash
         else guard(list(own.values()), theirs, n_steps)
         for key, own in runs.items()
     }
 
 
-def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guarded:
+def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> GuardVerdict:
     """Compare the runs of a candidate with those of the baseline; all have to be measured.
 
     A study may go on with another seed: only runs with that of the candidate's last one count.
@@ -154,7 +154,7 @@ def compare_losses(
     roundoff: float,
     is_same_start: bool,
     is_seeded: bool,
-) -> Guarded:
+) -> GuardVerdict:
     """Compare the losses of a candidate's runs with those of the baseline's.
 
     The candidate passes if in every step its mean loss is within the tolerance of the baseline's.
@@ -176,7 +176,7 @@ def compare_losses(
         is_seeded: Whether the baseline is known to train the same samples in each of its runs.
     """
     if not all(math.isfinite(loss) for runs in (ours, theirs) for one in runs for loss in one):
-        return Guarded(verdict=Convergence.FAIL, why="a loss is not finite")
+        return GuardVerdict(verdict=Convergence.FAIL, why="a loss is not finite")
     mean, base = _by_step(ours, statistics.fmean), _by_step(theirs, statistics.fmean)
     rounding = 2 * roundoff * max(map(abs, base))
     first = [losses[0] for losses in theirs]
@@ -219,7 +219,7 @@ def compare_losses(
             f"the baseline's loss moved by {learned:.2g} in {len(base)} steps, and "
             f"{tolerance:.2g} is allowed ({source}): nothing would be seen"
         )
-    return Guarded(
+    return GuardVerdict(
         verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
         why=why,
         tolerance=tolerance,
@@ -277,5 +277,5 @@ def _listed(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.6g}" for loss in losses)
 
 
-def _unknown(why: str) -> Guarded:
-    return Guarded(verdict=Convergence.NOT_COMPARABLE, why=why)
+def _unknown(why: str) -> GuardVerdict:
+    return GuardVerdict(verdict=Convergence.NOT_COMPARABLE, why=why)

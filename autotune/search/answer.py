@@ -9,7 +9,7 @@ from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing, config_of
 from autotune.record.facts import PassedOver
-from autotune.record.guard import NOT_COMPARED, Guarded, guards_of
+from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
@@ -43,7 +43,7 @@ class RecordStandings:
             return None
         return self._standing(tried.candidate.hash, figure_of(tried.measured, tried.spread))
 
-    def guards(self, baseline: Candidate | None) -> dict[str, Guarded]:
+    def guards(self, baseline: Candidate | None) -> dict[str, GuardVerdict]:
         """What the convergence guard says of each candidate of the comparisons, by hash."""
         key = None if baseline is None else baseline.hash
         return guards_of(self._history.trials, key, self._context.job.guard_steps)
@@ -56,7 +56,7 @@ class RecordStandings:
 
     def drifted_best(
         self, baseline: Candidate | None, comparison: confirm.FinalComparison
-    ) -> tuple[int, Guarded] | None:
+    ) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
         verdict = confirm.judge(comparison, self._history, self._objective)
         best = None if verdict is None else self._objective.best(verdict.figures)
@@ -110,7 +110,7 @@ class RecordStandings:
         )
 
     def _drifted(
-        self, guards: Mapping[str, Guarded], whole: Mapping[str, Figure], best: str | None
+        self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Figure], best: str | None
     ) -> Drifted | None:
         """The best of those that the guard fails, where it is better than what is handed out."""
         among = {k: whole[k] for k, said in guards.items() if said.is_drift and k in whole}
@@ -121,7 +121,7 @@ class RecordStandings:
             return None
         return Drifted(standing=self._standing(wanted, whole[wanted]), guard=guards[wanted])
 
-    def _guard(self, guards: Mapping[str, Guarded], key: str) -> Guarded | None:
+    def _guard(self, guards: Mapping[str, GuardVerdict], key: str) -> GuardVerdict | None:
         """What the guard says of a candidate; None: it is off, or nothing ran here."""
         if not self._context.job.guard_steps or self._context.origin is not Origin.MEASURED:
             return None

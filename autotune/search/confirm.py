@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
-from autotune.record.guard import Guarded
+from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
 from autotune.search.front import Figure
@@ -159,7 +159,7 @@ def first_round_of(round_number: int) -> int:
     return round_number // ROUNDS * ROUNDS
 
 
-def drifted_before(history: History, guards: Mapping[str, Guarded]) -> frozenset[str]:
+def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> frozenset[str]:
     """Hashes of those that the guard failed in comparisons that another one has followed.
 
     The last comparison may still be under way: its members are those it was planned with.
@@ -169,7 +169,7 @@ def drifted_before(history: History, guards: Mapping[str, Guarded]) -> frozenset
     return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
 
 
-def n_drifted(history: History, guards: Mapping[str, Guarded]) -> int:
+def n_drifted(history: History, guards: Mapping[str, GuardVerdict]) -> int:
     """Comparisons with a member that the guard fails."""
     drifting = {key for key, said in guards.items() if said.is_drift}
     trials = [t for t in history.trials if t.spec.identity.candidate_hash in drifting]

@@ -12,7 +12,7 @@ from autotune.record.guard import (
     LEARNED_SHARE,
     MIN_STEPS,
     Convergence,
-    Guarded,
+    GuardVerdict,
     compare_losses,
     guards_of,
     roundoff_of,
@@ -26,7 +26,7 @@ COURSE = [10.0 - 0.05 * step for step in range(STEPS)]
 LEARNED = 0.95
 
 
-def compare(ours, theirs, *, roundoff=1e-7, is_same_start=True, is_seeded=True) -> Guarded:
+def compare(ours, theirs, *, roundoff=1e-7, is_same_start=True, is_seeded=True) -> GuardVerdict:
     return compare_losses(
         ours, theirs, roundoff=roundoff, is_same_start=is_same_start, is_seeded=is_seeded
     )

@@ -15,7 +15,7 @@ from autotune.record.facts import (
     guard_steps_of,
     objective_of,
 )
-from autotune.record.guard import Guarded, guards_of
+from autotune.record.guard import GuardVerdict, guards_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.report.results.rows import Row, make_rows
 from autotune.search.history import History
@@ -39,7 +39,7 @@ class StudyReport:
     context: Context
     answer: SearchAnswer | None
     """None while the search has not ended."""
-    guards: Mapping[str, Guarded] = field(default_factory=dict)
+    guards: Mapping[str, GuardVerdict] = field(default_factory=dict)
     """What the convergence guard says of the candidates of the final comparisons, by hash."""
     recorded: Recorded
     """The record that it was made of, trials included that answer for another job."""

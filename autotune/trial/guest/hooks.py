@@ -23,7 +23,7 @@ def call_after_imports(hooks: Mapping[str, Hook]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the finders after it do, and has the modules with a hook loaded by `_Loader`."""
+    """Finds what the finders after it do; `_HookedLoader` loads the modules with a hook."""
 
     def __init__(self, hooks: dict[str, Hook]) -> None:
         self._hooks = hooks
@@ -35,7 +35,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = self._found_by_others(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._hooks, fullname)
+            spec.loader = _HookedLoader(spec.loader, self._hooks, fullname)
         return spec
 
     def _found_by_others(
@@ -50,7 +50,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _HookedLoader(importlib.abc.Loader):
     """Loads as another one does, and calls the hook when the module is there."""
 
     def __init__(self, theirs: Any, hooks: dict[str, Hook], name: str) -> None:
