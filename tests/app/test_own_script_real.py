@@ -76,7 +76,7 @@ def test_what_an_example_trains_is_read_off_it(
     said = json.loads(ran.stdout)
     script = observed_in(tmp_path)
     assert {name: getattr(script, name) for name in expected} == expected
-    assert said["result"]["outcome"] == "ok"
+    assert said["row"]["outcome"] == "ok"
     assert script.measured.step_times_s
     assert not (EXAMPLES / example / "checkpoints").exists(), "a trial leaves nothing"
     assert not (EXAMPLES / example / "output").exists(), "a trial leaves nothing"
