@@ -116,7 +116,6 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
         (*TORCHRUN, "busy.py", "--out", str(out)),
         SCRIPTS,
         tmp_path / "results",
-        "--no-diagnose",
     )
     assert ran.returncode == 0, ran.stderr
     script = observed_in(tmp_path / "results")
