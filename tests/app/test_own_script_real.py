@@ -131,7 +131,7 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
     [
         (("python", "plain.py"), "trains without DeepSpeed", "deepspeed.initialize"),
         (
-            ("bash", "-c", "torchrun --nproc-per-node 1 leaves.py; sleep 1000"),
+            ("bash", "-c", "torchrun --nproc-per-node 1 leaves.py --rows 3; sleep 1000"),
             "ended by itself",
             "more epochs",
         ),

@@ -162,6 +162,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
         "gradient_accumulation_steps": 4,
     }
     pipeline = {**RAW, "engine": "PipelineEngine", "dp": 1, "config": config}
+    pipeline["sizes"] = {**RAW["sizes"], "n_layers": 0}  # its layers stand in no list
     script = observed(
         {**pipeline, "micro_batches": [2] * 4},
         read_back={"pp": 2, "dp": 1, "micro_batch": 2, "grad_accum": 4},
