@@ -13,7 +13,8 @@ from autotune.space.workload import Reach, Way, WorkloadPlugin
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one field of TrainingArguments: the newer one is tried first."""
 
-_LAYOUT = ("tp", "pp", "sp", "ep")
+LAYOUT = ("tp", "pp", "sp", "ep")
+"""Knobs that say what a rank does among the others: the script's own decision."""
 
 
 class Script(WorkloadPlugin):
@@ -50,11 +51,13 @@ def reach_of(script: Observed) -> Reach:
     """Which knobs reach a command, by which way, and which do not, and why."""
     ways: dict[str, Way] = {"host_allocator": "environment", "allocator": "environment"}
     left_out = {
-        **dict.fromkeys(_LAYOUT, "the script lays its ranks and its data out itself"),
+        **dict.fromkeys(LAYOUT, "the script lays its ranks and its data out itself"),
         "loss_chunk_tokens": "the script computes its loss itself",
         "attention": "the script builds its model itself",
         "core_binding": "the command starts its ranks itself",
     }
+    # What it splits its model by acts as it stands: no candidate has another value.
+    ways |= dict.fromkeys(layout_of(script), "code")
     named = placeholders_of(script.command)
     ways |= dict.fromkeys(named.keys() - {"grad_accum"}, "placeholders")
     if script.accumulates_by_hand:
@@ -78,6 +81,12 @@ def reach_of(script: Observed) -> Reach:
     if not script.config.get("optimizer"):
         left_out["optimizer.implementation"] = "the script brings its optimizer"
     return Reach(ways=ways, left_out={k: v for k, v in left_out.items() if k not in ways})
+
+
+def layout_of(script: Observed) -> dict[str, int]:
+    """How a command splits its model over its ranks, as was read back, if at all."""
+    said = script.measured.read_back
+    return {name: int(said[name]) for name in LAYOUT if said.get(name, 1) > 1}
 
 
 def recompute_name(script: Observed) -> str:

@@ -4,7 +4,7 @@ import argparse
 import pydoc_data.topics
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, GPT2Config, get_scheduler
@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--output_dir", default="output")
     args = parser.parse_args()
 
+    # Without this line accelerate takes CPU ranks under DeepSpeed for one process.
+    PartialState(cpu=not torch.cuda.is_available())
     accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)
     set_seed(0)
     config = GPT2Config(

@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "help"
 COMMANDS = (
     "",
     "search",
+    "diagnose",
     "render",
     "probe",
     "status",

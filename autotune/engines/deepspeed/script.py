@@ -29,7 +29,7 @@ from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
-from autotune.space.script import reach_of, recompute_name
+from autotune.space.script import layout_of, reach_of, recompute_name
 from autotune.space.space import load_space
 from autotune.space.space_file import Domain, Space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -59,6 +59,7 @@ class ScriptEngine(DeepSpeedEngine):
         """The command as it is."""
         chosen: dict[str, KnobValue] = {
             **self._base_knobs,
+            **layout_of(self._script),
             "micro_batch": self._script.micro_batch,
         }
         job = self._job
@@ -73,6 +74,10 @@ class ScriptEngine(DeepSpeedEngine):
         domains = {n: d for n, d in space.domains.items() if n not in self._reach.left_out}
         if not self._script.config.get("optimizer"):
             domains.pop("optimizer.implementation", None)
+        # Every candidate has the ranks as the script lays them out.
+        domains |= {
+            n: Domain(values=(value,), when=()) for n, value in layout_of(self._script).items()
+        }
         if "micro_batch" not in domains:
             domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
         elif self._script.micro_batch not in domains["micro_batch"].values:

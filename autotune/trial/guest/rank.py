@@ -264,8 +264,11 @@ class Guest:
         # What Hugging Face's file said comes before what became of it.
         self.seen = {**self.seen, **facts, **{k: self.seen[k] for k in _OF_FILE if k in self.seen}}
         self._watched = engine
-        self._meter.cap()
-        self._stopwatch = watch(self, engine, self._meter)
+        try:
+            self._meter.cap()
+            self._stopwatch = watch(self, engine, self._meter)
+        except Exception as error:  # no mistake of ours is left to the script, which may catch it
+            self.fail(error)
 
     def _failing_fast(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method after whose out-of-memory error nothing goes on, whoever catches it."""

@@ -153,3 +153,29 @@ def test_several_engines_are_remarked(tmp_path: Path) -> None:
     said = [line for line in engine_of(tmp_path, several).remarks() if "engines" in line]
     assert len(said) == 1
     assert "2 of its 3 engines train" in said[0]
+
+
+def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path) -> None:
+    config = {
+        **RAW["config"],
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+    }
+    pipeline = {**RAW, "engine": "PipelineEngine", "dp": 1, "config": config}
+    pipeline["sizes"] = {**RAW["sizes"], "n_layers": 0}  # its layers stand in no list
+    script = observed(
+        {**pipeline, "micro_batches": [2] * 4},
+        read_back={"pp": 2, "dp": 1, "micro_batch": 2, "grad_accum": 4},
+    )
+    assert script.global_batch == 8
+    job = job_of(script, tmp_path)
+    engine = ScriptEngine(job, CPU)
+    assert (engine.own.micro_batch, engine.own.grad_accum) == (2, 4)
+    candidates = lattice_of(job, engine).candidates
+    assert engine.own in candidates
+    assert len({candidate.micro_batch for candidate in candidates}) > 1
+    for candidate in candidates:
+        assert candidate.micro_batch * candidate.grad_accum == 8
+        assert candidate.values["zero.stage"] <= 1, "DeepSpeed's pipelines have no more"
+    edits = engine.edits(replace(engine.own, knobs=engine.own.knobs))
+    assert not edits.configuration

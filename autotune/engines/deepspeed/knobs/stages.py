@@ -12,10 +12,13 @@ def stages(model: ModelShape, pp: int) -> tuple[tuple[int, int], ...]:
 
     Stages differ as little as possible. Among all cuts of the first layers that end at a place,
     the one whose largest and smallest stage are closest goes on, among equals the latest. There
-    are fewer than `pp` stages where there are fewer layers.
+    are fewer than `pp` stages where there are fewer layers. Layers that cannot be seen are split
+    evenly.
 
     Source: runtime/utils.py: partition_balanced.
     """
+    if not model.n_layers:  # a script's own pipeline, whose layers cannot be seen
+        return ((model.n_params // pp, 0),) * pp
     sizes = _layer_sizes(model)
     ends = _cuts(sizes, pp) if len(sizes) > pp else range(len(sizes) + 1)
     return tuple((sum(sizes[first:last]), last - first) for first, last in pairwise(ends))

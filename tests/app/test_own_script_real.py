@@ -1,0 +1,158 @@
+"""Commands as their users type them: the first run, and one edited candidate, on two CPU ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.contract import TrialResult, read_json
+from autotune.job.observed import Observed
+
+pytestmark = pytest.mark.real
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples"
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+TRAINER = ("--use_cpu", "--bf16", "--output_dir", "out", "--per_device_train_batch_size", "4")
+
+TORCHRUN = ("torchrun", "--nproc-per-node", "2")
+
+
+def run(
+    verb: str, command: tuple[str, ...], folder: Path, results: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb of ours on a command, in the folder of its script."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(SCRIPTS / "site"), os.environ.get("PYTHONPATH", "")])
+        ),
+    }
+    return subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "autotune", verb, "--json", "--results", str(results)),
+            *(*flags, "--", *command),
+        ],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+def observed_in(results: Path) -> Observed:
+    """What the only study showed."""
+    (path,) = results.glob("*/observed.json")
+    return Observed.read(path)
+
+
+@pytest.mark.parametrize(
+    ("example", "command", "expected"),
+    [
+        (
+            "pipeline",
+            ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json"),
+            {"framework": "deepspeed", "micro_batch": 2, "grad_accum": 4, "global_batch": 8},
+        ),
+        (
+            "accelerate",
+            ("accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"),
+            {"framework": "accelerate", "micro_batch": 4, "grad_accum": 2, "global_batch": 16},
+        ),
+    ],
+    ids=["pipeline", "accelerate"],
+)
+def test_what_an_example_trains_is_read_off_it(
+    tmp_path: Path, example: str, command: tuple[str, ...], expected: dict[str, Any]
+) -> None:
+    ran = run("diagnose", command, EXAMPLES / example, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    script = observed_in(tmp_path)
+    assert {name: getattr(script, name) for name in expected} == expected
+    assert said["row"]["outcome"] == "ok"
+    assert script.measured.step_times_s
+    assert not (EXAMPLES / example / "checkpoints").exists(), "a trial leaves nothing"
+    assert not (EXAMPLES / example / "output").exists(), "a trial leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("example", "command"),
+    [
+        (
+            "lora",
+            (*TORCHRUN, "train.py", "--deepspeed", "ds_config.json", *TRAINER),
+        ),
+        ("deepspeed_dict", (*TORCHRUN, "train.py")),
+    ],
+    ids=["lora", "deepspeed_dict"],
+)
+def test_an_edited_candidate_runs_as_it_was_asked(
+    tmp_path: Path, example: str, command: tuple[str, ...]
+) -> None:
+    ran = run("search", command, EXAMPLES / example, tmp_path, "--trials", "1", "--no-diagnose")
+    assert ran.returncode in (0, 3), ran.stderr
+    results = [read_json(path) for path in sorted(tmp_path.glob("*/trials/*/result.json"))]
+    own, *edited = [TrialResult.from_dict(result) for result in results]
+    assert own.outcome.is_measured
+    measured = [result for result in edited if result.outcome.is_measured]
+    assert measured, [result.evidence for result in edited]
+    assert not any(result.differences for result in measured)
+    assert (EXAMPLES / example / "train.py").is_file()
+    assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
+
+
+def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:
+    """See the script: several engines, workers, checkpoints, evaluation, lengths, own packages."""
+    out = tmp_path / "out"
+    ran = run(
+        "diagnose",
+        (*TORCHRUN, "busy.py", "--out", str(out)),
+        SCRIPTS,
+        tmp_path / "results",
+    )
+    assert ran.returncode == 0, ran.stderr
+    script = observed_in(tmp_path / "results")
+    assert script.measured.loss_last is not None, "its losses go backward past the engine"
+    assert (script.micro_batch, script.grad_accum) == (4, 1)
+    assert script.seq_len == 12, "the longest of all steps"
+    assert script.description["engines"] == 2
+    assert not out.exists(), "a trial leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("command", "says", "helps"),
+    [
+        (("python", "plain.py"), "trains without DeepSpeed", "deepspeed.initialize"),
+        (
+            ("bash", "-c", "torchrun --nproc-per-node 1 leaves.py --rows 3; sleep 1000"),
+            "ended by itself",
+            "more epochs",
+        ),
+        (
+            ("torchrun", "--nproc-per-node", "1", "swallows.py", "--width", "31"),
+            "shapes cannot be multiplied",
+            "without autotune",
+        ),
+        (
+            (*TORCHRUN, "--max-restarts", "3", "leaves.py", "--rows", "2", "--raises"),
+            'KeyError: "the user\'s own mistake"',
+            "without autotune",
+        ),
+    ],
+    ids=["plain", "leaves", "swallows", "restarts"],
+)
+def test_what_cannot_be_measured_says_why_and_what_helps(
+    tmp_path: Path, command: tuple[str, ...], says: str, helps: str
+) -> None:
+    ran = run("diagnose", command, SCRIPTS, tmp_path)
+    assert ran.returncode == 2, ran.stdout
+    told = " ".join(ran.stderr.split())
+    assert says in told
+    assert helps in told
