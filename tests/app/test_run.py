@@ -163,7 +163,7 @@ def test_what_was_recalled_and_is_damaged_is_recalled_anew(
     session.study.folder.mkdir()
     session.study.recalled_file.write_text("{", encoding="utf-8")
     run.search(session, notebook, fresh=False, knowledge=file)
-    assert any("is recalled anew: " in note for note in notebook.notes)
+    assert any("are read again: " in note for note in notebook.notes)
     assert "6 trials of other studies correct the forecast" in notebook.notes
     assert len(read_lessons(session.study.recalled_file)) == 6
 
