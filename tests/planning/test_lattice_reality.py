@@ -35,6 +35,7 @@ FEW_WORLDS = {
     "compression": (2, 8),
     "long_context": (2, 6, 8),
     "lossy": (2, 8),
+    "script": (2, 8),
     "zeropp": (2, 3, 8),
     "parallel_3d": (1, 2, 6, 8),
 }

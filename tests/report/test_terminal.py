@@ -174,7 +174,7 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     assert set(answer) == {
         "study", "counts", "baseline", "best", "ties", "speedup", "speedup_low", "speedup_high",
         "stop_reason", "origin", "problem", "interrupted", "paths", "passed_over",
-        "substitute_baseline",
+        "substitute_baseline", "guard", "drifted",
     }  # fmt: skip
     for standing in (answer["baseline"], answer["best"]):
         assert set(standing) == {

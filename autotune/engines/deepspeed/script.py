@@ -4,6 +4,7 @@ What the user set and no knob touches stays exactly as it is: the edits are what
 configurations differ by, the candidate's and that of the command as it is.
 """
 
+import copy
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ class ScriptEngine(DeepSpeedEngine):
         return foretold
 
     def _edited(self, candidate: Candidate) -> dict[str, Any]:
-        config: dict[str, Any] = _copied(self._script.config)
+        config: dict[str, Any] = copy.deepcopy(dict(self._script.config))
         self.edits(candidate).apply(config, drops_product=True)
         return config
 
@@ -299,9 +300,3 @@ def _differences(
 
 def _batch(candidate: Candidate) -> dict[str, int]:
     return dict(zip(_BATCH_KEYS, (candidate.micro_batch, candidate.grad_accum), strict=True))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value

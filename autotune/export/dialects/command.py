@@ -1,5 +1,6 @@
 """The dialect of a user's own command: their configuration and their command line, edited."""
 
+import copy
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -129,7 +130,7 @@ def _quoted(words: list[str]) -> str:
 def _with_edits(script: Observed, edits: Edits) -> dict[str, Any]:
     """The configuration as the user wrote it, every "auto" kept, with the edits in it."""
     written: Mapping[str, Any] = script.description.get("config_written") or script.config
-    config: dict[str, Any] = {**_copied(written)}
+    config: dict[str, Any] = copy.deepcopy(dict(written))
     edits.apply(config, drops_product=False)
     if "train_micro_batch_size_per_gpu" in edits.configuration:
         config.pop("train_batch_size", None)
@@ -145,12 +146,6 @@ _OWNED_BY_TRAINER = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_batch_size": "per_device_train_batch_size",
 }
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _edits(handout: Handout) -> Edits:

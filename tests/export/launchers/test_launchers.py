@@ -34,7 +34,8 @@ def test_every_pair_is_written_or_refused_with_those_that_can(tmp_path):
     launchers = [name for name in plugin_names("launcher") if not name.startswith("toy-")]
     assert len(launchers) == 6
     refused = set()
-    for to, dialect in dialects().items():
+    started = {to: dialect for to, dialect in dialects().items() if dialect.script is not None}
+    for to, dialect in started.items():
         for launcher in launchers:
             folder = tmp_path / f"{to}.{launcher}"
             if can_start(dialect, launcher):
