@@ -36,7 +36,7 @@ def _stage(setup: Setup) -> Finding | None:
         raised(f"NoPipelineError: {pattern}", zero(1), model=model, pp=2, repaired={"pp": 1})
         for model, pattern in (
             ({"architecture": "ctrl"}, "model_type ctrl: the pipeline's transformer knows"),
-            ({"architecture": "plain"}, "a factory's model is a module"),
+            ({"architecture": "plain"}, "a factory's model is one module"),
             ({"lora_rank": 4}, "LoRA: the pipeline's transformer has no adapters"),
         )
     ),
