@@ -3,6 +3,7 @@
 import json
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
+from autotune.trial.scripts.train import _tokens
 from autotune.trial.scripts.transformer import Build, Shape, layer_specs, next_token_loss
 from autotune.trial.transformer_shape import shape_of
 from tests.driven_ranks import train_cases
@@ -136,22 +138,19 @@ def unsplit(case: dict[str, Any]) -> dict[str, list[float]]:
     model = Whole(Shape(**shape_of(spec["model"], spec["seq_len"])), spec["seed"])
     rate = config["optimizer"]["params"]["lr"]
     clipping = config.get("gradient_clipping", 0.0)
-    generators = [
-        torch.Generator().manual_seed(spec["seed"] * 100_003 + replica)
-        for replica in range(spec["dp"])
-    ]
-    size = (spec["micro_batch"], spec["seq_len"])
+    told = SimpleNamespace(
+        seed=spec["seed"], global_batch=spec["global_batch"], source=spec["model"]
+    )
     found: dict[str, list[float]] = {"losses": [], "norms": []}
-    for _ in range(case["steps"]):
+    for step in range(case["steps"]):
         model.zero_grad()
         total = 0.0
-        n_parts = spec["grad_accum"] * spec["dp"]
-        for _ in range(spec["grad_accum"]):
-            for generator in generators:
-                tokens = torch.randint(0, spec["model"]["vocab"], size, generator=generator)
-                loss = next_token_loss(model(tokens), tokens) / n_parts
-                loss.backward()
-                total += loss.item()
+        # Every layout trains the samples of a step that their numbers name.
+        for number in range(spec["global_batch"]):
+            tokens = _tokens(told, step, number, spec["seq_len"]).unsqueeze(0)
+            loss = next_token_loss(model(tokens), tokens) / spec["global_batch"]
+            loss.backward()
+            total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))
         with torch.no_grad():
             for parameter in model.parameters():
