@@ -407,10 +407,17 @@ def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> No
 
 
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
-DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand)
+DIALECTS = (
+    *(TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand),
+    *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
+    *(TestLlamaFactory, TestAxolotl),
+)
+LAUNCHERS = (
+    *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher, TestSlurm, TestRay, TestKubernetes),
+)
 FLEETS = (TestLocal, TestReplay, TestSimulate)
-OTHERS = (TestBuiltIn, TestScript, TestDeepSpeed, TestMegatron, TestTorchrun)
-CONTRACTS: tuple[Any, ...] = (*OTHERS, *SAMPLERS, *DIALECTS, *FLEETS)
+OTHERS = (TestBuiltIn, TestScript, TestDeepSpeed, TestMegatron)
+CONTRACTS: tuple[Any, ...] = (*(*OTHERS, *SAMPLERS, *DIALECTS, *LAUNCHERS, *FLEETS),)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:
