@@ -4,12 +4,10 @@ Says of each case the loss and the norm of the whole gradient of every optimizer
 the live engine reads back.
 """
 
-import dataclasses
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,7 @@ from autotune.trial.engines.base import differences
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import (
-    Inputs,
-    Settings,
     batches,
-    device_of_rank,
-    full,
     gradient_scale,
     make_engine,
     micro_step,
@@ -35,15 +29,6 @@ from tests.deepspeed_state import clean_globals
 from tests.trials import settings
 
 STEPS = 3
-
-
-def rows(told: Settings) -> Iterator[Inputs]:
-    """The samples of a case whose ranks share them, each rank another part of the rows."""
-    whole = dataclasses.replace(told, micro_batch=told.micro_batch * told.dp, sp=told.world)
-    rank, size = torch.distributed.get_rank(), told.micro_batch
-    for batch in full(whole, 0):
-        own = batch["input_ids"][rank * size : (rank + 1) * size].to(device_of_rank())
-        yield {"input_ids": own, "labels": own}
 
 
 def norm_of_gradient(module: torch.nn.Module) -> float:
@@ -74,7 +59,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine.step = seen_step
     try:
-        stream = batches(told, engine) if told.sp > 1 else rows(told)
+        stream = batches(told, engine)  # of the same samples, whoever shares them
         losses = []
         for _ in range(STEPS):
             of_step = [
