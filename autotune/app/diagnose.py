@@ -17,6 +17,7 @@ from autotune.job.command import as_typed
 from autotune.record.table import make_table, write_table
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.results.study import read_report
+from autotune.search.history import History
 from autotune.search.steering import Steering
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
@@ -86,16 +87,18 @@ def diagnose(
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
         remarks=tuple(session.engine.remarks()),
-        changes=() if steering is None else tuple(_changes(session, steering, own, result)),
+        changes=()
+        if steering is None
+        else tuple(_changes(session, steering, history, own, result)),
         notes=tuple(notes),
     )
 
 
 def _changes(
-    session: Session, steering: Steering, own: Candidate, result: TrialResult
+    session: Session, steering: Steering, history: History, own: Candidate, result: TrialResult
 ) -> list[ProposedChange]:
     """The changes of one knob that are predicted to be worth most."""
-    history, found = session.history_to_resume(), []
+    found = []
     for candidate in session.lattice.candidates:
         if _n_changed(own, candidate) != 1 or not result.step_time_s:
             continue

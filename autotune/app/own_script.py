@@ -110,13 +110,12 @@ def open_script_session(
     if fresh and (aside := study.set_aside()) is not None:
         note(f"the old study is kept as {aside}")
     path = study.folder / OBSERVED_FILE
-    if path.exists() and Observed.read(path).command != command:
+    script = Observed.read(path) if path.exists() else None
+    if script is not None and script.command != command:
         raise StudyError(
-            f"{study.folder}: is the study of another command: "
-            f"{as_typed(Observed.read(path).command)}",
+            f"{study.folder}: is the study of another command: {as_typed(script.command)}",
             "give this one its own --study NAME",
         )
-    script = Observed.read(path) if path.exists() else None
     if script is None or script.digest() != script.observed_digest:
         script = observe(command, flags, study=study, folder=folder, note=note)
     return open_session(

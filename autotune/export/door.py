@@ -113,17 +113,17 @@ def export_handout(
     """
     own = _dialect_of(handout)
     to = to or own
-    if handout.workload.command and to != own and not is_of_records(to):
-        raise RenderError(
-            f"--to {to}: the study trains a command of your own, and that writes a script of ours",
-            "leave --to out for your command with its edits, or put them into your own files with "
-            "--patch FILE",
-        )
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
             f"--to {to}: holds a whole study, and this is one configuration",
             f"run a search, then `autotune export --to {to}`",
+        )
+    if handout.workload.command and to != own:
+        raise RenderError(
+            f"--to {to}: the study trains a command of your own, and that writes a script of ours",
+            "leave --to out for your command with its edits, or put them into your own files with "
+            "--patch FILE",
         )
     if handout.engine not in dialect.engines:
         raise RenderError(
@@ -148,11 +148,6 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
-
-
-def is_of_records(name: str) -> bool:
-    """Whether a dialect holds whole studies."""
-    return isinstance(find_dialect(name), RecordDialect)
 
 
 def _dialect_of(handout: Handout) -> str:

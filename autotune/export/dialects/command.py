@@ -131,9 +131,7 @@ def _with_edits(script: Observed, edits: Edits) -> dict[str, Any]:
     """The configuration as the user wrote it, every "auto" kept, with the edits in it."""
     written: Mapping[str, Any] = script.description.get("config_written") or script.config
     config: dict[str, Any] = copy.deepcopy(dict(written))
-    edits.apply(config, drops_product=False)
-    if "train_micro_batch_size_per_gpu" in edits.configuration:
-        config.pop("train_batch_size", None)
+    edits.apply(config, drops_product=True)
     for key, name in _OWNED_BY_TRAINER.items():
         # What Trainer fills in by itself, from the arguments that are edited as well.
         if script.is_trainer and written.get(key) == "auto" and name in script.arguments:
