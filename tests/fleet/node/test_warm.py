@@ -99,12 +99,13 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
             )
             ranks = LocalRanks(part, made)
             wait_until(ranks.advance, "it ends")
-            evidence += [report.evidence for report in read_reports(folder, 2)]
+            # The launcher ends the other rank once one has failed: either may be the one that told.
+            evidence.append("".join(report.evidence for report in read_reports(folder, 2)))
             pids += [t._process.pid for t in made._templates.values()]
     finally:
         made.close()
     assert "MALLOC_TRIM_THRESHOLD_ is None" in evidence[0]
-    assert "MALLOC_TRIM_THRESHOLD_ is -1" in evidence[2]
+    assert "MALLOC_TRIM_THRESHOLD_ is -1" in evidence[1]
     assert len(set(pids)) == 2, "one after the other"
 
 
