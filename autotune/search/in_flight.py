@@ -64,7 +64,8 @@ class TrialsInFlight:
                 left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
         if n_recorded := len(self.history.recorded):
-            self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
+            lost = f", {n_lost} of them lost" if n_lost else ""
+            self._note(f"the record holds {counted(n_recorded, 'trial')}{lost}: the search goes on")
         if left_out:
             self._note(
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
