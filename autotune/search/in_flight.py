@@ -64,8 +64,8 @@ class TrialsInFlight:
                 left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
         if n_recorded := len(self.history.recorded):
-            lost = f", {n_lost} of them lost" if n_lost else ""
-            self._note(f"the record holds {counted(n_recorded, 'trial')}{lost}: the search goes on")
+            held = f"the record holds {n_recorded} trial{'s' if n_recorded > 1 else ''}"
+            self._note(f"{held}, {n_lost} lost: the search goes on from there")
         if left_out:
             self._note(
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
