@@ -9,13 +9,16 @@ import yaml
 
 from autotune.app.exports import export_study
 from autotune.base.errors import StudyError
+from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.page.page import render_page
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.markdown import render_markdown
+from tests.report.test_page import charts_in
 from tests.report.test_terminal import finished, shown
 from tests.search.scripted import ENVIRONMENT, JOB, ok, rate_of
 
@@ -59,6 +62,24 @@ def test_the_report_names_both(study: Study) -> None:
     text = shown(report, 120)
     assert "drifts" in text
     assert "drifted" in render_markdown(report)
+
+
+def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:
+    page = render_page(read_report(study), load_table(study.folder), Templates())
+    answer = read_report(study).answer
+    assert answer is not None
+    assert answer.guard is not None
+    losses = charts_in(page)["losses"]
+    drawn = [(trace["name"], trace["y"], trace["yaxis"]) for trace in losses["data"]]
+    above = {name: values for name, values, axis in drawn if axis == "y"}
+    below = {name: values for name, values, axis in drawn if axis == "y2"}
+    assert above["best"] == above["baseline"] == COURSE[:20]
+    assert above["drifted"] == [10.0] * 20
+    assert below["drifted"][-1] == pytest.approx(0.95)
+    assert set(below["best"]) == {0.0}
+    allowed = answer.guard.tolerance
+    assert (min(below["allowed"]), max(below["allowed"])) == (-allowed, allowed)
+    assert f"<dd>trial {drifted_trial(study)}, fail: in step 20 of 20 the loss is 10" in page
 
 
 def test_the_table_says_it_of_every_trial_of_the_candidate(study: Study) -> None:
