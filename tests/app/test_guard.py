@@ -99,6 +99,30 @@ def test_the_best_that_passes_is_exported_and_says_so(study: Study, tmp_path: Pa
     assert "| convergence guard | pass: " in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) -> None:
+    def all_drift(spec: TrialSpec) -> TrialResult:
+        stage = int(spec.identity.knobs["zero.stage"])
+        losses = COURSE if stage == 0 else [10.0] * 30
+        return dataclasses.replace(ok(spec, (1 + stage) * rate_of(spec)), losses=losses)
+
+    study = finished(
+        tmp_path / "results", all_drift, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT)
+    )
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    report = read_report(study)
+    assert report.answer is not None
+    assert report.answer.best == report.answer.baseline
+    facts = dict(describe_verdict(report))
+    assert facts["guard"] == "pass: it is the baseline itself"
+    assert facts["speedup"].endswith("nothing beat the baseline")
+    assert "--allow-loss-drift" in facts["drifted"]
+    export_study(study, tmp_path / "out")
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
+    assert figures["trial"] == report.baseline_trial
+    drawn = charts_in(render_page(report, load_table(study.folder), Templates()))["losses"]
+    assert {trace["name"] for trace in drawn["data"]} == {"allowed", "baseline", "drifted"}
+
+
 def test_one_that_drifts_is_exported_only_where_that_is_allowed(
     study: Study, tmp_path: Path
 ) -> None:
