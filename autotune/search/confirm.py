@@ -6,6 +6,7 @@ differ. The claimed gain therefore rests on fresh runs only.
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,10 @@ MAX_FINALISTS = 5
 MAX_COMPARISONS = 3
 """Comparisons with a candidate that the convergence guard fails, after which no other follows."""
 GUARD_S = 40.0
-"""Seconds of steps up to which a run goes on for the convergence guard alone; 12 steps are run in
-any case."""
+"""Seconds of steps up to which a run goes on for the convergence guard alone; `OWN_STEPS` are run
+in any case."""
+OWN_STEPS = CONFIRM_MEASURE.warmup_steps + CONFIRM_MEASURE.min_steps
+"""Steps that a run takes at the least where nothing is guarded."""
 
 _Runs = Mapping[tuple[str, int], Sequence[Trial]]
 """Candidate's hash and round -> the trials of that run, repeats included."""
@@ -129,6 +132,7 @@ def plan(
     *,
     left_s: Callable[[Sequence[Trial]], float],
     drifting: Collection[str] = (),
+    guard_steps: int = 0,
 ) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
@@ -137,7 +141,7 @@ def plan(
 
     The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
     budget would be left without some trials: those of the comparison. Those `drifting` by their
-    hashes have failed the convergence guard in an earlier one.
+    hashes have failed the convergence guard in an earlier one; it compares `guard_steps`.
     """
     contenders = finalists(history, objective, drifting)
     if not contenders:
@@ -145,7 +149,8 @@ def plan(
     begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
     for first_round in (first_round_of(begun), first_round_of(begun) + ROUNDS):
         own = _runs_of(history, first_round)
-        members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
+        its_s = run_s(history, guard_steps)
+        members, n_rounds = _affordable(contenders, baseline, own, left_s, its_s)
         if not n_rounds:
             return None
         over = range(first_round, max((number for _, number in own), default=first_round))
@@ -192,7 +197,20 @@ def least_steps(tried: Tried, wanted: int) -> int:
     return wanted if not step_s else min(wanted, int(GUARD_S / step_s))
 
 
-def run_s(history: History) -> float:
+def guard_s(history: History, wanted: int) -> float | None:
+    """Seconds of steps that one run takes for the guard alone, at most; None: no idea.
+
+    A run without the guard may end after `OWN_STEPS`. The steps are those of the median candidate.
+    """
+    added_s = [
+        max(0, least_steps(tried, wanted) - OWN_STEPS) * tried.measured.step_time_s
+        for tried in history.explored.tried
+        if tried.measured is not None and tried.measured.step_time_s
+    ]
+    return statistics.median(added_s) if added_s else None
+
+
+def run_s(history: History, guard_steps: int = 0) -> float:
     """Seconds that one run of the comparison takes, at most as a rule; 0 with nothing to go by.
 
     It starts cold, which a search's trial need not, and measures for longer. The comparison's own
@@ -202,11 +220,17 @@ def run_s(history: History) -> float:
     if explored.typical_s is None:
         return 0.0
     longer_s = CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
+    longer_s += guard_s(history, guard_steps) or 0.0
     return explored.typical_s + explored.slower_start_s + longer_s
 
 
 def missing_runs(
-    comparison: FinalComparison, history: History, *, seed: int, left_s: float = math.inf
+    comparison: FinalComparison,
+    history: History,
+    *,
+    seed: int,
+    left_s: float = math.inf,
+    guard_steps: int = 0,
 ) -> list[tuple[Candidate, int]]:
     """The candidates and rounds that are still to run, in their order.
 
@@ -233,7 +257,8 @@ def missing_runs(
         ]
 
     first = missing(frozenset())
-    return missing(history.to_repeat) if (len(first) + 1) * run_s(history) <= left_s else first
+    all_s = (len(first) + 1) * run_s(history, guard_steps)
+    return missing(history.to_repeat) if all_s <= left_s else first
 
 
 def judge(comparison: FinalComparison, history: History, objective: Objective) -> Verdict | None:

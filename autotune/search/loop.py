@@ -82,7 +82,12 @@ class _StagedSearch:
         drifting = confirm.drifted_before(history, self._standings.guards(baseline))
         while True:
             planned = confirm.plan(
-                history, context.objective, baseline, left_s=left_s, drifting=drifting
+                history,
+                context.objective,
+                baseline,
+                left_s=left_s,
+                drifting=drifting,
+                guard_steps=context.job.guard_steps,
             )
             if planned is None:
                 context.note(
@@ -178,5 +183,5 @@ class _StagedSearch:
         comparison = self._comparison
         n_confirm = 2 * confirm.ROUNDS if comparison is None else len(comparison.missing)
         left_s = n_search / self._context.capacity * typical_s
-        left_s += n_confirm * confirm.run_s(history)
+        left_s += n_confirm * confirm.run_s(history, self._context.job.guard_steps)
         return left_s if budget_s is None else min(left_s, max(0.0, budget_s - used_s))

@@ -14,7 +14,15 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.record.tried import is_tried, warning
-from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
+from autotune.search.confirm import (
+    GUARD_S,
+    MAX_COMPARISONS,
+    MAX_FINALISTS,
+    OWN_STEPS,
+    ROUNDS,
+    guard_s,
+    run_s,
+)
 from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
@@ -77,6 +85,17 @@ class Plan:
     """Seconds that one trial takes; 0 where nothing runs."""
     confirm_s: float
     """Seconds that one run of the final comparison takes."""
+    guard_steps: int
+    """First steps whose losses the convergence guard compares; 0: it is off."""
+    guard_more_steps: int
+    """Steps that each run of the final comparison takes for the guard alone, at most."""
+    guard_run_s: float
+    """Seconds of these steps, at most."""
+    guard_is_measured: bool
+    """Whether these are of steps in the record, and part of `confirm_s`; else of no step at all:
+    the most that the guard ever takes."""
+    guard_trials: int
+    """Runs of the comparisons that follow where the guard fails the best, at most."""
     at_once: int
     """Trials of the search that run at the same time."""
     is_measured: bool
@@ -112,6 +131,16 @@ class Plan:
         return self.world * work_s / 3600
 
     @property
+    def guard_s(self) -> float:
+        """Seconds that the guard's steps add to the final comparison, at most."""
+        return self.confirm_trials * self.guard_run_s
+
+    @property
+    def guard_trials_s(self) -> float:
+        """Seconds of the comparisons that follow where the guard fails the best, at most."""
+        return self.guard_trials * self.confirm_s
+
+    @property
     def price(self) -> float | None:
         """Price of those hours; None where nobody said what one costs."""
         price = self.price_per_hour
@@ -123,7 +152,10 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        derived = ("trials", "total_s", "accelerator_hours", "price")
+        derived = (
+            *("trials", "total_s", "accelerator_hours", "price"),
+            *("guard_s", "guard_trials_s"),
+        )
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
@@ -183,13 +215,38 @@ def make_plan(
         no_reduced="" if reductions is None else reductions.describe(),
         confirm_trials=(finalists + 1) * ROUNDS if is_compared else 0,
         trial_s=(ASSUMED_TRIAL_S if measured_s is None else measured_s) if runs else 0.0,
-        confirm_s=(run_s(history) or ASSUMED_TRIAL_S) if runs else 0.0,
+        confirm_s=(run_s(history, job.guard_steps) or ASSUMED_TRIAL_S) if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
         price_per_hour=job.price_per_hour,
         **_reach_of(job, lattice),
+        **_guard_of(job, history, search_trials, is_compared=runs and is_compared),
     )
+
+
+def _guard_of(
+    job: Job, history: History, search_trials: int, *, is_compared: bool
+) -> dict[str, Any]:
+    """What the convergence guard adds to the final comparison.
+
+    Another comparison follows only where one without those that drift has a new member: all that
+    were tried may be in the first one, and then nothing runs again.
+    """
+    more_steps = max(0, job.guard_steps - OWN_STEPS)
+    known_s = guard_s(history, job.guard_steps)
+    assumed_s = more_steps * GUARD_S / job.guard_steps if job.guard_steps else 0.0
+    n_others = search_trials + max(0, len(history.explored.tried) - 1)
+    may_drift = job.guard_steps > 0 and not job.allow_loss_drift
+    n_again = MAX_COMPARISONS - 1 if may_drift and n_others > 1 else 0
+    sizes = [1 + min(MAX_FINALISTS, n_others - n) for n in range(1, n_again + 1) if n_others > n]
+    return {
+        "guard_steps": job.guard_steps if is_compared else 0,
+        "guard_more_steps": more_steps if is_compared else 0,
+        "guard_run_s": (assumed_s if known_s is None else known_s) if is_compared else 0.0,
+        "guard_is_measured": known_s is not None,
+        "guard_trials": ROUNDS * sum(sizes) if is_compared else 0,
+    }
 
 
 def _reach_of(job: Job, lattice: Lattice) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class ProposalStage(SearchStage):
         """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
         context, history = self._context, self._history
         used_s = self._flight.used_s()
-        kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
+        kept_s = 2 * confirm.ROUNDS * confirm.run_s(history, context.job.guard_steps)
         budget = context.job.budget
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
@@ -309,8 +309,14 @@ class ComparisonStage(SearchStage):
     @property
     def missing(self) -> list[tuple[Candidate, int]]:
         """The candidates and rounds that are still to come."""
-        seed, left_s = self._context.job.seed, self._flight.left_s()
-        return confirm.missing_runs(self.planned, self._history, seed=seed, left_s=left_s)
+        job = self._context.job
+        return confirm.missing_runs(
+            self.planned,
+            self._history,
+            seed=job.seed,
+            left_s=self._flight.left_s(),
+            guard_steps=job.guard_steps,
+        )
 
     def next_run(self) -> Run | None:
         """The next run of the rounds."""

@@ -9,6 +9,7 @@ from transformers import (
     HfArgumentParser,
     Trainer,
     TrainingArguments,
+    set_seed,
 )
 
 LENGTH = 64
@@ -31,6 +32,7 @@ class Texts(torch.utils.data.Dataset):
 
 def main() -> None:
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    set_seed(arguments.seed)
     config = GPT2Config(
         vocab_size=256,
         n_positions=LENGTH,

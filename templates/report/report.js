@@ -21,7 +21,9 @@
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     }, own);
     result.legend = Object.assign({ orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, own.legend);
-    for (const axis of ["xaxis", "yaxis"]) {
+    /* A chart of two parts has xaxis2 and yaxis2 as well. */
+    const axes = Object.keys(own).filter((key) => /^[xy]axis/.test(key));
+    for (const axis of new Set(["xaxis", "yaxis", ...axes])) {
       result[axis] = Object.assign({
         gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"),
         automargin: true,

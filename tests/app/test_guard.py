@@ -9,13 +9,16 @@ import yaml
 
 from autotune.app.exports import export_study
 from autotune.base.errors import StudyError
+from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.page.page import render_page
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.markdown import render_markdown
+from tests.report.test_page import charts_in
 from tests.report.test_terminal import finished, shown
 from tests.search.scripted import ENVIRONMENT, JOB, ok, rate_of
 
@@ -61,6 +64,24 @@ def test_the_report_names_both(study: Study) -> None:
     assert "drifted" in render_markdown(report)
 
 
+def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:
+    page = render_page(read_report(study), load_table(study.folder), Templates())
+    answer = read_report(study).answer
+    assert answer is not None
+    assert answer.guard is not None
+    losses = charts_in(page)["losses"]
+    drawn = [(trace["name"], trace["y"], trace["yaxis"]) for trace in losses["data"]]
+    above = {name: values for name, values, axis in drawn if axis == "y"}
+    below = {name: values for name, values, axis in drawn if axis == "y2"}
+    assert above["best"] == above["baseline"] == COURSE[:20]
+    assert above["drifted"] == [10.0] * 20
+    assert below["drifted"][-1] == pytest.approx(0.95)
+    assert set(below["best"]) == {0.0}
+    allowed = answer.guard.tolerance
+    assert (min(below["allowed"]), max(below["allowed"])) == (-allowed, allowed)
+    assert f"<dd>trial {drifted_trial(study)}, fail: in step 20 of 20 the loss is 10" in page
+
+
 def test_the_table_says_it_of_every_trial_of_the_candidate(study: Study) -> None:
     frame = load_table(study.folder)
     its_hash = frame.set_index("trial").loc[drifted_trial(study), "candidate_hash"]
@@ -76,6 +97,30 @@ def test_the_best_that_passes_is_exported_and_says_so(study: Study, tmp_path: Pa
     assert figures["guard"]["verdict"] == "pass"
     assert figures["trial"] != drifted_trial(study)
     assert "| convergence guard | pass: " in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) -> None:
+    def all_drift(spec: TrialSpec) -> TrialResult:
+        stage = int(spec.identity.knobs["zero.stage"])
+        losses = COURSE if stage == 0 else [10.0] * 30
+        return dataclasses.replace(ok(spec, (1 + stage) * rate_of(spec)), losses=losses)
+
+    study = finished(
+        tmp_path / "results", all_drift, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT)
+    )
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    report = read_report(study)
+    assert report.answer is not None
+    assert report.answer.best == report.answer.baseline
+    facts = dict(describe_verdict(report))
+    assert facts["guard"] == "pass: it is the baseline itself"
+    assert facts["speedup"].endswith("nothing beat the baseline")
+    assert "--allow-loss-drift" in facts["drifted"]
+    export_study(study, tmp_path / "out")
+    figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
+    assert figures["trial"] == report.baseline_trial
+    drawn = charts_in(render_page(report, load_table(study.folder), Templates()))["losses"]
+    assert {trace["name"] for trace in drawn["data"]} == {"allowed", "baseline", "drifted"}
 
 
 def test_one_that_drifts_is_exported_only_where_that_is_allowed(

@@ -1,6 +1,7 @@
 """What a page says, read as text; how it looks is for test_pages_in_browser."""
 
 import dataclasses
+import html
 import json
 import os
 import re
@@ -48,7 +49,7 @@ def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
     page = rendered(wide)
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page.replace(EVIL, ""))
     for _, text in describe_verdict(read_report(wide)):
-        assert text in page
+        assert text in html.unescape(page)
     assert "<body data-refresh-s" not in page
 
 
@@ -89,6 +90,17 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     assert sorted(shown) == pytest.approx(sorted(rates))
     assert sum(drawn["outcomes"]["data"][0]["x"]) == len(load_table(wide.folder))
     assert len(drawn["knobs"]["data"][0]["dimensions"]) == 4
+
+
+def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
+    tmp_path: Path,
+) -> None:
+    page = rendered(finished(tmp_path))
+    assert "losses" not in charts_in(page)
+    assert "<h2>Does it still train?</h2>" in page
+    assert "not comparable: the losses of 0 steps are known, 5 are needed" in page
+    off = rendered(finished(tmp_path / "off", guard_steps=0))
+    assert "Does it still train?" not in off
 
 
 def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:

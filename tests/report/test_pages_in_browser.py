@@ -14,12 +14,15 @@ from tests.report.wide import wide_study
 
 pytestmark = pytest.mark.browser
 
-CHARTS = {"standings", "history", "memory", "knobs", "importance", "outcomes", "phases", "steps"}
+CHARTS = {
+    *("standings", "losses", "history", "memory", "knobs", "importance", "outcomes", "phases"),
+    "steps",
+}
 DRAWN = """
 return Object.fromEntries(Array.from(document.querySelectorAll(".chart")).map((chart) => [
   chart.id.replace("chart-", ""),
   chart.querySelectorAll(".main-svg").length
-    && chart.querySelectorAll(".point, .points path, .bars path, .y-axis, canvas").length,
+    && chart.querySelectorAll(".point, .points path, .bars path, .js-line, .y-axis, canvas").length,
 ]))
 """
 

@@ -357,7 +357,8 @@ def test_time_is_kept_back_for_the_comparison(study: Study):
 
 def test_the_view_counts_the_runs_that_are_missing(study: Study):
     notes = Notebook()
-    search(study, JOB, three_ways, lattice=narrow(), observer=notes)
+    job = replace(JOB, guard_steps=0)
+    search(study, job, three_ways, lattice=narrow(), observer=notes)
     left = [s.time_left_s for s in notes.snapshots if s.stage is Stage.CONFIRM]
     assert left[0] == 102.0
     assert left[-1] == 0.0
@@ -380,3 +381,19 @@ def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():
 
     warm, cold = history(3.0, 0.0, 0.0), history(3.0, 3.0, 3.0)
     assert confirm.run_s(warm) - confirm.run_s(cold) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("guard_steps", "step_s", "added_s"),
+    [(20, 0.5, 4.0), (20, 2.5, 10.0), (20, 5.0, 0.0), (0, 0.5, 0.0), (200, 0.5, 34.0)],
+)
+def test_the_guard_takes_the_steps_that_a_run_would_not_take_without_it(
+    guard_steps: int, step_s: float, added_s: float
+):
+    one = spec_of(0, members_of(1)[0])
+    result = ok(one, one.layout.global_batch / step_s)
+    history = History([trial(one, replace(result, wall_s=5.0))])
+    assert confirm.guard_s(history, guard_steps) == pytest.approx(added_s)
+    longer_s = confirm.run_s(history, guard_steps) - confirm.run_s(history)
+    assert longer_s == pytest.approx(added_s)
+    assert confirm.guard_s(History(), guard_steps) is None

@@ -195,7 +195,7 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
 
     def run(name: str, time_s: float) -> ScriptedFleet:
         fleet = Slow(disturbing(once(Role.CONFIRM, confirm_round=1)))
-        job = with_budget(make(trials=2), time_s=time_s)
+        job = with_budget(make(trials=2, guard_steps=0), time_s=time_s)
         search(Study(study.root, name), job, fleet=fleet, lattice=lattice_of(job, stages=(0, 3)))
         return fleet
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
@@ -47,6 +48,13 @@ _PART_COLOURS = {
 _MIB, _GIB = 2**20, 2**30
 _SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
 """From slow to fast; plotly's own scales end in colours that one of the two themes swallows."""
+_LINES = {
+    "baseline": {"color": ORANGE, "dash": "dash"},
+    "best": {"color": GREEN},
+    "drifted": {"color": RED},
+}
+"""Of a chart of losses; the baseline's is laid over those that train alike."""
+_BAND = "rgba(139, 147, 161, 0.35)"
 _WIDTH_PER_AXIS = 130
 """Pixels that an axis of the parallel coordinates needs for its labels."""
 
@@ -217,6 +225,60 @@ def phases(report: StudyReport) -> Chart | None:
     )
     figure.update_layout(height=380, xaxis={"title": "trial"}, yaxis={"title": "seconds"})
     return make_chart("phases", describe_phases(ended), figure)
+
+
+def losses(report: StudyReport) -> Chart | None:
+    """Losses that the convergence guard compared, above their distances from the baseline's.
+
+    What is allowed is mostly a hundredth of what the losses moved: beside these it would be as
+    thin as their lines.
+    """
+    guards = {name: one for name, (_, one) in report.guarded.items() if one.losses}
+    if not guards:
+        return None
+    base = max((one.baseline_losses for one in guards.values()), key=len)
+    numbers = list(range(1, len(base) + 1))
+    allowed = next((one.tolerance for one in guards.values() if one.tolerance is not None), 0.0)
+    lines = {**{name: one.losses for name, one in guards.items()}, "baseline": base}
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    for row, middles in ((1, base), (2, [0.0] * len(base))):
+        edges = [[middle + sign * allowed for middle in middles] for sign in (-1, 1)]
+        figure.add_scatter(
+            x=numbers + numbers[::-1],
+            y=edges[0] + edges[1][::-1],
+            fill="toself",
+            fillcolor=_BAND,
+            line={"width": 0},
+            hoverinfo="skip",
+            name="allowed",
+            showlegend=row == 1,
+            row=row,
+            col=1,
+        )
+        for name, its in lines.items():
+            figure.add_scatter(
+                x=numbers,
+                y=[one - (other if row > 1 else 0) for one, other in zip(its, base, strict=False)],
+                mode="lines",
+                line=_LINES[name],
+                name=name,
+                showlegend=row == 1,
+                hovertemplate=f"{name}, step %{{x}}: %{{y:.5g}}<extra></extra>",
+                row=row,
+                col=1,
+            )
+    figure.update_layout(
+        height=440,
+        xaxis2={"title": "optimizer step"},
+        yaxis={"title": "loss"},
+        yaxis2={"title": "off the baseline's"},
+    )
+    said = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
+    alt = (
+        f"Losses of the first {len(base)} steps, means over the runs: {said}. Below, how far they "
+        f"are off the baseline's; grey: {allowed:.2g} to either side is allowed"
+    )
+    return make_chart("losses", alt, figure)
 
 
 def steps(report: StudyReport) -> Chart | None:

@@ -46,6 +46,7 @@ def render_page(
     shares = importance_of(report)
     drawn = (
         charts.best_and_baseline(report, standings),
+        None if running else charts.losses(report),
         charts.history(report),
         charts.speed_and_memory(report, standings),
         charts.parallel_coordinates(report),
@@ -70,6 +71,7 @@ def render_page(
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
         "config": None if config is None else canonical_json(config),
+        "guarded": [] if running else page_tables.guarded(report),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
@@ -82,7 +84,10 @@ def render_page(
     return templates.text("report/study.html.j2", values)
 
 
-_CHARTS = ("standings", "history", "memory", "knobs", "importance", "outcomes", "phases", "steps")
+_CHARTS = (
+    *("standings", "losses", "history", "memory", "knobs", "importance", "outcomes", "phases"),
+    "steps",
+)
 
 
 def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
         return None
 
 
+def guarded(report: StudyReport) -> list[tuple[str, str]]:
+    """What the convergence guard says, as (name, text)."""
+    return [(name, f"trial {n}, {said}") for name, (n, said) in report.guarded.items()]
+
+
 def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
     """Differences of the two configurations."""
     knob_of = find_engine(report.context.engine).knob_of

@@ -80,6 +80,16 @@ class StudyReport:
         return self.answer.baseline.trial if self.answer and self.answer.baseline else None
 
     @property
+    def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:
+        """`best` and `drifted` -> its trial, and what the guard says of it; those there are."""
+        answer, found = self.answer, {}
+        if answer is not None and answer.best is not None and answer.guard is not None:
+            found["best"] = (answer.best.trial, answer.guard)
+        if answer is not None and answer.drifted is not None:
+            found["drifted"] = (answer.drifted.standing.trial, answer.drifted.guard)
+        return found
+
+    @property
     def best_row(self) -> Row | None:
         """The row of the answer's best; None where there is none."""
         return self.row_of(self.best_trial)

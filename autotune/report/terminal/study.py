@@ -115,6 +115,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.command:
         facts += _reach(plan)
     facts += [("baseline", plan.baseline), ("price", _price(plan))]
+    if plan.guard_steps:
+        facts.append(("guard", _guard_price(plan)))
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
     return facts
@@ -156,6 +158,25 @@ def _price(plan: Plan) -> str:
         f"{plan.accelerator_hours:.2g} accelerator-hours"
         + ("" if plan.price is None else f", {plan.price:.2g} at that price")
     )
+
+
+def _guard_price(plan: Plan) -> str:
+    """What the convergence guard adds, in words."""
+    known = "in that price" if plan.guard_is_measured else "beside that price: no step has run"
+    text = f"the first {plan.guard_steps} losses are compared: "
+    if plan.guard_more_steps:
+        text += (
+            f"at most {plan.guard_more_steps} more steps in each run of the comparison, "
+            f"{format_seconds(plan.guard_s)} in all ({known})"
+        )
+    else:
+        text += "the comparison takes as many steps anyway"
+    if plan.guard_trials:
+        text += (
+            f"; if the best drifts, at most {plan.guard_trials} runs more, "
+            f"{format_seconds(plan.guard_trials_s)}"
+        )
+    return text
 
 
 def _reduced(plan: Plan) -> str:
