@@ -37,11 +37,10 @@ def program_of(command: Sequence[str], environment: Mapping[str, str]) -> str | 
 
 
 def is_of_this_environment(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a command's program belongs to the Python that we run in."""
-    found = program_of(command, environment)
-    if found is None:
-        return False
-    return os.path.dirname(os.path.abspath(found)) == os.path.join(sys.prefix, "bin")
+    """Whether a command, or the `python` that a shell would find for it, is our Python's."""
+    ours = os.path.join(sys.prefix, "bin")
+    found = [program_of([name], environment) for name in (command[0], "python")]
+    return any(path and os.path.dirname(os.path.abspath(path)) == ours for path in found)
 
 
 def files_named(command: Sequence[str], folder: Path) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """The environment that a trial's ranks start with on a node, and what of it may be recorded."""
 
+import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,8 +12,7 @@ from autotune.base.secrecy import is_secret
 from autotune.contract import LIST_VARIABLES, PARENT_ENV, SCRATCH_ENV, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.processes import NodePart
-from autotune.job.command import is_of_this_environment
-from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _ALLOWED = re.compile(
     r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
@@ -79,10 +80,10 @@ def _guest_environment(
     }
     if spec.layout.accelerator == "cuda":
         made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
-    if is_of_this_environment(spec.workload.command, given):
-        # What was built here once serves it, too.
-        engine = load_plugin("engine", spec.engine.name)
-        made.update(engine.rank_variables(spec.layout.accelerator, given))
+    # Which Python the ranks are run by, only they know: a shell or a launcher stands before them.
+    engine = load_plugin("engine", spec.engine.name)
+    built = engine.rank_variables(spec.layout.accelerator, given)
+    made[BUILT_ENV] = json.dumps({"prefix": sys.prefix, "variables": built})
     return _with_candidate(made, spec)
 
 

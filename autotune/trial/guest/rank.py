@@ -9,6 +9,7 @@ import copy
 import faulthandler
 import functools
 import inspect
+import json
 import math
 import os
 import signal
@@ -34,7 +35,7 @@ from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import call_after_imports
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
-from autotune.trial.variables import CAPACITY_ENV, SUBMITTED_ENV
+from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
 from autotune.trial.wrapper import segments, versions
 
 _OF_FILE = ("config_file", "config_written")
@@ -81,6 +82,7 @@ class Guest:
     def begin(cls, folder: Path, rank: int) -> "Guest":
         """Take this process for a rank of the trial in a folder."""
         guest = cls(folder, rank)
+        _use_what_is_built()
         stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         guest.reporter.enter(Phase.IMPORT)
@@ -109,7 +111,7 @@ class Guest:
         from autotune.trial.memory import make_meter
 
         self.reporter.report.versions = versions()
-        if "TORCH_EXTENSIONS_DIR" in os.environ:
+        if _is_built_for():
             from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
             reuse_cpu_info()
@@ -386,6 +388,18 @@ class Guest:
         sys.stderr.flush()
         # Destructors of process groups and worker threads can hang or crash after a good run.
         os._exit(code)
+
+
+def _use_what_is_built() -> None:
+    """Let DeepSpeed find the extensions that were built for this Python, if any were."""
+    if _is_built_for():
+        os.environ.update(json.loads(os.environ[BUILT_ENV])["variables"])
+
+
+def _is_built_for() -> bool:
+    """Whether extensions were built for the Python that runs this rank."""
+    built = os.environ.get(BUILT_ENV)
+    return built is not None and bool(json.loads(built)["prefix"] == sys.prefix)
 
 
 def _class_of(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Which processes below a user's command are ranks: real processes, without torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from autotune.trial.guest.begin import (
     take_rank,
 )
 from autotune.trial.guest.launcher import SITE, guest_environment, with_port
+from autotune.trial.variables import BUILT_ENV
 
 
 @pytest.fixture
@@ -175,3 +177,18 @@ def test_deepspeed_s_launcher_gets_its_port_where_it_names_none() -> None:
     ]
     for command in (["deepspeed", "--master_port=1", "a.py"], ["torchrun", "a.py"]):
         assert with_port(command, "7") == command
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_is_built_serves_the_python_that_it_was_built_for(
+    monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    from autotune.trial.guest import rank
+
+    prefix = sys.prefix if is_ours else "/another"
+    built = {"prefix": prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv(BUILT_ENV, json.dumps(built))
+    rank._use_what_is_built()
+    assert os.environ.get("TORCH_EXTENSIONS_DIR") == ("/built" if is_ours else None)
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
