@@ -172,6 +172,9 @@ def make_plan(
     """Work out what a search would run; a table's answers are not compared again."""
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
+    if measured_s is None and job.script is not None:
+        measured_s = job.script.measured.wall_s  # it has run once, and joins the record later
+    trial_s = ASSUMED_TRIAL_S if measured_s is None else measured_s
     untried = len(lattice.candidates) - len(history.tried)
     reduced_trials = 0
     if reductions is not None:
@@ -214,8 +217,8 @@ def make_plan(
         fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
         no_reduced="" if reductions is None else reductions.describe(),
         confirm_trials=(finalists + 1) * ROUNDS if is_compared else 0,
-        trial_s=(ASSUMED_TRIAL_S if measured_s is None else measured_s) if runs else 0.0,
-        confirm_s=(run_s(history, job.guard_steps) or ASSUMED_TRIAL_S) if runs else 0.0,
+        trial_s=trial_s if runs else 0.0,
+        confirm_s=(run_s(history, job.guard_steps) or trial_s) if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,

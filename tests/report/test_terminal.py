@@ -14,8 +14,10 @@ from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.fleet.transports.local import Here
 from autotune.job.job import Job
+from autotune.planning import lattice as lattices
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
@@ -30,6 +32,7 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
 from autotune.space.knob import Context
+from tests.observed import job_of, observed
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -43,6 +46,7 @@ from tests.search.scripted import (
     realistic,
     search,
 )
+from tests.trials import CPU
 
 
 def finished(
@@ -286,6 +290,15 @@ def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) 
 
     roles = [trial.spec.identity.role for trial in study.trials()]
     assert [owed(0), owed(1), owed(roles.index(Role.SEARCH) + 1)] == [2, 1, 0]
+
+
+def test_the_first_run_of_a_command_says_what_a_trial_takes(tmp_path: Path) -> None:
+    script = observed()
+    job = job_of(script, tmp_path)
+    lattice = lattices.lattice_of(job, ScriptEngine(job, CPU))
+    plan = make_plan(job, CPU, lattice, Study(tmp_path, "s"), History())
+    assert plan.is_measured
+    assert plan.trial_s == plan.confirm_s == script.measured.wall_s
 
 
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
