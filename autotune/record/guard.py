@@ -27,7 +27,7 @@ CONFIDENCE = 0.995
 does, one is refused for nothing."""
 LEARNED_SHARE = 0.01
 """A difference below this share of what the baseline's loss moved is no drift, wherever it comes
-from. With a learning rate 10% too high it was 6% within 20 steps (docs/guard.md)."""
+from. With a learning rate 10% too high it was 5% within 20 steps (docs/guard.md)."""
 POWER_SHARE = 0.5
 """Share of what the baseline's loss moved above which the tolerance says nothing: a training that
 learns nothing at all would be off by all of it, and half of that in the middle."""
