@@ -27,7 +27,7 @@ CONFIDENCE = 0.995
 does, one is refused for nothing."""
 LEARNED_SHARE = 0.01
 """A difference below this share of what the baseline's loss moved is no drift, wherever it comes
-from. With a learning rate 10% too high it was 6% within 20 steps (docs/guard.md)."""
+from. With a learning rate 10% too high it was 5% within 20 steps (docs/guard.md)."""
 POWER_SHARE = 0.5
 """Share of what the baseline's loss moved above which the tolerance says nothing: a training that
 learns nothing at all would be off by all of it, and half of that in the middle."""
@@ -198,7 +198,8 @@ def compare_losses(
     tolerance = sources[source]
     apart = [abs(one - other) for one, other in zip(mean, base, strict=True)]
     step = max(range(len(apart)), key=lambda n: apart[n])
-    is_other_start = apart[0] > tolerance and not is_same_start
+    is_apart_from_the_start = apart[0] > tolerance
+    is_other_start = is_apart_from_the_start and not is_same_start
     is_blind = apart[step] <= tolerance and tolerance > POWER_SHARE * learned
     verdict = Convergence.PASS if apart[step] <= tolerance else Convergence.FAIL
     why = (
@@ -210,6 +211,11 @@ def compare_losses(
             f"in step {step + 1} of {len(base)} the loss is {mean[step]:.5g}, the baseline's "
             f"{base[step]:.5g}: {apart[step]:.2g} apart, {tolerance:.2g} is allowed ({source})"
         )
+        if is_apart_from_the_start:
+            why += (
+                f"; already the first losses are {mean[0]:.5g} and {base[0]:.5g}, where no step "
+                "is over yet: the engine has changed the weights or the forward pass"
+            )
     if is_other_start:
         why = (
             f"the first losses are {mean[0]:.5g} and {base[0]:.5g}, before any update: other "

@@ -90,6 +90,11 @@ def test_another_start_is_a_fault_of_who_is_known_to_start_alike():
     said = compare(ours, [COURSE] * 2, is_same_start=False)
     assert said.verdict is Convergence.NOT_COMPARABLE
     assert "before any update" in said.why
+    ours = compare([off(0.2)], [COURSE] * 3)
+    assert ours.verdict is Convergence.FAIL
+    assert "already the first losses are" in ours.why
+    later = [*COURSE[:5], *off(0.2)[5:]]
+    assert "already the first" not in compare([later], [COURSE] * 3).why
     drifts = compare([off(0.5, since=1)], [COURSE] * 2, is_same_start=False)
     assert drifts.verdict is Convergence.FAIL
 

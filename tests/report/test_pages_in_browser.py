@@ -22,7 +22,9 @@ DRAWN = """
 return Object.fromEntries(Array.from(document.querySelectorAll(".chart")).map((chart) => [
   chart.id.replace("chart-", ""),
   chart.querySelectorAll(".main-svg").length
-    && chart.querySelectorAll(".point, .points path, .bars path, .js-line, .y-axis, canvas").length,
+    && chart.querySelectorAll(
+      ".point, .points path, .bars path, .js-line, .y-axis, canvas"
+    ).length,
 ]))
 """
 

@@ -104,3 +104,5 @@ def test_layouts_pass_and_a_lossy_setting_that_loses_the_course_fails(fleet, stu
     )
     said = guard([lossy], base, STEPS)
     assert said.verdict is Convergence.FAIL, said.why
+    # It updates within a step; DeepSpeed 0.19.8 also begins with transposed weights.
+    assert "already the first losses" in said.why

@@ -5,6 +5,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.exports import export_study
+from autotune.base.errors import StudyError
 from autotune.contract import Outcome, Role, Start
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -34,6 +37,11 @@ from tests.trials import wait_until
 pytestmark = pytest.mark.real
 
 
+def micro_batch_in(folder: Path) -> int:
+    ds_config = json.loads((folder / "ds_config.json").read_text())
+    return ds_config["train_micro_batch_size_per_gpu"]
+
+
 @pytest.fixture
 def search(tmp_path):
     search = Search(tmp_path)
@@ -41,8 +49,30 @@ def search(tmp_path):
     wait_until(lambda: processes_of(search.study.folder) == [], "a search left processes behind")
 
 
-def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
-    code, stdout, stderr = search.run("--trials", "1", "--seed", "3")
+SPACE = """
+name: one_drifts
+description: Larger micro-batches are faster, and the largest comes with 16-bit states.
+knobs:
+  zero.stage: [1]
+  micro_batch: [2, 8]
+  master_dtype: {values: [model], when: {micro_batch: 8}}
+  optimizer_states_dtype: {values: [model], when: {micro_batch: 8}}
+"""
+OWN = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000},
+}
+"""Most of its updates are smaller than half the distance between two weights in bf16."""
+
+
+def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search, tmp_path):
+    (tmp_path / "one_drifts.yaml").write_text(SPACE)
+    (tmp_path / "baseline.json").write_text(json.dumps(OWN))
+    search.flags |= {"space": str(tmp_path / "one_drifts.yaml"), "global_batch": 16}
+    flags = ("--trials", "2", "--seed", "3", "--no-diagnose")
+    code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
     answer = json.loads(stdout.splitlines()[-1])
 
@@ -68,11 +98,34 @@ def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
     for path in answer["paths"].values():
         assert Path(search.study.root.parent, path).exists()
 
+    assert "its losses drift" in stderr
+    drifted = answer["drifted"]
+    assert drifted["candidate"]["master_dtype"] == "model"
+    assert drifted["samples_per_s"] > answer["best"]["samples_per_s"]
+    said = drifted["guard"]
+    assert said["losses"][-1] - said["baseline_losses"][-1] > 2 * said["tolerance"]
+    assert (answer["best"]["candidate"]["micro_batch"], answer["guard"]["verdict"]) == (2, "pass")
+    export_study(search.study, tmp_path / "out")
+    assert micro_batch_in(tmp_path / "out") == 2
+    with pytest.raises(StudyError, match="drift"):
+        export_study(search.study, tmp_path / "no", trial=drifted["trial"])
+    export_study(search.study, tmp_path / "out", allow_loss_drift=True)
+    assert micro_batch_in(tmp_path / "out") == 8
+
     n_trials = len(trials)
-    code, stdout, _ = search.run("--trials", "1", "--seed", "3")
+    code, stdout, _ = search.run(*flags)
     assert code == 0
     assert len(search.study.trials()) == n_trials, "the same command again runs nothing twice"
     assert json.loads(stdout.splitlines()[-1])["best"] == answer["best"]
+
+    # Without the one that passes, the same comparison has nothing left but the baseline.
+    for trial in search.study.trials():
+        if trial.spec.identity.knobs["micro_batch"] == 2:
+            shutil.rmtree(trial.folder)
+    code, stdout, stderr = search.run("--trials", "1", "--seed", "3", "--no-diagnose")
+    left = json.loads(stdout.splitlines()[-1])
+    assert (code, left["best"]) == (0, left["baseline"]), stderr
+    assert left["drifted"]["guard"]["verdict"] == "fail"
 
 
 def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):

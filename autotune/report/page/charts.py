@@ -53,7 +53,7 @@ _LINES = {
     "best": {"color": GREEN},
     "drifted": {"color": RED},
 }
-"""Of a chart of losses; the baseline's is laid over those that train alike."""
+"""Lines of the chart of losses; the baseline's is laid over those that train alike."""
 _BAND = "rgba(139, 147, 161, 0.35)"
 _WIDTH_PER_AXIS = 130
 """Pixels that an axis of the parallel coordinates needs for its labels."""

@@ -195,8 +195,9 @@ DETAILS = (
         acts=_may_select,
         help="ZenFlow: the columns with the largest gradients are updated on the device, the rest "
         "on the host; overlap: the host's update runs beside the next step",
-        changes_training="selected columns are updated apart, and with overlap the rest comes a "
-        "step late",
+        changes_training="selected columns are updated apart, after every micro-batch, and with "
+        "overlap the rest comes a step late; at stages 1 and 2 DeepSpeed 0.19.8 also begins with "
+        "wrong weights: every matrix holds the numbers of its transpose, in its own shape",
         source="runtime/zenflow/engine.py",
     ),
     DeepSpeedKnob(
