@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from packaging.version import Version
+
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue, Workload
 from autotune.job.job import Job
@@ -12,6 +14,10 @@ from autotune.space.workload import Reach, Way, WorkloadPlugin
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one field of TrainingArguments: the newer one is tried first."""
+
+_ZENFLOW_TRANSPOSES = Version("0.19")
+"""First release line whose `runtime/zenflow/zenflow_utils.py` flattens matrices transposed and
+views them as they are; tried with 0.19.8, 0.18.9 reads them back alike."""
 
 LAYOUT = ("tp", "pp", "sp", "ep")
 """Knobs that say what a rank does among the others: the script's own decision."""
@@ -78,6 +84,11 @@ def reach_of(script: Observed) -> Reach:
             ways[name] = "arguments"
         else:
             left_out[name] = "only Trainer's arguments switch it from outside"
+    if Version(script.measured.versions.get("deepspeed", "0")) >= _ZENFLOW_TRANSPOSES:
+        left_out["zenflow"] = (
+            "from this release on DeepSpeed begins ZenFlow with other weights: a pretrained model "
+            "would be lost"
+        )
     if not script.config.get("optimizer"):
         left_out["optimizer.implementation"] = "the script brings its optimizer"
     return Reach(ways=ways, left_out={k: v for k, v in left_out.items() if k not in ways})
