@@ -289,6 +289,11 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
             "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
             "--use_deepspeed for accelerate launch, deepspeed.initialize in a script"
         )
+    if "not reached through PYTHONPATH" in result.evidence:
+        hint = (
+            "start Python without -I, -E and -S, and let PYTHONPATH keep what it holds when the "
+            "command begins; a container or another machine has to be entered first"
+        )
     if "ended by itself" in result.evidence and "steps" in result.evidence:
         hint = "give it more data or more epochs, so that it takes as many steps"
     raise JobError(

@@ -64,7 +64,8 @@ class TrialsInFlight:
                 left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
         if n_recorded := len(self.history.recorded):
-            self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
+            held = f"the record holds {n_recorded} trial{'s' if n_recorded > 1 else ''}"
+            self._note(f"{held}, {n_lost} lost: the search goes on from there")
         if left_out:
             self._note(
                 f"{len(left_out)} trials of the record ran another job or configuration than this "

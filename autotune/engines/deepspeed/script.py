@@ -73,8 +73,6 @@ class ScriptEngine(DeepSpeedEngine):
         """The job's space without what does not reach the command."""
         space = load_space(self._job.space, KNOBS)
         domains = {n: d for n, d in space.domains.items() if n not in self._reach.left_out}
-        if not self._script.config.get("optimizer"):
-            domains.pop("optimizer.implementation", None)
         # Every candidate has the ranks as the script lays them out.
         domains |= {
             n: Domain(values=(value,), when=()) for n, value in layout_of(self._script).items()

@@ -20,6 +20,8 @@ GUEST_ENV = "AUTOTUNE_GUEST_DIR"
 """Folder of the trial: set where the user's command is started, and for all below it."""
 OWNER_FILE = "{rank:02d}.owner"
 """File below `RANKS_DIR`: the process that is the rank. Its children inherit the number."""
+REACHED_FILE = "reached"
+"""File below `RANKS_DIR`: some Python of the command has begun here, be it a rank or not."""
 
 _TRAINING = {
     "deepspeed": (("", "initialize"),),
@@ -34,6 +36,8 @@ _OPTIMIZERS = "torch.optim.optimizer"
 def begin() -> None:
     """Be a rank, or wait until this process turns out to be one."""
     folder = Path(os.environ[GUEST_ENV])
+    with contextlib.suppress(OSError):
+        (folder / "ranks" / REACHED_FILE).touch()
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
         if take_rank(folder, int(number)):

@@ -5,6 +5,7 @@ are the trial's; its interpreter and packages are the user's. What it starts fin
 through the environment, however many launchers stand in between.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -14,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, TRIAL_ENV, TrialSpec, read_json
-from autotune.trial.descent import adopt_orphans, end_all_below, has_ended
-from autotune.trial.guest.begin import GUEST_ENV, owner_of
+from autotune.trial.descent import adopt_orphans, below, end_all_below, has_ended
+from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
 from autotune.trial.launcher import LOOPBACK, end_with_parent
 
@@ -27,6 +28,9 @@ LOOK_S = 0.5
 """Time between two looks for ranks that have begun."""
 LINGER_S = 10.0
 """Time that a command has to end in after the first of its ranks has."""
+_TORCH = b"libtorch_python"
+"""Library that a process has mapped once it has imported torch."""
+_UNREACHED = "was not reached through PYTHONPATH"
 _PORTS = ("PET_MASTER_PORT", "MASTER_PORT", "MAIN_PROCESS_PORT")
 """Variables by which torchrun, bare scripts and others learn the port to meet at."""
 
@@ -68,13 +72,19 @@ def wait(process: "subprocess.Popen[bytes]", folder: Path) -> int:
     """Wait until a command has ended, and not for what it does after its trial; its exit code.
 
     A trial is over with its first rank: others have ended as well, or hang for want of it. A
-    command may go on to evaluate, or may start its ranks again.
+    command may go on to evaluate, or may start its ranks again. A rank that is not reached would
+    train to its end: it is not waited for at all.
     """
     ended = os.pidfd_open(process.pid)
     try:
         while not _is_over(folder):
             if select.select([ended], [], [], LOOK_S)[0]:
-                return process.wait()
+                code = process.wait()
+                if not code and not any((folder / RANKS_DIR).glob(OWNER_FILES)):
+                    return _say(_no_rank(folder))
+                return code
+            if (rank := _unreached_rank(folder)) is not None:
+                return _say(f"rank {rank} {_UNREACHED}")
         if select.select([ended], [], [], LINGER_S)[0]:
             return process.wait()
     finally:
@@ -87,6 +97,36 @@ def _is_over(folder: Path) -> bool:
     """Whether a rank on this machine has ended."""
     owners = map(owner_of, (folder / RANKS_DIR).glob(OWNER_FILES))
     return any(pid is not None and has_ended(pid) for pid in owners)
+
+
+def _unreached_rank(folder: Path) -> str | None:
+    """Number of a rank that has imported torch and never said that it is one; None: there is none.
+
+    One that is reached says so before anything of the user's runs.
+    """
+    for pid in below(os.getpid()):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            given = dict(line.split(b"=", 1) for line in lines if b"=" in line)
+            number = given.get(b"RANK", b"").decode(errors="replace")
+            if not number.isdecimal() or b"LOCAL_RANK" not in given:
+                continue
+            owner = folder / RANKS_DIR / OWNER_FILE.format(rank=int(number))
+            if not owner.exists() and _TORCH in Path(f"/proc/{pid}/maps").read_bytes():
+                return number
+    return None
+
+
+def _no_rank(folder: Path) -> str:
+    """Why a command ended well and no rank was seen."""
+    if (folder / RANKS_DIR / REACHED_FILE).exists():
+        return "the command ended, and it never called deepspeed.initialize"
+    return f"what it started {_UNREACHED}"
+
+
+def _say(problem: str) -> int:
+    print(f"GuestError: {problem}", file=sys.stderr)
+    return 1
 
 
 def guest_environment(given: Mapping[str, str], folder: Path, port: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import yaml
 
 from autotune.base.errors import RenderError
 from autotune.base.plugins import load_plugin, plugin_names
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.door import can_start
 from tests.export.dialects.test_consumers import losses_of
@@ -212,7 +213,12 @@ def test_ray_trains(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed here")
     out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "ray")
     started = [sys.executable, "-m", "ray.scripts.scripts"]
-    subprocess.run([*started, "start", "--head", "--num-cpus=2"], check=True, timeout=300)
+    subprocess.run(
+        [*started, "start", "--head", "--num-cpus=2"],
+        env={**os.environ, **extensions_environment("cpu", os.environ)},  # what its ranks inherit
+        check=True,
+        timeout=300,
+    )
     try:
         done = subprocess.run(
             [sys.executable, out / "ray_job.py", "--max_steps", "2"],

@@ -99,7 +99,7 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
             )
             ranks = LocalRanks(part, made)
             wait_until(ranks.advance, "it ends")
-            # The launcher ends the other rank once one has failed: either may be the one that told.
+            # The launcher ends the slower rank once one has failed: either may have told.
             evidence.append("".join(report.evidence for report in read_reports(folder, 2)))
             pids += [t._process.pid for t in made._templates.values()]
     finally:

@@ -1,5 +1,6 @@
 """What a command does around its ranks, with real processes."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from autotune.contract import RANKS_DIR
 from autotune.trial.guest import launcher
-from autotune.trial.guest.begin import OWNER_FILE, owner_text
+from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_text
 
 
 @pytest.fixture
@@ -61,3 +62,36 @@ def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) 
         process.kill()
         process.wait()
         rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (["true"], "not reached through PYTHONPATH"),
+        ([sys.executable, "-c", "pass"], "it never called deepspeed.initialize"),
+    ],
+    ids=["no Python", "nothing trained"],
+)
+def test_a_command_that_starts_no_rank_says_why(
+    folder: Path, capfd: pytest.CaptureFixture[str], program: list[str], says: str
+) -> None:
+    given = launcher.guest_environment(os.environ, folder, "0") | {GUEST_ENV: str(folder)}
+    process = subprocess.Popen(program, env=given)
+    assert launcher.wait(process, folder) == 1
+    assert says in capfd.readouterr().err
+
+
+def test_a_rank_that_is_not_reached_is_not_waited_for(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has a number, imports torch, and has never said that it is a rank."""
+    script = "import torch, time; time.sleep(100)"
+    given = {**os.environ, "RANK": "3", "LOCAL_RANK": "1"}
+    process = subprocess.Popen([sys.executable, "-I", "-c", script], env=given)
+    try:
+        assert launcher.wait(process, folder) == 1
+        assert process.poll() is None, "who has waited ends it with all that it has started"
+    finally:
+        process.kill()
+        process.wait()
+    assert "rank 3 was not reached" in capfd.readouterr().err
