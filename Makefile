@@ -6,10 +6,11 @@ SEARCH ?=
 VERSIONS ?=
 CHAOS  ?=
 FUZZ   ?=
+EXAMPLES ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check chaos fuzz format install extensions versions gpu-accept record constructors clean
+.PHONY: demo test check chaos fuzz format install extensions versions examples gpu-accept record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -55,6 +56,10 @@ extensions: install  ## DeepSpeed's compiled extensions, built once
 # Two minutes each, and once some more to install and to compile; kept in the user's cache.
 versions: install  ## the reality tests with older DeepSpeeds; `make versions VERSIONS=0.16` for one
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
+
+# Minutes each; those with pins of their own once some more to install and to compile.
+examples: extensions  ## every example under diagnose and search; `make examples EXAMPLES=trl` for one
+	$(BIN)/python -m tests.examples.run $(EXAMPLES)
 
 # A model of more than 1B parameters at sequence 2048 on one GPU, over zero, offload, recompute and
 # micro_batch: once with the whole card, once with a memory cap that makes the choice hard.

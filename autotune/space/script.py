@@ -11,9 +11,7 @@ from autotune.job.job import Job
 from autotune.job.observed import Observed, filled_in, placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.workload import Reach, Way, WorkloadPlugin
-
-RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-"""Names of one field of TrainingArguments: the newer one is tried first."""
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES
 
 _ZENFLOW_TRANSPOSES = Version("0.19")
 """First release line whose `runtime/zenflow/zenflow_utils.py` flattens matrices transposed and

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.real
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-TRAINER = ("--use_cpu", "--bf16", "--output_dir", "out", "--per_device_train_batch_size", "4")
+TRL = ("train.py", "--config", "sft.yaml")
 
 TORCHRUN = ("torchrun", "--nproc-per-node", "2")
 
@@ -85,13 +85,14 @@ def test_what_an_example_trains_is_read_off_it(
 @pytest.mark.parametrize(
     ("example", "command"),
     [
+        # A Trainer, and with LoRA: `examples/lora` would answer the same.
         (
-            "lora",
-            (*TORCHRUN, "train.py", "--deepspeed", "ds_config.json", *TRAINER),
+            "trl",
+            (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
         ),
         ("deepspeed_dict", (*TORCHRUN, "train.py")),
     ],
-    ids=["lora", "deepspeed_dict"],
+    ids=["trl", "deepspeed_dict"],
 )
 def test_an_edited_candidate_runs_as_it_was_asked(
     tmp_path: Path, example: str, command: tuple[str, ...]

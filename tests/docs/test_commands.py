@@ -10,7 +10,7 @@ import typer
 from autotune.cli import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
 COMMANDS = sorted(
     {
         (page.name, line)

@@ -1,9 +1,11 @@
-"""Environments with an older DeepSpeed: pinned, made once, kept in a folder of their own."""
+"""Environments with pins that are not ours: made once, kept in a folder of their own."""
 
 import os
 import subprocess
 import sys
 import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +20,10 @@ _STAMP = "installed.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionEnvironment:
+class PinnedEnvironment(ABC):
     """One virtual environment."""
 
     name: str
-    """Line of releases: `0.16`."""
     folder: Path
 
     @property
@@ -32,7 +33,30 @@ class VersionEnvironment:
     @property
     def is_ready(self) -> bool:
         stamp = self.folder / _STAMP
-        return stamp.exists() and stamp.read_text() == _text(self.name)
+        return stamp.exists() and stamp.read_text() == self.pins()
+
+    @abstractmethod
+    def pins(self) -> str:
+        """The text of its file of constraints."""
+
+    @abstractmethod
+    def wanted(self, constraints: Path) -> Iterator[tuple[str, ...]]:
+        """What `pip install` is told, one call after another."""
+
+    def finish(self) -> None:  # noqa: B027  # most have nothing left to do
+        """What is left to do once all is installed."""
+
+
+class VersionEnvironment(PinnedEnvironment):
+    """This repository with an older line of DeepSpeed's releases, such as `0.16`."""
+
+    def pins(self) -> str:
+        return "\n".join(pins(self.name).values()) + "\n"
+
+    def wanted(self, constraints: Path) -> Iterator[tuple[str, ...]]:
+        yield "--constraint", str(constraints), *_packages()
+        # Plug-ins are found by the metadata of the package that offers them.
+        yield "--no-deps", "--editable", str(REPOSITORY)
 
 
 def names() -> list[str]:
@@ -47,7 +71,7 @@ def pins(name: str) -> dict[str, str]:
     return ours | _read_pins(CONSTRAINTS / f"constraints-{name}.txt")
 
 
-def install(made: VersionEnvironment) -> None:
+def install(made: PinnedEnvironment) -> None:
     """Make the environment, or leave it as it is if it was made before with these pins.
 
     Raises:
@@ -57,16 +81,13 @@ def install(made: VersionEnvironment) -> None:
         return
     made.folder.mkdir(parents=True, exist_ok=True)
     constraints = made.folder / "constraints.txt"
-    constraints.write_text(_text(made.name))
+    constraints.write_text(made.pins())
     subprocess.run([sys.executable, "-m", "venv", str(made.folder)], check=True)
     pip = (str(made.python), "-m", "pip", "install", "--quiet")
-    for wanted in (
-        ("--constraint", str(constraints), *_packages()),
-        # Plug-ins are found by the metadata of the package that offers them.
-        ("--no-deps", "--editable", str(REPOSITORY)),
-    ):
+    for wanted in made.wanted(constraints):
         # Extensions are compiled later, those that trials load alone.
         subprocess.run([*pip, *wanted], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
+    made.finish()
     constraints.rename(made.folder / _STAMP)
 
 
@@ -75,10 +96,6 @@ def _packages() -> list[str]:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = project["project"]["dependencies"]
     return [*(Requirement(line).name for line in wanted), *_TEST_NEEDS]
-
-
-def _text(name: str) -> str:
-    return "\n".join(pins(name).values()) + "\n"
 
 
 def _read_pins(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
+from autotune.contract import KnobValue
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Dialect, Handout, Launch
@@ -15,15 +16,12 @@ from autotune.export.readme import choice_values, figures_file
 from autotune.job.observed import Observed, filled_in
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
+from autotune.trial.guest.frameworks import told
 
+_OWN_PROGRAMS = ("llama-factory", "axolotl")
+"""Frameworks whose own program reads a file and takes any of its fields as an argument."""
 _HERE = "AUTOTUNE_EXPORT_FOLDER"
 """Stands in a command for the folder of the export until it is quoted for the shell."""
-_AXOLOTL = {
-    "per_device_train_batch_size": "--micro-batch-size",
-    "gradient_accumulation_steps": "--gradient-accumulation-steps",
-    "gradient_checkpointing": "--gradient-checkpointing",
-}
-"""Fields of TrainingArguments -> what `axolotl train` calls them."""
 
 
 class OwnCommand(Dialect):
@@ -43,8 +41,9 @@ class OwnCommand(Dialect):
             )
         edits = _edits(handout)
         in_code = dict(in_code_of(script, edits))
+        chosen = {**handout.candidate.values, "grad_accum": handout.candidate.grad_accum}
         values = {
-            "command": _quoted(edited_command(script, handout, edits)),
+            "command": _quoted(edited_command(script, edits, chosen)),
             "typed": shlex.join(script.command),
             "folder": shlex.quote(script.folder),
             "variables": sorted(handout.variables.items()),
@@ -66,41 +65,73 @@ class OwnCommand(Dialect):
         }
 
 
-def edited_command(script: Observed, handout: Handout, edits: Edits) -> list[str]:
-    """The user's command with the edits in it; a file of the export begins with `_HERE`."""
-    values = {**handout.candidate.values, "grad_accum": handout.candidate.grad_accum}
+def edited_command(script: Observed, edits: Edits, values: Mapping[str, KnobValue]) -> list[str]:
+    """The user's command with the edits in it; a file of the export begins with `_HERE`.
+
+    Args:
+        script: The command as it was typed, and what it showed.
+        edits: What a candidate changes.
+        values: The candidate's, for placeholders.
+    """
     words = filled_in(script.command, values)
-    config = script.description.get("config_file", "")
-    if config:
+    if _names_config(script):
+        config = script.description["config_file"]
         words = [_with_config(word, config, script.folder) for word in words]
-    told = {n: v for n, v in edits.arguments.items() if n not in dict(in_code_of(script, edits))}
-    for name, value in told.items():
-        words = _with_argument(words, script, name, value)
+    elif _takes(script, "deepspeed") and any(_in_file(script, edits)):
+        words = _with_argument(words, script, "deepspeed", f"{_HERE}/{CONFIG_FILE}")
+    for name, value in edits.arguments.items():
+        if _takes(script, name):
+            words = _with_argument(words, script, name, value)
     return words
 
 
 def in_code_of(script: Observed, edits: Edits) -> Iterator[tuple[str, Any]]:
     """Edits that the command line cannot carry: its script sets them in its own code."""
-    takes_arguments = script.framework in ("llama-factory", "axolotl") or any(
-        word.lstrip("-").partition("=")[0].replace("-", "_") in script.arguments
-        for word in script.command
-        if word.startswith("--")
-    )
-    if not takes_arguments:
-        yield from edits.arguments.items()
-    if not script.description.get("config_file"):
-        for key, value in edits.configuration.items():
+    for name, value in edits.arguments.items():
+        if not _takes(script, name):
+            yield name, value
+    if not _names_config(script) and not _takes(script, "deepspeed"):
+        for key, value in _in_file(script, edits):
             yield f"DeepSpeed's configuration: {key}", value
 
 
+def _names_config(script: Observed) -> bool:
+    """Whether a word of the command is DeepSpeed's file."""
+    config = script.description.get("config_file", "")
+    return any(_with_config(word, config, script.folder) != word for word in script.command)
+
+
+def _takes(script: Observed, name: str) -> bool:
+    """Whether the command line takes one of Trainer's arguments, or names it."""
+    if script.framework in _OWN_PROGRAMS or script.description.get("parses_arguments"):
+        return script.is_trainer
+    flags = (word for word in script.command if word.startswith("--"))
+    return any(flag[2:].partition("=")[0].replace("-", "_") == name for flag in flags)
+
+
+def _in_file(script: Observed, edits: Edits) -> Iterator[tuple[str, Any]]:
+    """Edits of DeepSpeed's configuration but for what Trainer fills in from its arguments."""
+    config = _with_edits(script, edits)
+    for key, value in edits.configuration.items():
+        if config.get(key) != "auto":
+            yield key, value
+
+
 def _with_argument(words: list[str], script: Observed, name: str, value: Any) -> list[str]:
+    name, value = told(script.framework, name, value)
     text = str(value)
     if script.framework == "llama-factory":
         kept = [word for word in words if word.partition("=")[0] != name]
         return [*kept, f"{name}={text.lower() if isinstance(value, bool) else text}"]
+    if script.framework == "axolotl":
+        end = words.index("--") if "--" in words else len(words)  # the rest is the launcher's
+        return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
+    return _with_flag(words, name, text)
+
+
+def _with_flag(words: list[str], name: str, text: str) -> list[str]:
+    """A command line in which a flag has a value, in the place where it stands already if any."""
     flags = (f"--{name}", f"--{name.replace('_', '-')}")
-    if script.framework == "axolotl" and name in _AXOLOTL:
-        flags = (_AXOLOTL[name],) * 2
     for index, word in enumerate(words):
         if word in flags:
             has_value = index + 1 < len(words) and not words[index + 1].startswith("--")
@@ -112,7 +143,7 @@ def _with_argument(words: list[str], script: Observed, name: str, value: Any) ->
 
 def _with_config(word: str, config: str, folder: str) -> str:
     flag, equals, path = word.rpartition("=")
-    if path and os.path.abspath(os.path.join(folder, path)) == config:
+    if path and config and os.path.abspath(os.path.join(folder, path)) == config:
         return f"{flag}{equals}{_HERE}/{CONFIG_FILE}"
     return word
 

@@ -22,6 +22,8 @@ VARIABLES = {
     "TRACKIO_DISABLED": "1",
     "CLEARML_OFFLINE_MODE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
     "WANDB_SILENT": "true",
 }
 """Environment in which trackers neither ask, nor send, nor write."""

@@ -30,7 +30,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.trial.faults import outcome_of
-from autotune.trial.guest import quiet
+from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import call_after_imports
 from autotune.trial.reporter import Reporter
@@ -40,6 +40,11 @@ from autotune.trial.wrapper import segments, versions
 
 _OF_FILE = ("config_file", "config_written")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
+_PARSERS = {
+    "transformers.hf_argparser": ("HfArgumentParser", "parse_args_into_dataclasses"),
+    "trl.scripts.utils": ("TrlParser", "parse_args_and_config"),
+}
+"""Where a script reads Trainer's arguments off its command line: class and method, by module."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
@@ -66,7 +71,10 @@ class Guest:
         self.spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
         self.edits = Edits.of_trial(folder)
         self.reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
-        self.seen: dict[str, Any] = {"frameworks": [], "engines": 0, "engines_trained": 0}
+        self.seen: dict[str, Any] = {
+            **{"frameworks": [], "engines": 0, "engines_trained": 0},
+            "parses_arguments": False,
+        }
         """What the script shows of itself; see `describe`."""
         self._meter: Any = None
         self._watched: Any = None
@@ -96,11 +104,13 @@ class Guest:
         """What is done once each module is there."""
         return {
             **quiet.hooks(),
+            **frameworks.hooks(self.edits.arguments),
             "torch.optim.optimizer": self._on_optimizers,
             "deepspeed": self.on_deepspeed,
             "accelerate.utils.deepspeed": self._on_accelerate_config,
             "accelerate.accelerator": self._on_accelerator,
             "transformers.training_args": self._on_training_arguments,
+            **dict.fromkeys(_PARSERS, self._on_parser),
         }
 
     # ------------------------------------------------ what the script brings
@@ -152,6 +162,19 @@ class Guest:
             return finish(arguments, *args, **kwargs)
 
         kind.__post_init__ = edited
+
+    def _on_parser(self, module: ModuleType) -> None:
+        """Note whether the command line is what the arguments are read from, and no list."""
+        name, method = _PARSERS[module.__name__]
+        kind = getattr(module, name)
+        parse = getattr(kind, method)
+
+        @functools.wraps(parse)
+        def noting(parser: Any, args: Any = None, *more: Any, **kwargs: Any) -> Any:
+            self.seen["parses_arguments"] |= args is None or args == sys.argv[1:]
+            return parse(parser, args, *more, **kwargs)
+
+        setattr(kind, method, noting)
 
     def _on_accelerate_config(self, module: ModuleType) -> None:
         """The one place where Trainer, accelerate and what builds on them read a configuration."""

@@ -334,12 +334,32 @@ def test_the_folder_trains_as_it_is(tmp_path, to, launcher, knobs, steps):
     assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
 
 
+@pytest.mark.real
+@pytest.mark.consumer
+def test_the_folder_trains_in_llama_factory(tmp_path):
+    python = python_of("AUTOTUNE_LLAMA_FACTORY")
+    out = export(handed(tmp_path, micro_batch=2, zero__stage=2), tmp_path, "llama-factory")
+    losses = losses_of(out, "max_steps=2", python=python)
+    assert len(losses) == 2
+    assert all(4 < loss < 8 for loss in losses)
+
+
 def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[float]:
     """Train, and read the loss of each step from what was printed."""
+    # What another environment compiles lies in its own folder, as `make examples` has it.
+    lent = (
+        extensions_environment("cpu")
+        if python == sys.executable
+        else {
+            "TORCH_EXTENSIONS_DIR": str(Path(python).parents[1] / "extensions"),
+            "DS_ACCELERATOR": "cpu",
+            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+    )
     done = subprocess.run(
         ["bash", out / "launch.sh", *arguments],
         cwd=out.parent,
-        env={**os.environ, **extensions_environment("cpu"), "PYTHON": python},
+        env={**os.environ, **lent, "PYTHON": python},
         capture_output=True,
         text=True,
         timeout=900,
