@@ -127,3 +127,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # After a good run, destructors of process groups and their threads can still crash.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
