@@ -1,13 +1,17 @@
 """Which knobs reach a user's command, by which way."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.base.errors import JobError
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
 from autotune.space.script import Script, reach_of, recompute_name
 from tests.observed import RAW, TRAINER, job_of, observed
+from tests.trials import CPU
 
 
 def test_trainer_s_batch_and_recomputation_go_by_its_arguments() -> None:
@@ -81,3 +85,17 @@ def test_a_job_without_a_command_says_how_to_give_one(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
         Script().reach(job)
     assert "search -- torchrun" in caught.value.hint
+
+
+@pytest.mark.parametrize(("release", "is_left_out"), [("0.18.9", False), ("0.19.8", True)])
+def test_zenflow_is_left_out_where_it_begins_with_other_weights(
+    tmp_path: Path, release: str, is_left_out: bool
+) -> None:
+    script = observed(RAW)
+    script = replace(script, result={**script.result, "versions": {"deepspeed": release}})
+    assert ("zenflow" in reach_of(script).left_out) is is_left_out
+    job = replace(job_of(script, tmp_path), space="lossy")
+    candidates = lattice_of(job, ScriptEngine(job, CPU)).candidates
+    assert len(candidates) > 3
+    has_zenflow = any(c.values.get("zenflow", "none") != "none" for c in candidates)
+    assert not (is_left_out and has_zenflow)
