@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autotune.base.units import format_bytes
-from autotune.devices.hardware import cpu_name, usable_cores, usable_memory_bytes
+from tests.machine import machine_in_words
 
 _PACKAGES = ("deepspeed", "torch", "transformers", "jinja2", "pyyaml", "pydantic")
 
@@ -47,8 +46,7 @@ def write_record(
             **{name: version(name) for name in _PACKAGES},
         },
         "date": today,
-        "machine": f"{len(usable_cores())} cores of {cpu_name()}, "
-        f"{format_bytes(usable_memory_bytes())} of memory, no accelerator",
+        "machine": machine_in_words(),
         **found,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

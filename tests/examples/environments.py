@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.versions.environments import REPOSITORY, PinnedEnvironment
 
 EXAMPLES = REPOSITORY / "examples"
@@ -69,23 +71,26 @@ def examples() -> dict[str, Example]:
     return found
 
 
-def default_cache() -> Path:
-    """Where the environments are kept if nobody names another folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "autotune" / "examples"
+def python_of(variable: str) -> str:
+    """The interpreter of an environment whose pins differ from ours; none: skip the test."""
+    if not (found := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no interpreter of an environment with the package")
+    return found
+
+
+def activated(python: Path) -> dict[str, str]:
+    """Variables of a user who has activated the environment of an interpreter."""
+    return {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "DS_ACCELERATOR": "cpu",
+        # DeepSpeed's extensions of two environments do not share a folder.
+        "TORCH_EXTENSIONS_DIR": str(python.parents[1] / "extensions"),
+    }
 
 
 def variables_of(example: Example, made: PinnedEnvironment | None) -> dict[str, str]:
     """The environment of a user who has activated the one that an example needs."""
-    programs = Path(sys.executable).parent if made is None else made.python.parent
-    found = {
-        **os.environ,
-        **example.variables,
-        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-    }
-    if made is not None:
-        # DeepSpeed's extensions of two environments do not share a folder.
-        found["TORCH_EXTENSIONS_DIR"] = str(made.folder / "extensions")
-    return found
+    lent = activated(Path(sys.executable) if made is None else made.python)
+    if made is None:
+        del lent["TORCH_EXTENSIONS_DIR"]  # ours lie where a search builds them
+    return {**os.environ, **example.variables, **lent, "OMP_NUM_THREADS": "1"}

@@ -16,19 +16,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.base.units import format_bytes
+from autotune.base.private import user_cache
 from autotune.contract import Role, TrialResult, read_json
-from autotune.devices.hardware import cpu_name, usable_cores, usable_memory_bytes
 from autotune.record.answer import answer_of
 from autotune.record.study import Study
 from tests.examples.environments import (
     EXAMPLES,
     MATERIAL,
     Example,
-    default_cache,
     examples,
     variables_of,
 )
+from tests.machine import machine_in_words
 from tests.versions.environments import REPOSITORY, PinnedEnvironment, install
 
 RECORDS = REPOSITORY / "results" / "recorded" / "examples"
@@ -85,8 +84,7 @@ def run(example: Example, made: PinnedEnvironment | None, folder: Path) -> dict[
         "command": " ".join(example.command),
         "versions": json.loads(versions.stdout),
         "date": datetime.date.today().isoformat(),
-        "machine": f"{len(usable_cores())} cores of {cpu_name()}, "
-        f"{format_bytes(usable_memory_bytes())} of memory, no accelerator",
+        "machine": machine_in_words(),
         **(found_in(results) if set(ended.values()) == {0} else {"outcome": f"exit {ended}"}),
         "left": sorted(p.name for p in where.iterdir() if not (example.folder / p.name).exists()),
     }
@@ -171,7 +169,7 @@ def in_words(record: Mapping[str, Any]) -> str:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The examples, under diagnose and search")
     parser.add_argument("names", nargs="*", help="such as trl; all if none is named")
-    parser.add_argument("--environments", type=Path, default=default_cache())
+    parser.add_argument("--environments", type=Path, default=user_cache() / "examples")
     parser.add_argument("--records", type=Path, default=RECORDS)
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(examples())):

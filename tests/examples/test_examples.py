@@ -1,14 +1,13 @@
 """The page of examples is what `make examples` runs; some need environments of their own."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.app.test_own_script_real import observed_in
-from tests.examples.environments import EXAMPLES, MATERIAL, ExampleEnvironment, examples
+from tests.examples.environments import EXAMPLES, MATERIAL, ExampleEnvironment, examples, python_of
 from tests.examples.run import RECORDS, autotune, in_words, prepare, variables_of
 
 KNOWN = examples()
@@ -46,8 +45,7 @@ def test_a_record_is_of_an_example_and_in_words(path: Path) -> None:
 def test_an_example_of_an_environment_of_its_own_is_observed(
     tmp_path: Path, name: str, variable: str
 ) -> None:
-    if not (python := os.environ.get(variable)):
-        pytest.skip(f"{variable} names no interpreter of an environment with the package")
+    python = python_of(variable)
     example = KNOWN[name]
     made = ExampleEnvironment(name=name, folder=Path(python).parents[1])
     environment = variables_of(example, made)

@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from autotune.base.units import format_bytes
-from autotune.devices.hardware import cpu_name, usable_cores, usable_memory_bytes
+from autotune.base.private import user_cache
+from tests.machine import machine_in_words
 from tests.versions.environments import REPOSITORY, VersionEnvironment, install, names
 
 TESTS = (
@@ -76,8 +76,7 @@ def run(made: VersionEnvironment) -> dict[str, Any]:
     return {
         "versions": _versions(made),
         "date": datetime.date.today().isoformat(),
-        "machine": f"{len(usable_cores())} cores of {cpu_name()}, "
-        f"{format_bytes(usable_memory_bytes())} of memory, no accelerator",
+        "machine": machine_in_words(),
         "wall_s": round(time.monotonic() - started),
         **summary(report),
     }
@@ -115,10 +114,9 @@ def summary(report: Path) -> dict[str, Any]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = argparse.ArgumentParser(description="Reality tests with older releases of DeepSpeed")
     parser.add_argument("names", nargs="*", help="such as 0.16; all if none is named")
-    parser.add_argument("--environments", type=Path, default=cache / "autotune" / "versions")
+    parser.add_argument("--environments", type=Path, default=user_cache() / "versions")
     parser.add_argument("--records", type=Path, default=RECORDS)
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(names())):

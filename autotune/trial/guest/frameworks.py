@@ -47,7 +47,7 @@ def hooks(arguments: Mapping[str, Any]) -> dict[str, Hook]:
 
         kind.__post_init__ = edited
 
-    def on_axolotl(module: ModuleType) -> None:
+    def on_axolotl(module: Any) -> None:
         """Its file is read here; what comes by keyword stands above the file."""
         load = module.load_cfg
 
@@ -55,7 +55,7 @@ def hooks(arguments: Mapping[str, Any]) -> dict[str, Hook]:
         def edited(*args: Any, **kwargs: Any) -> Any:
             return load(*args, **{**kwargs, **of("axolotl")})
 
-        module.load_cfg = edited  # type: ignore[attr-defined]
+        module.load_cfg = edited
 
     if not arguments:
         return {}

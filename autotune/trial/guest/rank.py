@@ -121,7 +121,7 @@ class Guest:
         from autotune.trial.memory import make_meter
 
         self.reporter.report.versions = versions()
-        if _is_built_for():
+        if _built_variables():
             from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
             reuse_cpu_info()
@@ -415,14 +415,13 @@ class Guest:
 
 def _use_what_is_built() -> None:
     """Let DeepSpeed find the extensions that were built for this Python, if any were."""
-    if _is_built_for():
-        os.environ.update(json.loads(os.environ[BUILT_ENV])["variables"])
+    os.environ.update(_built_variables())
 
 
-def _is_built_for() -> bool:
-    """Whether extensions were built for the Python that runs this rank."""
-    built = os.environ.get(BUILT_ENV)
-    return built is not None and bool(json.loads(built)["prefix"] == sys.prefix)
+def _built_variables() -> dict[str, str]:
+    """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
+    built = json.loads(os.environ.get(BUILT_ENV, "{}"))
+    return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
 
 
 def _class_of(value: Any) -> str:

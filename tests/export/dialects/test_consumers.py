@@ -15,6 +15,7 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import trainer
+from tests.examples.environments import activated, python_of
 from tests.export.handed import GPUS, export, handed
 
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
@@ -100,13 +101,6 @@ def answer(config, told):
 def needs(package: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"{package} is not installed here")
-
-
-def python_of(variable: str) -> str:
-    """The interpreter of an environment whose pins differ from ours."""
-    if not (found := os.environ.get(variable)):
-        pytest.skip(f"{variable} names no interpreter of an environment with the package")
-    return found
 
 
 def read_by(
@@ -346,16 +340,8 @@ def test_the_folder_trains_in_llama_factory(tmp_path):
 
 def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[float]:
     """Train, and read the loss of each step from what was printed."""
-    # What another environment compiles lies in its own folder, as `make examples` has it.
-    lent = (
-        extensions_environment("cpu")
-        if python == sys.executable
-        else {
-            "TORCH_EXTENSIONS_DIR": str(Path(python).parents[1] / "extensions"),
-            "DS_ACCELERATOR": "cpu",
-            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-    )
+    is_ours = python == sys.executable
+    lent = extensions_environment("cpu") if is_ours else activated(Path(python))
     done = subprocess.run(
         ["bash", out / "launch.sh", *arguments],
         cwd=out.parent,
