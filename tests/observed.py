@@ -72,6 +72,15 @@ TRAINER: dict[str, Any] = {
 """`examples/trainer`, with an optimizer in its file."""
 
 
+BY_ARGUMENTS: dict[str, Any] = {
+    **TRAINER,
+    "config": {key: value for key, value in TRAINER["config"].items() if key != "optimizer"},
+    "arguments": {**TRAINER["arguments"], "optim": "adamw_torch"},
+    "optimizer_by_arguments": True,
+}
+"""`examples/trainer`, whose optimizer Trainer makes."""
+
+
 def observed(
     description: dict[str, Any] = RAW,
     *,

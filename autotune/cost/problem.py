@@ -72,10 +72,11 @@ def fleet_columns(
     table: Sequence[Accelerator],
     *,
     world: int | None = None,
+    precision: str | None = None,
 ) -> dict[str, float]:
     """The columns of the devices, of which a job may take as much memory as it says.
 
-    A reduced trial has a `world` of its own.
+    A reduced trial has a `world` of its own, and a candidate may have a `precision` of its own.
 
     Raises:
         FleetError: The accelerator is in no table, or lacks the precision.
@@ -83,7 +84,7 @@ def fleet_columns(
     found = accelerator_of(environment, table)
     per_node = float(min(world or job.world, environment.n_devices))
     return {
-        **device_columns(found, job.precision, per_node),
+        **device_columns(found, precision or job.precision, per_node),
         "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,
         **(_cpu_columns(found, per_node) if environment.accelerator == "cpu" else {}),
     }

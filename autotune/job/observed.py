@@ -6,6 +6,7 @@ file, and takes them from here.
 
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -104,13 +105,44 @@ class Observed(Stored):
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a rank and a forward pass, as they arrived."""
-        seen = self.description["micro_batches"]
-        return max(map(int, seen)) if seen else self.measured.read_back.get("micro_batch", 1)
+        """Samples of a rank and a backward pass, as they arrived."""
+        if self._rows and self.rows_per_sample:
+            return self._rows // self.rows_per_sample
+        return self._stated_micro_batch or int(self.measured.read_back.get("micro_batch", 1))
+
+    @property
+    def rows_per_sample(self) -> int:
+        """Rows of the model's input that a sample becomes; 0: nobody can tell.
+
+        A preference is two, its chosen answer and its rejected one. Where samples are laid end to
+        end into one row, rows do not count them.
+        """
+        rows, stated = self._rows, self._stated_micro_batch
+        if not rows or not stated or rows == stated:
+            return 1
+        if rows == 1:
+            return 0
+        return 1 if rows % stated else rows // stated
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the fullest micro-batch of a step; 0: none was counted."""
+        return max(map(int, self.description["micro_batches"]), default=0)
+
+    @property
+    def _stated_micro_batch(self) -> int:
+        """Samples in a micro-batch, as who makes the batches was told; 0: that is not known."""
+        said = self.description
+        named = placeholders_of(self.command).get("micro_batch")
+        if named is not None:
+            return int(named) if named.isdecimal() else 0
+        if self.is_trainer or said.get("gives_data") or said.get("asks_micro_batch"):
+            return int(self.measured.read_back.get("micro_batch", 0))
+        return 0
 
     @property
     def grad_accum(self) -> int:
-        """Forward passes of a rank in an optimizer step."""
+        """Micro-batches of a rank in an optimizer step: its backward passes."""
         seen = self.description["micro_batches"]
         return len(seen) or self.measured.read_back.get("grad_accum", 1)
 
@@ -204,7 +236,8 @@ class Observed(Stored):
         }
         config = dict(said.get("model_config") or {})
         name = str(said.get("model_class") or "model")
-        shape, source = _shape_by_sizes(said, counts), {"observed": str(path), "vocab": 0}
+        shape = _shape_by_sizes(said, counts)
+        source: dict[str, Any] = {"observed": os.path.abspath(path), "vocab": 0}
         if config.get("model_type"):
             try:
                 known = model_from_config(name, config, where=str(path)).shape

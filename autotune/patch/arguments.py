@@ -14,7 +14,6 @@ from autotune.engines.deepspeed.sources.training import (
     EVERY,
     FACTORY,
     FLASH_ATTN,
-    IMPLEMENTATIONS,
     NOT_CHECKPOINTING,
     completed,
     optimizer_argument,
@@ -22,6 +21,7 @@ from autotune.engines.deepspeed.sources.training import (
     script_knobs,
 )
 from autotune.patch.wanted import Left, Wanted
+from autotune.space.script import IMPLEMENTATIONS
 
 _NEW_NAME_IN = "5.23"
 """Release of transformers from which on `activation_checkpointing` is taken for its name."""

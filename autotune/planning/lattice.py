@@ -42,14 +42,25 @@ class Lattice:
     def values(self) -> dict[str, tuple[KnobValue, ...]]:
         """Knob -> its values over the lattice, sorted; knobs that never vary are left out."""
         found: dict[str, set[KnobValue]] = {}
+        holders: dict[str, Candidate] = {}
         for candidate in self.candidates:
             for name, value in candidate.knobs:
                 found.setdefault(name, set()).add(value)
+                holders.setdefault(name, candidate)
+        for name, candidate in holders.items():
+            found[name] |= self._left_unsaid(name, candidate)
         return {
             name: tuple(sorted(found[name], key=_sort_key))
             for name in self.context.knobs
             if len(found.get(name, ())) > 1
         }
+
+    def _left_unsaid(self, name: str, candidate: Candidate) -> set[KnobValue]:
+        """The default of a knob that acts at other values alone: no candidate has it by name."""
+        values = candidate.values
+        default = self.context.knobs[name].default_for(values)
+        acts = name in canonical({**values, name: default}, self.context)
+        return set() if acts else {default}
 
     @cached_property
     def constants(self) -> dict[str, KnobValue]:

@@ -31,7 +31,7 @@ class BuiltIn(WorkloadPlugin):
         return Workload(
             model=job.model_with(candidate.layers).source,
             seq_len=job.seq_len,
-            precision=job.precision,
+            precision=candidate.precision(job.precision),
             lengths=job.lengths.as_spec(),
             seed=job.seed,
             settings={name: candidate.values.get(name, value) for name, value in _NEUTRAL.items()},

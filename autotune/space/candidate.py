@@ -72,6 +72,10 @@ class Candidate:
         """Data parallel degree: world / (tp * pp * sp * cp), rounded down; rules refuse a rest."""
         return max(1, self.world // (self.tp * self.pp * self.sp * self.cp))
 
+    def precision(self, job: str) -> str:
+        """Precision of the training: the job's, unless the candidate has another."""
+        return str(self.values.get("precision", job))
+
     @property
     def micro_batch(self) -> int:
         """Samples per rank and forward pass."""

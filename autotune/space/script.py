@@ -3,20 +3,16 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from packaging.version import Version
-
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue, Workload
 from autotune.job.job import Job
 from autotune.job.observed import Observed, filled_in, placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.workload import Reach, Way, WorkloadPlugin
-from autotune.trial.guest.frameworks import RECOMPUTE_NAMES
+from autotune.trial.guest.frameworks import FACTORY_ATTENTION, RECOMPUTE_NAMES
 
-_ZENFLOW_TRANSPOSES = Version("0.19")
-"""First release line whose `runtime/zenflow/zenflow_utils.py` flattens matrices transposed and
-views them as they are; tried with 0.19.8, 0.18.9 reads them back alike."""
-
+IMPLEMENTATIONS: Mapping[str, str] = {"adamw_torch": "torch", "adamw_torch_fused": "torch_fused"}
+"""Trainer's `optim` -> whose Adam it is, where the configuration has no optimizer."""
 LAYOUT = ("tp", "pp", "sp", "ep")
 """Knobs that say what a rank does among the others: the script's own decision."""
 
@@ -42,8 +38,9 @@ class Script(WorkloadPlugin):
         return Workload(
             name="script",
             model=job.model.source,
-            seq_len=job.seq_len,
-            precision=job.precision,
+            # Tokens of a sample, which may be several rows.
+            seq_len=job.seq_len * (script.rows_per_sample or 1),
+            precision=candidate.precision(job.precision),
             seed=job.seed,
             command=filled_in(script.command, _values(candidate)),
             folder=script.folder,
@@ -57,13 +54,21 @@ def reach_of(script: Observed) -> Reach:
     left_out = {
         **dict.fromkeys(LAYOUT, "the script lays its ranks and its data out itself"),
         "loss_chunk_tokens": "the script computes its loss itself",
-        "attention": "the script builds its model itself",
         "core_binding": "the command starts its ranks itself",
     }
     # What it splits its model by acts as it stands: no candidate has another value.
     ways |= dict.fromkeys(layout_of(script), "code")
     named = placeholders_of(script.command)
     ways |= dict.fromkeys(named.keys() - {"grad_accum"}, "placeholders")
+    if "attention" not in ways:
+        if (
+            script.is_trainer
+            and script.description.get("takes_attention")
+            and attention_of(script)
+        ):
+            ways["attention"] = "arguments"
+        else:
+            left_out["attention"] = _why_no_attention(script)
     if script.accumulates_by_hand:
         left_out["micro_batch"] = "the script accumulates gradients by hand"
     elif "micro_batch" not in ways:
@@ -82,13 +87,20 @@ def reach_of(script: Observed) -> Reach:
             ways[name] = "arguments"
         else:
             left_out[name] = "only Trainer's arguments switch it from outside"
-    if Version(script.measured.versions.get("deepspeed", "0")) >= _ZENFLOW_TRANSPOSES:
-        left_out["zenflow"] = (
-            "from this release on DeepSpeed begins ZenFlow with other weights: a pretrained model "
-            "would be lost"
-        )
+    if script.is_trainer:
+        ways["precision"] = "arguments"
+    elif script.framework == "deepspeed":
+        ways["precision"] = "configuration"
+    else:
+        left_out["precision"] = f"{script.framework} has it where the command sets it"
     if not script.config.get("optimizer"):
-        left_out["optimizer.implementation"] = "the script brings its optimizer"
+        left_out["optimizer.compression"] = "the script brings its optimizer"
+        if implementation_of(script):
+            ways["optimizer.implementation"] = "arguments"
+        elif script.description.get("client_optimizer") == "DeepSpeedCPUAdam":
+            left_out["optimizer.implementation"] = "its states are on the host: it is DeepSpeed's"
+        else:
+            left_out["optimizer.implementation"] = "the script brings its optimizer"
     return Reach(ways=ways, left_out={k: v for k, v in left_out.items() if k not in ways})
 
 
@@ -98,9 +110,34 @@ def layout_of(script: Observed) -> dict[str, int]:
     return {name: int(said[name]) for name in LAYOUT if said.get(name, 1) > 1}
 
 
+def attention_of(script: Observed) -> str:
+    """The attention implementation that was read back; empty: none that the knob has."""
+    said = script.measured.read_back.get("attention")
+    return str(said) if said in FACTORY_ATTENTION else ""
+
+
+def implementation_of(script: Observed) -> str:
+    """Whose Adam Trainer made by its argument `optim`; empty: the optimizer is another's."""
+    said = script.description
+    if not script.is_trainer or script.config.get("optimizer"):
+        return ""
+    # Of another class where states are offloaded: accelerate puts DeepSpeed's in its place.
+    if not said.get("optimizer_by_arguments") or said.get("client_optimizer") != "AdamW":
+        return ""
+    return IMPLEMENTATIONS.get(str(script.arguments.get("optim")), "")
+
+
 def recompute_name(script: Observed) -> str:
     """What the user's version calls recomputation among its arguments."""
     return next((n for n in RECOMPUTE_NAMES if n in script.arguments), RECOMPUTE_NAMES[-1])
+
+
+def _why_no_attention(script: Observed) -> str:
+    if not attention_of(script):
+        return "the script builds its model itself"
+    if script.framework == "axolotl":
+        return "write attn_implementation into axolotl's file"
+    return "Trainer has no argument for it: write {attention=sdpa} where your command says it"
 
 
 def _way_of_micro_batch(script: Observed) -> Way | None:

@@ -56,6 +56,9 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
         "compiled": bool(engine.is_compiled),
         "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
         "optimizer": type(engine.basic_optimizer).__name__,
+        "optimizer_fused": any(
+            group.get("fused") for group in getattr(engine.basic_optimizer, "param_groups", ())
+        ),
         "optimizer_wrapper": type(optimizer).__name__,
     }
     if (config := getattr(engine.module, "config", None)) is not None:

@@ -33,7 +33,9 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, length: int) -> AutoModelForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, length: int, attention: str | None
+) -> AutoModelForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -46,7 +48,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, length: int) -> AutoModelForC
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    return AutoModelForCausalLM.from_config(config)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 def make_dataset() -> Dataset:
@@ -63,7 +65,7 @@ def main(script: ScriptArguments, training: SFTConfig, model: ModelConfig) -> No
     tokenizer = make_tokenizer(script.vocab_size)
     data = make_dataset().train_test_split(script.test_share, seed=training.seed)
     trainer = SFTTrainer(
-        model=make_model(tokenizer, training.max_length),
+        model=make_model(tokenizer, training.max_length, model.attn_implementation),
         args=training,
         train_dataset=data["train"],
         eval_dataset=data["test"] if training.eval_strategy != "no" else None,

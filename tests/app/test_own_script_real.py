@@ -11,6 +11,7 @@ import pytest
 
 from autotune.contract import TrialResult, read_json
 from autotune.job.observed import Observed
+from autotune.space.script import reach_of
 
 pytestmark = pytest.mark.real
 
@@ -83,22 +84,31 @@ def test_what_an_example_trains_is_read_off_it(
 
 
 @pytest.mark.parametrize(
-    ("example", "command"),
+    ("example", "command", "guard_steps", "by_arguments"),
     [
         # A Trainer, and with LoRA: `examples/lora` would answer the same.
         (
             "trl",
             (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
+            "20",
+            {"attention", "optimizer.implementation", "micro_batch"},
         ),
-        ("deepspeed_dict", (*TORCHRUN, "train.py")),
+        ("deepspeed_dict", (*TORCHRUN, "train.py"), "0", set()),
     ],
     ids=["trl", "deepspeed_dict"],
 )
 def test_an_edited_candidate_runs_as_it_was_asked(
-    tmp_path: Path, example: str, command: tuple[str, ...]
+    tmp_path: Path,
+    example: str,
+    command: tuple[str, ...],
+    guard_steps: str,
+    by_arguments: set[str],
 ) -> None:
-    ran = run("search", command, EXAMPLES / example, tmp_path, "--trials", "1", "--no-diagnose")
+    flags = ("--trials", "1", "--no-diagnose", "--guard-steps", guard_steps)
+    ran = run("search", command, EXAMPLES / example, tmp_path, *flags)
     assert ran.returncode in (0, 3), ran.stderr
+    ways = reach_of(observed_in(tmp_path)).ways
+    assert by_arguments <= {name for name, way in ways.items() if way == "arguments"}
     results = [read_json(path) for path in sorted(tmp_path.glob("*/trials/*/result.json"))]
     own, *edited = [TrialResult.from_dict(result) for result in results]
     assert own.outcome.is_measured

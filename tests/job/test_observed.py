@@ -22,6 +22,27 @@ def test_the_batch_is_the_one_that_arrived() -> None:
     assert not script.accumulates_by_hand
 
 
+@pytest.mark.parametrize(
+    ("arrived", "rows", "micro_batch"),
+    [([8, 8], 2, 4), ([4, 4], 1, 4), ([1, 1], 0, 4), ([6, 6], 1, 6)],
+    ids=["pairs", "plain", "end to end", "other"],
+)
+def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
+    arrived: list[int], rows: int, micro_batch: int
+) -> None:
+    script = observed({**TRAINER, "micro_batches": arrived})
+    assert (script.rows_per_sample, script.micro_batch) == (rows, micro_batch)
+    assert script.global_batch == micro_batch * 2 * 2
+    untold = observed({**RAW, "asks_micro_batch": False, "micro_batches": arrived})
+    assert untold.micro_batch == max(arrived), "its own loader may make what it likes"
+
+
+def test_a_placeholder_tells_the_samples_of_a_batch() -> None:
+    own = {**RAW, "asks_micro_batch": False, "micro_batches": [6, 6]}
+    script = observed(own, command=["torchrun", "train.py", "--batch={micro_batch=3}"])
+    assert (script.rows_per_sample, script.micro_batch) == (2, 3)
+
+
 def test_passes_that_deepspeed_was_not_told_of_are_accumulated_by_hand() -> None:
     by_hand = observed({**RAW, "micro_batches": [4, 4, 4]}, read_back={"grad_accum": 1})
     assert by_hand.accumulates_by_hand
@@ -137,3 +158,12 @@ def test_a_first_run_that_measured_nothing_says_what_helps(
 
 def test_a_first_run_that_was_measured_is_not_refused() -> None:
     refuse_unobserved(observed().measured, Path("x"))
+
+
+def test_the_model_is_the_same_one_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search under a relative `--results` and the export of what it found name one model."""
+    monkeypatch.chdir(tmp_path)
+    script = observed(RAW)
+    assert script.model(Path("results/x")) == script.model(tmp_path / "results" / "x")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.data import shipped_spaces
+from autotune.base.nested import look_up
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -176,8 +177,9 @@ def test_every_value_of_a_knob_that_acts_survives_the_rules():
     assert survived["recompute"] == {"none", "full", "every_2"}
     assert survived["overlap_comm"] == {False, True}
     assert survived["offload.optimizer"] == survived["offload.param"] == {"none", "cpu", "nvme"}
-    # The job trains in bf16: asked for by name it is the same run as `model`.
-    assert survived["communication_dtype"] == {"model", "fp32"}
+    # The job trains in bf16: asked for by name it is the same run as `model`, but in fp16.
+    assert survived["communication_dtype"] == {"model", "bf16", "fp32"}
+    assert survived["precision"] == {"default", "fp16"}
     if is_at_least(INSTALLED, AUTOTP_BY_CONFIG_SINCE):
         assert {1, 2} <= survived["tp"]
     else:
@@ -232,7 +234,9 @@ def read_from(parsed, text):
     optimizer, param = zero.offload_optimizer, zero.offload_param
     # What an older release lacks, its lattice does not have: None, false, or the plain value.
     low = getattr(parsed, "bfloat16_config", None)
-    masters = getattr(low, "bf16_master_weights_and_grads", None)
+    masters = getattr(low, "bf16_master_weights_and_grads", None) or look_up(
+        text, "fp16.fp16_master_weights_and_grads"
+    )
     params = text["optimizer"]["params"]
     implementation = "torch_fused" if params.get("fused") else "torch"
     zenflow = getattr(zero, "zenflow", None)
@@ -252,6 +256,7 @@ def read_from(parsed, text):
         "zenflow.select_interval": (
             zenflow.select_interval // parsed.gradient_accumulation_steps if zenflow else None
         ),
+        "precision": next((n for n in ("bf16", "fp16") if text.get(n, {}).get("enabled")), "fp32"),
         "grad_accum_dtype": _dtype(DTYPES.get(parsed.grad_accum_dtype)),
         "master_dtype": "model" if masters else "fp32",
         "optimizer_states_dtype": (

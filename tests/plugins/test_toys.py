@@ -37,6 +37,11 @@ JOB = (
     *("--precision", "bf16", "--study", "toy"),
 )
 
+QUICK = (
+    *("--trials", "1", "--space", "smoke", "--no-diagnose"),
+    *("--guard-steps", "0", "--budget", "60s"),
+)
+"""Real ranks, for what a plug-in does to them alone."""
 SIMULATED = ("--fleet", "simulate:2xH100")
 
 
@@ -96,8 +101,7 @@ class TestTwins(FleetContract):
 
 @pytest.mark.real
 def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
-    flags = ("--fleet", "toy-twins", "--trials", "1", "--budget", "240s", "--space", "smoke")
-    answer, study = search(tmp_path, *flags)
+    answer, study = search(tmp_path, "--fleet", "toy-twins", *QUICK)
     assert answer["best"] is not None
     assert answer["origin"] == "measured"
     ran = [t for t in study.trials() if t.result is not None and t.result.outcome.is_measured]
@@ -112,7 +116,7 @@ def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
 def test_the_toy_workload_is_what_a_search_trains(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("workload: toy-short", encoding="utf-8")
-    flags = ("--job", str(job), "--trials", "1", "--space", "smoke", "--precision", "fp32")
+    flags = ("--job", str(job), *QUICK, "--precision", "fp32")
     answer, study = search(tmp_path, *flags)
     assert answer["best"] is not None
     for trial in study.trials():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
 from autotune.space.script import Script, reach_of, recompute_name
-from tests.observed import RAW, TRAINER, job_of, observed
+from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
 
 
@@ -57,8 +58,49 @@ def test_what_a_raw_script_decides_itself_is_left_out_with_the_reason(knob: str)
     assert reach.left_out[knob]
 
 
+def test_trainer_s_own_optimizer_goes_by_its_arguments() -> None:
+    name = "optimizer.implementation"
+    assert reach_of(observed(BY_ARGUMENTS)).ways[name] == "arguments"
+    others: tuple[dict[str, Any], ...] = (
+        {"client_optimizer": "Lion"},
+        {"optimizer_by_arguments": False},  # an AdamW that the script has made itself
+        {"arguments": {**BY_ARGUMENTS["arguments"], "optim": "adafactor"}},
+        {"framework": "accelerate"},
+    )
+    for other in others:
+        reach = reach_of(observed({**BY_ARGUMENTS, **other}))
+        assert reach.left_out[name] == "the script brings its optimizer", other
+    offloaded = reach_of(observed({**BY_ARGUMENTS, "client_optimizer": "DeepSpeedCPUAdam"}))
+    assert "on the host" in offloaded.left_out[name]
+    in_file = reach_of(observed(TRAINER))
+    assert name not in {*in_file.ways, *in_file.left_out}, "DeepSpeed makes it by its file"
+
+
+def test_attention_goes_by_an_argument_of_the_framework_or_by_a_placeholder() -> None:
+    live = {"attention": "sdpa"}
+    takes = {**BY_ARGUMENTS, "framework": "trl", "takes_attention": True}
+    assert reach_of(observed(takes, read_back=live)).ways["attention"] == "arguments"
+    for description in (BY_ARGUMENTS, {**takes, "takes_attention": False}):
+        reason = reach_of(observed(description, read_back=live)).left_out["attention"]
+        assert "write {attention=sdpa}" in reason
+    axolotl = {**BY_ARGUMENTS, "framework": "axolotl"}
+    reason = reach_of(observed(axolotl, read_back=live)).left_out["attention"]
+    assert "attn_implementation" in reason
+    strange = observed(takes, read_back={"attention": "flex_attention"})
+    assert "attention" in reach_of(strange).left_out
+    command = ["torchrun", "train.py", "--attn", "{attention=sdpa}"]
+    named = observed(TRAINER, command=command, read_back=live)
+    assert reach_of(named).ways["attention"] == "placeholders"
+
+
+def test_a_precision_that_is_set_where_the_command_starts_is_left_out() -> None:
+    reach = reach_of(observed({**RAW, "framework": "accelerate"}))
+    assert "accelerate" in reach.left_out["precision"]
+    assert reach_of(observed(RAW)).ways["precision"] == "configuration"
+
+
 def test_no_knob_both_reaches_and_is_left_out() -> None:
-    for description in (RAW, TRAINER):
+    for description in (RAW, TRAINER, BY_ARGUMENTS):
         reach = reach_of(observed(description))
         assert not reach.ways.keys() & reach.left_out.keys()
 
@@ -87,15 +129,13 @@ def test_a_job_without_a_command_says_how_to_give_one(tmp_path: Path) -> None:
     assert "search -- torchrun" in caught.value.hint
 
 
-@pytest.mark.parametrize(("release", "is_left_out"), [("0.18.9", False), ("0.19.8", True)])
-def test_zenflow_is_left_out_where_it_begins_with_other_weights(
-    tmp_path: Path, release: str, is_left_out: bool
+@pytest.mark.parametrize(("release", "loses_weights"), [("0.19.6", False), ("0.19.8", True)])
+def test_no_candidate_has_zenflow_where_it_loses_the_weights(
+    tmp_path: Path, release: str, loses_weights: bool
 ) -> None:
-    script = observed(RAW)
-    script = replace(script, result={**script.result, "versions": {"deepspeed": release}})
-    assert ("zenflow" in reach_of(script).left_out) is is_left_out
-    job = replace(job_of(script, tmp_path), space="lossy")
-    candidates = lattice_of(job, ScriptEngine(job, CPU)).candidates
+    job = replace(job_of(observed(TRAINER), tmp_path), space="lossy")
+    environment = replace(CPU, deepspeed_version=release)
+    candidates = lattice_of(job, ScriptEngine(job, environment)).candidates
     assert len(candidates) > 3
     has_zenflow = any(c.values.get("zenflow", "none") != "none" for c in candidates)
-    assert not (is_left_out and has_zenflow)
+    assert has_zenflow is not loses_weights

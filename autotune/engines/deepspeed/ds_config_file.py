@@ -28,6 +28,9 @@ SECTIONS = ("offload.optimizer", "offload.param")
 _OF_THE_TYPE = ("optimizer.compression", "optimizer.freeze_step")
 """Knobs that are read off the type of the optimizer, whose section is looked at as a whole."""
 
+OF_THE_JOB = ("precision",)
+"""Knobs that a file chooses nothing by: what it trains in is the job's (`precision_of`)."""
+
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
@@ -81,7 +84,8 @@ def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
     Raises:
         JobError: A value is not one of the knob's.
     """
-    read = {n: knob.read(config, where=str(path)) for n, knob in KNOBS.items() if knob.key}
+    chosen = ((n, knob) for n, knob in KNOBS.items() if knob.key and n not in OF_THE_JOB)
+    read = {n: knob.read(config, where=str(path)) for n, knob in chosen}
     return {name: value for name, value in read.items() if value is not None}
 
 
@@ -92,7 +96,7 @@ def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rest = dict(config)
     batch = ("train_batch_size", "gradient_accumulation_steps")
-    names = KNOBS.keys() - {*SECTIONS, *_OF_THE_TYPE}
+    names = KNOBS.keys() - {*SECTIONS, *_OF_THE_TYPE, *OF_THE_JOB}
     governed = [key for name in names for key in KNOBS[name].keys]
     for key in (*batch, *governed):
         rest = without(rest, key)

@@ -141,7 +141,7 @@ class DeepSpeedEngine(Engine):
             global_batch=candidate.global_batch,
             seq_len=job.seq_len,
             recompute=str(candidate.get("recompute", "none")),
-            precision=job.precision,
+            precision=candidate.precision(job.precision),
             model=model.shape,
             supports_tp=model.supports_tp,
             supports_recompute=model.supports_recompute,
@@ -258,7 +258,6 @@ class DeepSpeedEngine(Engine):
             notes["optimizer"] = (theirs, ours)
         self._base, self._notes = without(config, "optimizer"), notes
         self._constants = {
-            "precision": self._job.precision,
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
             "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
@@ -281,6 +280,7 @@ class DeepSpeedEngine(Engine):
             TEMPLATE,
             {
                 **self._constants,
+                "precision": candidate.precision(self._job.precision),
                 "optimizer": self._implemented(knobs),
                 "weight_quantization": weight_quantization(knobs),
                 "dp": candidate.dp,

@@ -49,6 +49,8 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         found["n_params_frozen"] = setup.model.n_params_frozen
     if setup.optimizer in ("adam", "adamw"):
         found["optimizer"] = optimizer_class(setup)
+        if setup.optimizer_params.get("torch_adam") is True:
+            found["optimizer_fused"] = setup.optimizer_params.get("fused") is True
     elif setup.optimizer in COMPRESSING:
         found["optimizer"] = COMPRESSING[setup.optimizer]
     if bits := config_value(config, "compression.weight_bits"):

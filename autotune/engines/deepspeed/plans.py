@@ -37,7 +37,7 @@ _MOMENTS = {
 PREDICTED = (
     *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
     *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
-    "host_allocator",
+    *("host_allocator", "precision"),
     *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )
@@ -77,10 +77,10 @@ def plans_of(
             else unseen_model_columns(job)
         ),
         **_alike(
-            [c.world for c in candidates],
-            lambda world: fleet_columns(job, environment, table, world=world),
+            [(c.world, c.precision(job.precision)) for c in candidates],
+            lambda kind: fleet_columns(job, environment, table, world=kind[0], precision=kind[1]),
         ),
-        **_layout(candidates),
+        **_layout(candidates, job),
         **_dtypes(candidates, job),
         **_kept(candidates),
         **_zero(candidates),
@@ -119,14 +119,16 @@ def _spelled(
     return _floats(meanings[str(v)] for v in _values(candidates, knob, otherwise))
 
 
-def _layout(candidates: Sequence[Candidate]) -> dict[str, Floats]:
+def _layout(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
+    # What the model computes grows with the rows that go through it.
+    n_rows = (job.script.rows_per_sample or 1) if job.script is not None else 1
     return {
         "dp": _floats(c.dp for c in candidates),
         "tp": _floats(c.tp for c in candidates),
         "pp": _floats(c.pp for c in candidates),
         "ulysses": _floats(c.sp for c in candidates),
         "ep": _numbers(candidates, "ep", 1),
-        "micro_batch": _floats(c.micro_batch for c in candidates),
+        "micro_batch": _floats(c.micro_batch * n_rows for c in candidates),
         "grad_accum": _floats(c.grad_accum for c in candidates),
     }
 
@@ -138,18 +140,22 @@ def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    own = _BYTES[job.precision]
-    spelled = {**_BYTES, "model": own}
-    master = _spelled(candidates, "master_dtype", "fp32", spelled)
-    moments = _spelled(candidates, "optimizer_states_dtype", "fp32", spelled)
+    own = _floats(_BYTES[c.precision(job.precision)] for c in candidates)
+
+    def spelled(knob: str, otherwise: str) -> Floats:
+        said = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
+        return np.where(said > 0, said, own)
+
+    master = spelled("master_dtype", "fp32")
+    moments = spelled("optimizer_states_dtype", "fp32")
     keeps_copy = (_numbers(candidates, "zero.stage", 0) >= 1) | (own < 4)
     is_quantized = _numbers(candidates, "zeropp.quantized_weights", False)
     return {
         "weight_bytes": own,
         "activation_bytes": own,
         "gather_bytes": np.where(is_quantized, 1.0, own),
-        "grad_bytes": _spelled(candidates, "grad_accum_dtype", "model", spelled),
-        "reduce_bytes": _spelled(candidates, "communication_dtype", "model", spelled),
+        "grad_bytes": spelled("grad_accum_dtype", "model"),
+        "reduce_bytes": spelled("communication_dtype", "model"),
         "optimizer_bytes": keeps_copy * master + _n_moments(job) * moments,
     }
 

@@ -19,25 +19,39 @@ from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.engines.base import RankSettings
-from autotune.engines.deepspeed.ds_config_file import leftover
+from autotune.engines.deepspeed.ds_config_file import OF_THE_JOB, leftover
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.job import Job
-from autotune.job.observed import Observed
+from autotune.job.observed import Observed, placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
-from autotune.space.script import layout_of, reach_of, recompute_name
+from autotune.space.script import (
+    IMPLEMENTATIONS,
+    attention_of,
+    implementation_of,
+    layout_of,
+    reach_of,
+    recompute_name,
+)
 from autotune.space.space import load_space
 from autotune.space.space_file import Domain, Space
+from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
+from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
 
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
+OPTIMIZER_ARGUMENT = "optim"
+_IMPLEMENTATION = "optimizer.implementation"
+_FUSED_ON_CPU = "2.4"
+"""Release of torch that brought a fused Adam for CPUs."""
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -52,7 +66,11 @@ class ScriptEngine(DeepSpeedEngine):
         self._reach = reach_of(job.script)
         where = Path(str(job.script.description.get("config_file") or "the command"))
         arrived = dict(job.script.config)
-        self._base_knobs = {**_knobs_in(arrived, where), **_switched(job.script)}
+        self._base_knobs = {
+            **_knobs_in(arrived, where),
+            **_switched(job.script, self._reach),
+            **_in_placeholders(job.script),
+        }
         self._use_base(leftover(arrived), {}, optimizer=job.optimizer)
 
     @cached_property
@@ -84,11 +102,28 @@ class ScriptEngine(DeepSpeedEngine):
             domains["micro_batch"] = replace(
                 domains["micro_batch"], values=tuple(sorted(values, key=int))
             )
+        if own := self._base_knobs.get("attention"):
+            domains = _with_attention_named(domains, own)
+        if self._switches_optimizer and (domain := domains.get(_IMPLEMENTATION)):
+            wanted = {*domain.values, implementation_of(self._script)} & self._implementations
+            values = tuple(v for v in IMPLEMENTATIONS.values() if v in wanted)
+            # Of offloaded states accelerate makes DeepSpeed's Adam, whatever the argument says.
+            when = (*domain.when, ("offload.optimizer", frozenset({"none"})))
+            domains[_IMPLEMENTATION] = Domain(values=values, when=when)
         return replace(space, domains=domains)
 
     def ladder(self) -> Iterator[list[Candidate]]:
         """The command as it is, and nothing in its place."""
         yield [self.own]
+
+    def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
+        """See `Engine.steps`: those that reach the command."""
+        for name, value in super().steps(candidate):
+            is_implementation = name == _IMPLEMENTATION and self._switches_optimizer
+            if name in self._reach.left_out:
+                continue
+            if not is_implementation or value in self._implementations:
+                yield name, value
 
     def baseline(self, path: Path) -> tuple[DeepSpeedEngine, Candidate]:
         """Refuse: the command is the baseline."""
@@ -107,6 +142,10 @@ class ScriptEngine(DeepSpeedEngine):
         base = super().setup(candidate)
         return replace(
             base,
+            environment=replace(
+                base.environment,
+                has_flash_attention=bool(self._script.description.get("has_flash_attention")),
+            ),
             ds_config=self._edited(candidate),
             sp_by_script=1,
             pipeline_refusal="",
@@ -118,7 +157,11 @@ class ScriptEngine(DeepSpeedEngine):
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The configuration that DeepSpeed will get, and the edits that make it."""
         edits = self.edits(candidate)
-        written = {"configuration": edits.configuration, "arguments": edits.arguments}
+        written = {
+            "configuration": edits.configuration,
+            "arguments": edits.arguments,
+            "rows_per_sample": edits.rows_per_sample,
+        }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
             EDITS_FILE: canonical_json(written),
@@ -127,13 +170,14 @@ class ScriptEngine(DeepSpeedEngine):
     def edits(self, candidate: Candidate) -> Edits:
         """What a candidate changes of the command as it is; nothing for that itself."""
         if candidate == self.own:
-            return Edits()
+            return Edits(rows_per_sample=self._script.rows_per_sample)
         before, after = self._rendered(self.own), self._rendered(candidate)
         configuration = {
             key: value
             for key, value in _differences(before, after)
             # The global batch is no knob, and what is not there need not be removed.
             if key != "train_batch_size"
+            and not (self._switches_optimizer and key.startswith("optimizer."))
             and (value is not None or look_up(self._script.config, key) is not None)
         }
         arguments: dict[str, KnobValue] = {}
@@ -149,7 +193,19 @@ class ScriptEngine(DeepSpeedEngine):
             differs = candidate.get(knob) != self.own.get(knob)
             if differs and self._reach.ways.get(knob) == "arguments":
                 arguments[name] = candidate.get(knob) == on
-        return Edits(configuration=configuration, arguments=arguments)
+        if self._switches_optimizer and (optim := self._optim(candidate)) != self._optim(self.own):
+            arguments[OPTIMIZER_ARGUMENT] = optim
+        if self._reach.ways.get("attention") == "arguments" and (
+            candidate.get("attention") != self.own.get("attention")
+        ):
+            arguments[ATTENTION_ARGUMENT] = candidate["attention"]
+        if self._reach.ways.get("precision") == "arguments" and candidate.get("precision"):
+            arguments |= {name: candidate["precision"] == name for name in ("bf16", "fp16")}
+        return Edits(
+            configuration=configuration,
+            arguments=arguments,
+            rows_per_sample=self._script.rows_per_sample,
+        )
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must say: what it said of the command, but for what is edited.
@@ -219,11 +275,41 @@ class ScriptEngine(DeepSpeedEngine):
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
                 "DeepSpeed reduces the gradients after each of them"
             )
+        if (n_rows := self._script.rows_per_sample) > 1:
+            found.append(f"a sample goes through the model as {n_rows} rows; samples are counted")
+        elif not n_rows:
+            found.append(
+                "samples are laid end to end into one row: whether a micro-batch arrived as it "
+                "was asked for cannot be counted"
+            )
         return found
 
     @cached_property
     def _broken(self) -> frozenset[str]:
         return frozenset(violation.rule for violation in judge(self.setup(self.own)))
+
+    @property
+    def _switches_optimizer(self) -> bool:
+        """Whether Trainer's argument chooses whose Adam updates."""
+        return self._reach.ways.get(_IMPLEMENTATION) == "arguments"
+
+    @cached_property
+    def _implementations(self) -> frozenset[KnobValue]:
+        """Values of the knob that the argument can say, and this torch has on this device."""
+        found = set(IMPLEMENTATIONS.values())
+        here = self._environment
+        if here.accelerator == "cpu" and not is_at_least(here.torch_version, _FUSED_ON_CPU):
+            found.discard("torch_fused")
+        return frozenset({*found, implementation_of(self._script)})
+
+    def _optim(self, candidate: Candidate) -> str:
+        """Trainer's argument for a candidate; where it says nothing, the user's own."""
+        chosen = candidate.get(_IMPLEMENTATION)
+        if not _is_offloaded(candidate):
+            for name, implementation in IMPLEMENTATIONS.items():
+                if implementation == chosen:
+                    return name
+        return str(self._script.arguments.get(OPTIMIZER_ARGUMENT))
 
     @property
     def _brings_cpu_adam(self) -> bool:
@@ -234,6 +320,9 @@ class ScriptEngine(DeepSpeedEngine):
         setup = setup.with_config({**setup.ds_config, **_batch(candidate)})
         foretold = expected(setup, self._job.model.source)
         foretold.pop("loss_chunk_tokens", None)
+        if self._switches_optimizer and not _is_offloaded(candidate):
+            fused = IMPLEMENTATIONS[self._optim(candidate)] == "torch_fused"
+            foretold |= {"optimizer": "AdamW", "optimizer_fused": fused}
         if "recompute" in self._reach.ways and (shape := self._job.model.shape).n_layers:
             full = candidate.get("recompute") == "full"
             foretold["recomputed_layers"] = shape.n_layers if full else 0
@@ -253,6 +342,11 @@ class ScriptEngine(DeepSpeedEngine):
         return lru_cache(maxsize=1024)(lambda candidate: self._render(candidate)[0])
 
 
+def _is_offloaded(candidate: Candidate) -> bool:
+    """Whether the optimizer's states are on the host or a disk."""
+    return candidate.get("offload.optimizer", "none") != "none"
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
@@ -261,7 +355,7 @@ def _knobs_in(config: Mapping[str, Any], where: Path) -> dict[str, KnobValue]:
     """The knobs that a configuration sets; a value that none of a knob's is stays as it is."""
     found: dict[str, KnobValue] = {}
     for name, knob in KNOBS.items():
-        if not knob.key:
+        if not knob.key or name in OF_THE_JOB:
             continue
         try:
             value = knob.read(config, where=str(where))
@@ -272,13 +366,44 @@ def _knobs_in(config: Mapping[str, Any], where: Path) -> dict[str, KnobValue]:
     return found
 
 
-def _switched(script: Observed) -> dict[str, KnobValue]:
+def _with_attention_named(domains: Mapping[str, Domain], own: KnobValue) -> dict[str, Domain]:
+    """Domains in which the command's own attention stands for transformers' choice.
+
+    `default` is no word that a command takes.
+    """
+    found = {}
+    for name, domain in domains.items():
+        when = dict(domain.when)
+        if "default" in when.get("attention", ()):
+            when["attention"] |= {own}
+        found[name] = replace(domain, when=tuple(when.items()))
+    if attention := found.get("attention"):
+        given = {own, *attention.values} - {"default"}
+        named = tuple(value for value in KNOBS["attention"].choices if value in given)
+        found["attention"] = replace(attention, values=named)
+    return found
+
+
+def _in_placeholders(script: Observed) -> dict[str, KnobValue]:
+    """Knobs that the command names, as they are in it."""
+    return {
+        name: KNOBS[name].check(own, where=f"{{{name}={own}}} in the command")
+        for name, own in placeholders_of(script.command).items()
+        if own and name in KNOBS
+    }
+
+
+def _switched(script: Observed, reach: Reach) -> dict[str, KnobValue]:
     """Knobs that the command sets outside of DeepSpeed's configuration."""
     found: dict[str, KnobValue] = {}
     if script.description.get("recomputed_layers"):
         found["recompute"] = "full"
     if script.description.get("is_compiled"):
         found["compile"] = "torch"
+    if reach.ways.get("attention") == "arguments":
+        found["attention"] = attention_of(script)
+    if implementation := implementation_of(script):
+        found[_IMPLEMENTATION] = implementation
     return found
 
 

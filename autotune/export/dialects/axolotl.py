@@ -22,6 +22,11 @@ _NAMES: Mapping[str, str] = {
 """Trainer's names -> axolotl's; the others are the same."""
 _OPTIMIZER = "adamw_torch"
 """What the schema asks for; the optimizer that trains stands in ds_config.json."""
+_PLUGIN_FILE = "cpu.py"
+"""A plug-in that makes it train on CPU ranks: its own fields cannot say so."""
+_PLUGIN = "cpu.CpuRanks"
+_TRITON_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+"""Switches that are on by default and need a GPU."""
 _SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
 
 
@@ -42,10 +47,13 @@ class Axolotl(Dialect):
             f"# What the configuration decides.\n{decided}\n"
             f"# What is trained: your own in its place.\n{dump_yaml(_trained_fields(handout))}"
         )
-        more = {"fields": decided.splitlines()}
+        is_on_cpu = _is_on_cpu(handout)
+        more = {"fields": decided.splitlines(), "is_on_cpu": is_on_cpu}
+        plugin = {_PLUGIN_FILE: templates.text("axolotl/cpu.py", {})} if is_on_cpu else {}
         return {
             CONFIG_FILE: canonical_json(trained(handout).config),
             YAML_FILE: text,
+            **plugin,
             **from_config(handout, "axolotl/train.py", templates),
             **readme(handout, launch, templates, "axolotl/README.md.j2", more),
         }
@@ -68,13 +76,21 @@ def decided_fields(handout: Handout) -> dict[str, Any]:
     }
     if is_recomputed:
         fields["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if _is_on_cpu(handout):
+        fields["plugins"] = [_PLUGIN]
     if own.get("attention", "default") != "default":
         fields["attn_implementation"] = own["attention"]
     if own.get("compile", "none") != "none":
         fields["torch_compile"] = True
     if (lora := handout.job.model.source.get("lora")) is not None:
         fields |= _adapter_fields(lora)
+        if _is_on_cpu(handout):
+            fields |= dict.fromkeys(_TRITON_KERNELS, False)
     return fields
+
+
+def _is_on_cpu(handout: Handout) -> bool:
+    return handout.environment.accelerator == "cpu"
 
 
 def _adapter_fields(lora: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +113,8 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
         "reinit_weights": True,
         "datasets": [
             {
-                "path": "json",
+                "path": "start/text.jsonl",
                 "ds_type": "json",
-                "data_files": ["start/text.jsonl"],
                 "type": "completion",
                 "field": "text",
             }

@@ -72,7 +72,8 @@ def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> li
 def guest_command(part: NodePart, port: int) -> list[str]:
     """The command that starts a user's own command, as the trial's spec has it, tied to us."""
     module = "autotune.trial.guest.launcher"
-    return [sys.executable, "-P", "-m", module, part.folder, str(port)]
+    n_ranks = len(part.devices)
+    return [sys.executable, "-P", "-m", module, part.folder, str(port), str(n_ranks)]
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

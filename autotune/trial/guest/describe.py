@@ -1,5 +1,6 @@
 """What a user's command trains, read off its live engine."""
 
+import importlib.util
 import math
 import os
 import sys
@@ -46,6 +47,9 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "gives_data": bool(seen.get("gives_data")),
         "asks_micro_batch": bool(seen.get("asks_micro_batch")),
         "client_optimizer": seen.get("client_optimizer", ""),
+        "optimizer_by_arguments": bool(seen.get("optimizer_by_arguments")),
+        "takes_attention": bool(seen.get("takes_attention")),
+        "has_flash_attention": importlib.util.find_spec("flash_attn") is not None,
         "client_scheduler": seen.get("client_scheduler", ""),
         "optimizer": type(_innermost(engine.optimizer)).__name__,
         "model_class": type(_unwrapped(module)).__name__,

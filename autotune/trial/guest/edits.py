@@ -28,6 +28,8 @@ class Edits:
     """Dotted key of DeepSpeed's configuration -> its value; None: the key is removed."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Name of a field of TrainingArguments -> its value."""
+    rows_per_sample: int = 1
+    """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
     observes: bool = False
     """Whether the run is the first one: nobody knows yet what it has to be compared with."""
 

@@ -10,10 +10,15 @@ from types import ModuleType
 from typing import Any
 
 from autotune.trial.guest.hooks import Hook
+from autotune.trial.guest.quiet import output_folder
 
 RECOMPUTE_NAMES = ("activation_checkpointing", "gradient_checkpointing")
 """Names of one field of TrainingArguments: the newer one is tried first."""
-_AXOLOTL = {"per_device_train_batch_size": "micro_batch_size"}
+FACTORY_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
+"""Names of transformers' attention implementations -> LLaMA-Factory's."""
+ATTENTION_ARGUMENT = "attn_implementation"
+"""What TRL's `ModelConfig` and axolotl's file call it; transformers' Trainer has no argument."""
+_AXOLOTL = {"per_device_train_batch_size": "micro_batch_size", "optim": "optimizer"}
 """Fields of TrainingArguments -> keys of axolotl's file; the others are called the same."""
 
 
@@ -22,13 +27,20 @@ def told(framework: str, name: str, value: Any) -> tuple[str, Any]:
     is_recompute = name in RECOMPUTE_NAMES
     if framework == "llama-factory" and is_recompute:
         return "disable_gradient_checkpointing", not value
+    if framework == "llama-factory" and name == ATTENTION_ARGUMENT:
+        return "flash_attn", FACTORY_ATTENTION[value]
     if framework == "axolotl":
         return RECOMPUTE_NAMES[-1] if is_recompute else _AXOLOTL.get(name, name), value
     return name, value
 
 
-def hooks(arguments: Mapping[str, Any]) -> dict[str, Hook]:
-    """What edits of Trainer's arguments change of a framework's own settings."""
+def hooks(arguments: Mapping[str, Any], seen: dict[str, Any]) -> dict[str, Hook]:
+    """What a trial changes of a framework's own settings: edits, and where it writes.
+
+    Args:
+        arguments: The edits, by Trainer's names.
+        seen: Takes `takes_attention` where the model is built by an argument for its attention.
+    """
 
     def of(framework: str) -> dict[str, Any]:
         return dict(told(framework, name, value) for name, value in arguments.items())
@@ -40,6 +52,7 @@ def hooks(arguments: Mapping[str, Any]) -> dict[str, Hook]:
 
         @functools.wraps(finish)
         def edited(model: Any) -> None:
+            seen["takes_attention"] = hasattr(model, "flash_attn")
             for name, value in of("llama-factory").items():
                 if hasattr(model, name):
                     setattr(model, name, value)
@@ -48,18 +61,53 @@ def hooks(arguments: Mapping[str, Any]) -> dict[str, Hook]:
         kind.__post_init__ = edited
 
     def on_axolotl(module: Any) -> None:
-        """Its file is read here; what comes by keyword stands above the file."""
+        """Its file is read here; what comes by keyword stands above the file.
+
+        It removes the log of an earlier run from its output folder at once.
+        """
         load = module.load_cfg
 
         @functools.wraps(load)
         def edited(*args: Any, **kwargs: Any) -> Any:
-            return load(*args, **{**kwargs, **of("axolotl")})
+            given = args[0] if args else kwargs.get("config")
+            # Beside its older switches it refuses the key, and older releases do not know it.
+            seen["takes_attention"] = bool(_in_yaml(given).get(ATTENTION_ARGUMENT))
+            return load(*args, **{**kwargs, **of("axolotl"), "output_dir": output_folder()})
 
         module.load_cfg = edited
 
-    if not arguments:
-        return {}
+    def on_trl(module: ModuleType) -> None:
+        """A script builds its model by this, if it reads what it says of attention."""
+        kind = module.ModelConfig
+        finish, read = kind.__post_init__, kind.__getattribute__
+
+        @functools.wraps(finish)
+        def edited(model: Any) -> None:
+            if ATTENTION_ARGUMENT in arguments:
+                setattr(model, ATTENTION_ARGUMENT, arguments[ATTENTION_ARGUMENT])
+            finish(model)
+
+        def noting(model: Any, name: str) -> Any:
+            if name == ATTENTION_ARGUMENT:
+                seen["takes_attention"] = True
+            return read(model, name)
+
+        kind.__post_init__, kind.__getattribute__ = edited, noting
+
     return {
-        "llamafactory.hparams.model_args": on_llama_factory,
         "axolotl.cli.config": on_axolotl,
+        "llamafactory.hparams.model_args": on_llama_factory,
+        "trl.trainer.model_config": on_trl,
     }
+
+
+def _in_yaml(path: Any) -> dict[str, Any]:
+    """The settings of a file of axolotl's; empty where it is none that lies here."""
+    import yaml  # axolotl reads its file with it
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = yaml.safe_load(file)
+    except (OSError, TypeError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}

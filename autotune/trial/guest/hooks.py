@@ -10,6 +10,23 @@ from typing import Any
 Hook = Callable[[ModuleType], None]
 
 
+def combined(*subjects: Mapping[str, Hook]) -> dict[str, Hook]:
+    """Hooks of several subjects by module; of a module with several, each is called in turn."""
+    found: dict[str, list[Hook]] = {}
+    for subject in subjects:
+        for name, hook in subject.items():
+            found.setdefault(name, []).append(hook)
+
+    def in_turn(hooks: Sequence[Hook]) -> Hook:
+        def call(module: ModuleType) -> None:
+            for hook in hooks:
+                hook(module)
+
+        return call
+
+    return {name: in_turn(hooks) for name, hooks in found.items()}
+
+
 def call_after_imports(hooks: Mapping[str, Hook]) -> None:
     """Call each hook with its module once that has been executed, which may never be.
 

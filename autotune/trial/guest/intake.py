@@ -1,6 +1,8 @@
 """What went into an engine's forward passes, counted from the tensors that did."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,32 +11,69 @@ _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input
 """Names of inputs whose first dimension is the samples, the most trusted first."""
 
 
+@dataclass
+class _Pass:
+    """A forward pass of an engine."""
+
+    samples: int
+    length: int
+    """Tokens of a sample, padding included; 0: it has no such length."""
+    real: torch.Tensor | None
+    """Tokens without padding; None: nothing tells."""
+    backward: int
+    """Number of the backward pass that it belongs to."""
+    is_trained: bool = True
+
+
 class Intake:
-    """Counts samples and tokens of an engine's training passes, optimizer step by step."""
+    """Counts samples and tokens of an engine's training passes, optimizer step by step.
+
+    A forward pass is trained if a gradient comes back through what it gave out: that of a GAN's
+    generator is not where the discriminator alone learns from it. What one backward pass trains is
+    one micro-batch, be it of several forward passes.
+    """
 
     def __init__(self, engine: Any) -> None:
         """Hook into the engine's forward pass; evaluation is left out.
 
-        A pipeline's engine calls its module's forward pass, and not its own.
+        A pipeline's engine calls its module's forward pass, and not its own; there each pass is a
+        micro-batch, for forward and backward passes alternate as its schedule has it.
         """
-        self.micro_batches: list[int] = []
-        """Samples of each forward pass of the step at hand."""
-        self.lengths: list[int] = []
-        """Tokens of a sample in each of them, padding included; 0: it has no such length."""
-        self._real: list[torch.Tensor] = []
+        self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
-        self.all_lengths: set[int] = set()
-        """Those of all passes so far."""
-        self.all_micro_batches: set[int] = set()
-        """Samples of a pass, over all passes so far."""
-        passes = engine.module if hasattr(engine, "train_batch") else engine
+        self._earlier_lengths: set[int] = set()
+        self._is_pipeline = hasattr(engine, "train_batch")
+        self._is_backward = False
+        """Whether the next forward pass belongs to another backward pass than the last."""
+        passes = engine.module if self._is_pipeline else engine
         passes.register_forward_pre_hook(self.see, with_kwargs=True)
+        if not self._is_pipeline:
+            passes.register_forward_hook(self._watch_gradients)
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Samples of each micro-batch of the step at hand."""
+        found: dict[int, int] = {}
+        for each in self._trained():
+            found[each.backward] = found.get(each.backward, 0) + each.samples
+        return list(found.values())
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of a sample in each trained pass of the step at hand; 0: it has no length."""
+        return [each.length for each in self._trained()]
+
+    @property
+    def all_lengths(self) -> set[int]:
+        """Those of all steps so far."""
+        return self._earlier_lengths.union(self.lengths)
 
     def add(self) -> None:
         """Add the step at hand to those that are measured."""
-        real = int(torch.stack(self._real).sum().item()) if self._real else 0
-        pairs = zip(self.micro_batches, self.lengths, strict=True)
-        padded = sum(samples * length for samples, length in pairs)
+        trained = self._trained()
+        counted = [each.real for each in trained if each.real is not None]
+        real = int(torch.stack(counted).sum().item()) if counted else 0
+        padded = sum(each.samples * each.length for each in trained)
         self._steps.append((sum(self.micro_batches), real or padded, padded))
 
     def since(self, first: int) -> tuple[int, int]:
@@ -44,9 +83,9 @@ class Intake:
 
     def restart(self) -> None:
         """Begin a step."""
-        self.micro_batches.clear()
-        self.lengths.clear()
-        self._real.clear()
+        self._earlier_lengths.update(self.lengths)
+        self._passes.clear()
+        self._is_backward = False
 
     def see(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a forward pass that is about to be made."""
@@ -55,18 +94,43 @@ class Intake:
         first = first_tensor(args, kwargs)
         if first is None:
             return
-        self.micro_batches.append(int(first.shape[0]))
         is_tokens = first.dim() == 2 and not first.is_floating_point()
         embedded = first.dim() == 3 and first is kwargs.get("inputs_embeds")
-        self.lengths.append(int(first.shape[1]) if is_tokens or embedded else 0)
-        self.all_lengths.add(self.lengths[-1])
-        self.all_micro_batches.add(self.micro_batches[-1])
         mask = kwargs.get("attention_mask")
+        real = None
         # Counted on the device and read after the step: reading here would wait for it.
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            self._real.append((mask != 0).sum())
+            real = (mask != 0).sum()
         elif is_tokens:
-            self._real.append(torch.tensor(first.numel(), device=first.device))
+            real = torch.tensor(first.numel(), device=first.device)
+        last = self._passes[-1].backward if self._passes else 0
+        begins = self._is_pipeline or self._is_backward
+        self._is_backward = False
+        self._passes.append(
+            _Pass(
+                samples=int(first.shape[0]),
+                length=int(first.shape[1]) if is_tokens or embedded else 0,
+                real=real,
+                backward=last + 1 if begins else last,
+            )
+        )
+
+    def _watch_gradients(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        """Learn whether the pass that has just been made is trained."""
+        if not self._passes or not is_training_pass(module):
+            return
+        made = self._passes[-1]
+        trainable = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        # Of what is given out in another form nobody sees the gradient: it counts by itself.
+        made.is_trained = self._is_backward = not trainable
+        for tensor in trainable:
+            tensor.register_hook(partial(self._on_gradient, made))
+
+    def _on_gradient(self, made: _Pass, _: torch.Tensor) -> None:
+        made.is_trained = self._is_backward = True
+
+    def _trained(self) -> list[_Pass]:
+        return [each for each in self._passes if each.is_trained]
 
 
 def is_training_pass(module: torch.nn.Module) -> bool:
@@ -80,13 +144,12 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
         if isinstance(kwargs.get(name), torch.Tensor) and kwargs[name].dim():
             found: torch.Tensor = kwargs[name]
             return found
-    return next(_tensors((*args, kwargs)), None)
+    return next((tensor for tensor in _tensors((*args, kwargs)) if tensor.dim()), None)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        if value.dim():
-            yield value
+        yield value
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)

@@ -1,8 +1,8 @@
 """Start a user's own command on this node, tied to its parent, and with a way to its ranks.
 
-`python -m autotune.trial.guest.launcher FOLDER PORT`. The command, its folder and its arguments
-are the trial's; its interpreter and packages are the user's. What it starts finds `begin.py`
-through the environment, however many launchers stand in between.
+`python -m autotune.trial.guest.launcher FOLDER PORT N_RANKS`. The command, its folder and its
+arguments are the trial's; its interpreter and packages are the user's. What it starts finds
+`begin.py` through the environment, however many launchers stand in between.
 """
 
 import contextlib
@@ -11,11 +11,21 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, TRIAL_ENV, TrialSpec, read_json
-from autotune.trial.descent import adopt_orphans, below, end_all_below, has_ended
+from autotune.contract import (
+    PARENT_ENV,
+    RANKS_DIR,
+    SPEC_FILE,
+    TRIAL_ENV,
+    ContractError,
+    Phase,
+    TrialSpec,
+    read_json,
+)
+from autotune.trial.descent import adopt_orphans, below, end_all_below
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
 from autotune.trial.launcher import LOOPBACK, end_with_parent
@@ -40,7 +50,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     end_with_parent(int(os.environ[PARENT_ENV]))
     adopt_orphans()
-    folder, port = Path(sys.argv[1]), sys.argv[2]
+    folder, port, n_ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     workload = TrialSpec.from_dict(read_json(folder / SPEC_FILE)).workload
     try:
         process = subprocess.Popen(
@@ -54,7 +64,7 @@ def main() -> None:
         print(f"launcher: {workload.command[0]}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     try:
-        code = wait(process, folder)
+        code = wait(process, folder, n_ranks)
     finally:
         end_all_below()
     sys.exit(code if code >= 0 else 128 - code)
@@ -68,35 +78,81 @@ def with_port(command: list[str], port: str) -> list[str]:
     return [command[0], "--master_port", port, *command[1:]]
 
 
-def wait(process: "subprocess.Popen[bytes]", folder: Path) -> int:
+def wait(process: "subprocess.Popen[bytes]", folder: Path, n_ranks: int) -> int:
     """Wait until a command has ended, and not for what it does after its trial; its exit code.
 
-    A trial is over with its first rank: others have ended as well, or hang for want of it. A
-    command may go on to evaluate, or may start its ranks again. A rank that is not reached would
-    train to its end: it is not waited for at all.
+    A trial is over with its first rank: others end as well, or hang for want of it. Once each of
+    the `n_ranks` of this node has reported all its steps, nothing that the command still does
+    matters. Where one has not, the command has a while to say why. A rank that is not reached
+    would train to its end: it is not waited for at all.
     """
-    ended = os.pidfd_open(process.pid)
-    try:
-        while not _is_over(folder):
-            if select.select([ended], [], [], LOOK_S)[0]:
+    with contextlib.ExitStack() as closing:
+        watch = _RanksWatch(process, folder / RANKS_DIR, closing)
+        while not watch.ended:
+            if watch.command_ends_within(LOOK_S):
                 code = process.wait()
-                if not code and not any((folder / RANKS_DIR).glob(OWNER_FILES)):
-                    return _say(_no_rank(folder))
-                return code
-            if (rank := _unreached_rank(folder)) is not None:
+                return _say(_no_rank(folder)) if not code and not watch.n_ranks else code
+            if watch.n_ranks < n_ranks and (rank := _unreached_rank(folder)) is not None:
                 return _say(f"rank {rank} {_UNREACHED}")
-        if select.select([ended], [], [], LINGER_S)[0]:
-            return process.wait()
-    finally:
-        os.close(ended)
+        until_s = time.monotonic() + LINGER_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            if len(watch.ended) == n_ranks and all(map(_has_told_all, watch.ended)):
+                return 0
+            if watch.command_ends_within(left_s):
+                return process.wait()
     print(f"launcher: the command was ended {LINGER_S:.0f} s after its ranks", file=sys.stderr)
     return 1
 
 
-def _is_over(folder: Path) -> bool:
-    """Whether a rank on this machine has ended."""
-    owners = map(owner_of, (folder / RANKS_DIR).glob(OWNER_FILES))
-    return any(pid is not None and has_ended(pid) for pid in owners)
+class _RanksWatch:
+    """A command and its ranks on this machine."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        folder: Path,
+        closing: contextlib.ExitStack,
+    ) -> None:
+        self._folder = folder
+        self._closing = closing
+        self._command = self._opened(process.pid)
+        self._running: dict[int, Path] = {}
+        """Descriptor of a rank's process -> its owner's file."""
+        self.ended: set[Path] = set()
+        """Owners' files of the ranks that have ended."""
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of the ranks that have begun."""
+        return len(self._running) + len(self.ended)
+
+    def command_ends_within(self, most_s: float) -> bool:
+        """Wait until the command or a rank ends; whether the command has."""
+        heard = select.select([self._command, *self._running], [], [], most_s)[0]
+        self.ended.update(self._running.pop(each) for each in heard if each in self._running)
+        known = {*self._running.values(), *self.ended}
+        for path in set(self._folder.glob(OWNER_FILES)) - known:
+            if (pid := owner_of(path)) is None:
+                continue
+            try:
+                self._running[self._opened(pid)] = path
+            except OSError:
+                self.ended.add(path)
+        return self._command in heard
+
+    def _opened(self, pid: int) -> int:
+        """Descriptor that becomes readable at the end of a process."""
+        descriptor = os.pidfd_open(pid)
+        self._closing.callback(os.close, descriptor)
+        return descriptor
+
+
+def _has_told_all(owner: Path) -> bool:
+    """Whether the rank of an owner's file has reported all its steps."""
+    with contextlib.suppress(ContractError):
+        report = read_json(owner.with_suffix(".json"))
+        return report.get("phase") == Phase.TEARDOWN and not report.get("outcome")
+    return False
 
 
 def _unreached_rank(folder: Path) -> str | None:

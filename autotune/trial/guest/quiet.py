@@ -169,12 +169,16 @@ def quiet_arguments(arguments: Any) -> None:
     for name, value in ARGUMENTS.items():
         if hasattr(arguments, name):
             setattr(arguments, name, value)
-    folder = str(scratch() / "output")
     for name in ("output_dir", "logging_dir"):
         if getattr(arguments, name, None) is not None:
-            setattr(arguments, name, folder)
+            setattr(arguments, name, output_folder())
     if hasattr(arguments, "max_steps"):
         arguments.max_steps = MAX_STEPS
+
+
+def output_folder() -> str:
+    """Folder that a trial gives to frameworks for what they put out."""
+    return str(scratch() / "output")
 
 
 def scratch() -> Path:

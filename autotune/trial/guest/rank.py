@@ -32,7 +32,7 @@ from autotune.contract import (
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
-from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.guest.hooks import Hook, call_after_imports, combined
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
@@ -100,18 +100,18 @@ class Guest:
         call_after_imports(guest.hooks())
         return guest
 
-    def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
+    def hooks(self) -> dict[str, Hook]:
         """What is done once each module is there."""
-        return {
-            **quiet.hooks(),
-            **frameworks.hooks(self.edits.arguments),
+        own: dict[str, Hook] = {
             "torch.optim.optimizer": self._on_optimizers,
             "deepspeed": self.on_deepspeed,
             "accelerate.utils.deepspeed": self._on_accelerate_config,
             "accelerate.accelerator": self._on_accelerator,
             "transformers.training_args": self._on_training_arguments,
+            "transformers.trainer": self._on_trainer,
             **dict.fromkeys(_PARSERS, self._on_parser),
         }
+        return combined(quiet.hooks(), frameworks.hooks(self.edits.arguments, self.seen), own)
 
     # ------------------------------------------------ what the script brings
 
@@ -157,11 +157,25 @@ class Guest:
             self.seen["arguments"] = _plain(vars(arguments))
             self.seen["arguments_class"] = type(arguments).__name__
             for name, value in self.edits.arguments.items():
+                if name == frameworks.ATTENTION_ARGUMENT:
+                    continue  # none of Trainer's
                 setattr(arguments, name, copy.deepcopy(value))
             quiet.quiet_arguments(arguments)
             return finish(arguments, *args, **kwargs)
 
         kind.__post_init__ = edited
+
+    def _on_trainer(self, module: ModuleType) -> None:
+        """Note whether Trainer makes the optimizer by its arguments: a script may bring one."""
+        kind = module.Trainer
+        choose = kind.get_optimizer_cls_and_kwargs
+
+        @functools.wraps(choose)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            self.seen["optimizer_by_arguments"] = True
+            return choose(*args, **kwargs)
+
+        kind.get_optimizer_cls_and_kwargs = staticmethod(noting)
 
     def _on_parser(self, module: ModuleType) -> None:
         """Note whether the command line is what the arguments are read from, and no list."""

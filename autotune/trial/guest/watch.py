@@ -50,17 +50,21 @@ class GuestAftermath(Aftermath):
         self._note_batch()
         if self._guest.edits.observes or not self._intake.micro_batches:
             return []
-        layout, samples = self._spec.layout, sum(self._intake.micro_batches)
+        rows_per_sample = self._guest.edits.rows_per_sample
+        if not rows_per_sample:
+            return []
+        layout, arrived = self._spec.layout, self._intake.micro_batches
         asked = layout.micro_batch * layout.grad_accum
         found = []
-        if max(self._intake.micro_batches) != layout.micro_batch:
+        if max(arrived) != layout.micro_batch * rows_per_sample:
             found.append(
                 f"micro_batch: asked {layout.micro_batch}, the batch that arrived has "
-                f"{max(self._intake.micro_batches)} samples"
+                f"{max(arrived) / rows_per_sample:g} samples"
             )
-        if samples != asked:
+        if sum(arrived) != asked * rows_per_sample:
             found.append(
-                f"samples of a rank in a step: asked {asked}, {samples} went through the engine"
+                f"samples of a rank in a step: asked {asked}, {sum(arrived) / rows_per_sample:g} "
+                "went through the engine"
             )
         return found
 
@@ -71,7 +75,6 @@ class GuestAftermath(Aftermath):
     def _describe(self) -> None:
         seen, intake = self._guest.seen, self._intake
         seen["lengths"] = sorted(intake.all_lengths)
-        seen["micro_batches_of_all_steps"] = sorted(intake.all_micro_batches)
         if self._guest.reporter.report.rank == 0:
             path = self._guest.folder / RANKS_DIR / DESCRIPTION_FILE
             write_json(path, describe(self._engine, self._guest.seen))

@@ -35,6 +35,7 @@ def value(plans, column):
         ({"zero.stage": 3}, "flat_buffers", 0),
         ({"zero.stage": 2}, "reduces_every_micro_batch", 1),
         ({"zero.stage": 1}, "reduces_every_micro_batch", 0),
+        ({}, "weight_bytes", 2),
         ({"tp": 2}, "tp", 2),
         ({"tp": 2}, "dp", 4),
         ({"pp": 2}, "pp", 2),
@@ -63,7 +64,18 @@ def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
     candidates = [canonical_candidate(job, **{"zero.stage": stage}) for stage in (0, 1)]
     columns = plans_of(candidates, job, A100).columns()
     assert list(columns["optimizer_bytes"]) == [8, 12]
-    assert columns["weight_bytes"] == 4
+    assert list(columns["weight_bytes"]) == [4, 4]
+
+
+def test_a_candidate_of_another_precision_is_that_of_a_job_in_it(tmp_path, job):
+    (folder := tmp_path / "fp32").mkdir()
+    alike = plans(tiny_job(folder, precision="fp32", world=8, global_batch=64))
+    other = plans(job, precision="fp32")
+    own = plans(job)
+    for name in other.columns():
+        assert value(other, name) == value(alike, name), name
+    assert value(own, "matmul_flops") > value(other, "matmul_flops")
+    assert value(own, "weight_bytes") == 2
 
 
 def test_an_activation_function_is_written_out_where_transformers_writes_it(tmp_path):

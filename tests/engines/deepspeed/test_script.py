@@ -11,9 +11,10 @@ from autotune.base.errors import JobError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
+from autotune.space.script import Script
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.edits import EDITS_FILE
-from tests.observed import RAW, TRAINER, job_of, observed
+from autotune.trial.guest.edits import EDITS_FILE, Edits
+from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
 
 
@@ -52,6 +53,30 @@ def test_the_command_as_it_is_breaks_no_rule_whatever_it_does(tmp_path: Path) ->
     assert not engine.judge(engine.own)
 
 
+def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(
+    tmp_path: Path,
+) -> None:
+    for name, description in (("raw", RAW), ("trainer", TRAINER)):
+        (folder := tmp_path / name).mkdir()
+        engine = engine_of(folder, description)
+        candidate = changed(engine, precision="bf16")
+        edits = engine.edits(candidate)
+        assert edits.configuration == {"bf16": {"enabled": True}}
+        said = {"bf16": True, "fp16": False} if description is TRAINER else {}
+        assert edits.arguments == said
+        assert engine.expected(candidate)["dtype"] == "bf16"
+        assert engine.expected(engine.own)["dtype"] == "fp32"
+
+
+def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 12}
+    theirs = {**RAW, "config": {**RAW["config"], "fp16": fp16}}
+    engine = engine_of(tmp_path, theirs, read_back={"dtype": "fp16"})
+    config = json.loads(engine.files(changed(engine, precision="fp32"))[CONFIG_FILE])
+    assert "fp16" not in config
+    assert "bf16" not in config
+
+
 def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     candidate = changed(engine, zero__stage=2)
@@ -85,6 +110,89 @@ def test_trainer_s_batch_is_set_in_its_arguments_too(tmp_path: Path) -> None:
     }
     lines = engine.edits_in_words(candidate)
     assert "argument: per_device_train_batch_size=2" in lines
+
+
+def test_trainer_s_optimizer_is_one_argument_and_no_key(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, BY_ARGUMENTS)
+    candidate = changed(engine, optimizer__implementation="torch_fused")
+    edits = engine.edits(candidate)
+    assert edits.arguments == {"optim": "adamw_torch_fused"}
+    assert not edits.configuration
+    assert engine.expected(candidate)["optimizer_fused"] is True
+    assert engine.expected(engine.own)["optimizer_fused"] is False
+
+
+def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, TRAINER)
+    edits = engine.edits(changed(engine, optimizer__implementation="torch_fused"))
+    assert not edits.arguments
+    assert edits.configuration == {
+        "optimizer.params.fused": True,
+        "optimizer.params.torch_adam": True,
+    }
+
+
+def test_an_argument_that_offload_overrules_is_not_tried(tmp_path: Path) -> None:
+    job = job_of(observed(BY_ARGUMENTS), tmp_path)
+    candidates = lattice_of(job, ScriptEngine(job, CPU)).candidates
+    name = "optimizer.implementation"
+    assert {c[name] for c in candidates} == {"torch", "torch_fused"}
+    offloaded = [c for c in candidates if c.get("offload.optimizer") == "cpu"]
+    assert offloaded
+    assert {c[name] for c in offloaded} == {"torch"}
+
+
+def test_a_torch_without_a_fused_adam_for_cpus_is_not_asked_for_it(tmp_path: Path) -> None:
+    job = job_of(observed(BY_ARGUMENTS), tmp_path)
+    for release, has_it in (("2.3.1", False), ("2.4.0", True)):
+        engine = ScriptEngine(job, replace(CPU, torch_version=release))
+        values = engine.space.domains["optimizer.implementation"].values
+        assert ("torch_fused" in values) is has_it
+
+
+def test_another_attention_is_one_argument(tmp_path: Path) -> None:
+    takes = {**BY_ARGUMENTS, "framework": "trl", "takes_attention": True}
+    engine = engine_of(tmp_path, takes, read_back={"attention": "sdpa"})
+    candidate = changed(engine, attention="eager")
+    assert engine.edits(candidate).arguments == {"attn_implementation": "eager"}
+    assert not engine.edits(candidate).configuration
+    assert engine.expected(candidate)["attention"] == "eager"
+    assert engine.expected(engine.own)["attention"] == "sdpa"
+
+
+def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) -> None:
+    command = ["torchrun", "train.py", "--attn", "{attention=sdpa}"]
+    script = observed(TRAINER, command=command, read_back={"attention": "sdpa"})
+    job = job_of(script, tmp_path)
+    engine = ScriptEngine(job, CPU)
+    assert Script().workload(job, engine.own).command[-1] == "sdpa"
+    candidates = lattice_of(job, engine).candidates
+    words = {Script().workload(job, each).command[-1] for each in candidates}
+    assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
+    assert engine.expected(changed(engine, attention="eager"))["attention"] == "eager"
+    assert not engine.edits(changed(engine, attention="eager")).arguments
+
+
+def test_a_space_s_default_attention_is_the_command_s_own(tmp_path: Path) -> None:
+    takes = {**BY_ARGUMENTS, "framework": "trl", "takes_attention": True}
+    job = job_of(observed(takes, read_back={"attention": "sdpa"}), tmp_path)
+    domains = ScriptEngine(replace(job, space="full"), CPU).space.domains
+    assert domains["attention"].values == ("sdpa", "flash_attention_2")
+    assert "sdpa" in dict(domains["compile"].when)["attention"]
+
+
+def test_a_value_in_the_command_that_is_none_of_the_knob_s_is_refused(tmp_path: Path) -> None:
+    command = ["torchrun", "train.py", "--attn", "{attention=quick}"]
+    with pytest.raises(JobError, match="in the command"):
+        engine_of(tmp_path, TRAINER, command=command)
+
+
+def test_no_step_leads_to_what_does_not_reach_the_command(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, BY_ARGUMENTS)
+    steps = set(engine.steps(engine.own))
+    assert ("optimizer.implementation", "torch_fused") in steps
+    assert ("optimizer.implementation", "deepspeed") not in steps
+    assert not {name for name, _ in steps} & {"tp", "loss_chunk_tokens"}
 
 
 def test_what_a_user_s_key_becomes_is_said(tmp_path: Path) -> None:
@@ -121,12 +229,28 @@ def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:
     assert engine.own.micro_batch == 6
 
 
+def test_pairs_of_rows_are_asked_for_and_priced(tmp_path: Path) -> None:
+    """A preference is a chosen and a rejected answer: Trainer's batch of 4 arrives as 8 rows."""
+    (tmp_path / "plain").mkdir()
+    plain = engine_of(tmp_path / "plain", TRAINER)
+    pairs = engine_of(tmp_path, {**TRAINER, "micro_batches": [8, 8]})
+    other = changed(pairs, micro_batch=2)
+    assert (pairs.own.micro_batch, pairs.edits(other).rows_per_sample) == (4, 2)
+    assert Edits(**json.loads(pairs.files(other)[EDITS_FILE])) == pairs.edits(other)
+    assert any("2 rows" in line for line in pairs.remarks())
+    assert not any("rows" in line for line in plain.remarks())
+    ran = [engine.plans([changed(engine, micro_batch=2)]) for engine in (plain, pairs)]
+    assert [list(each.micro_batch) for each in ran] == [[2], [4]]
+
+
 def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, {**RAW, "asks_micro_batch": False})
     assert engine.space.domains["micro_batch"].values == (4,)
 
 
-@pytest.mark.parametrize("description", [RAW, TRAINER], ids=["raw", "trainer"])
+@pytest.mark.parametrize(
+    "description", [RAW, TRAINER, BY_ARGUMENTS], ids=["raw", "trainer", "by_arguments"]
+)
 def test_every_candidate_of_the_lattice_keeps_the_batch(
     tmp_path: Path, description: dict[str, Any]
 ) -> None:

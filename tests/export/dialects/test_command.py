@@ -78,6 +78,41 @@ def test_a_program_is_told_in_its_own_words(
     assert not dict(in_code_of(script, EDITS))
 
 
+@pytest.mark.parametrize(
+    ("framework", "command", "expected"),
+    [
+        ("trainer", "torchrun train.py --optim adamw_torch", "--optim adamw_torch_fused"),
+        ("llama-factory", "llamafactory-cli train a.yaml", "optim=adamw_torch_fused"),
+        ("axolotl", "axolotl train a.yml", "--optimizer adamw_torch_fused"),
+    ],
+)
+def test_an_optimizer_is_called_as_the_program_does(
+    framework: str, command: str, expected: str
+) -> None:
+    edits = Edits(arguments={"optim": "adamw_torch_fused"})
+    script = script_of(command, framework=framework, parses_arguments=True)
+    words = expected.split()
+    assert edited_command(script, edits, {})[-len(words) :] == words
+    assert "adamw_torch" not in edited_command(script, edits, {})
+
+
+@pytest.mark.parametrize(
+    ("framework", "command", "expected"),
+    [
+        ("trl", "torchrun train.py", "--attn_implementation eager"),
+        ("llama-factory", "llamafactory-cli train a.yaml", "flash_attn=disabled"),
+        ("axolotl", "axolotl train a.yml", "--attn-implementation eager"),
+    ],
+)
+def test_an_attention_is_called_as_the_program_does(
+    framework: str, command: str, expected: str
+) -> None:
+    script = script_of(command, framework=framework, parses_arguments=True)
+    edits = Edits(arguments={"attn_implementation": "eager"})
+    words = expected.split()
+    assert edited_command(script, edits, {})[-len(words) :] == words
+
+
 def test_what_is_set_in_code_is_listed() -> None:
     """It names one argument, and reads the others from nowhere."""
     script = script_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")

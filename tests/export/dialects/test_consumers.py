@@ -15,7 +15,7 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import trainer
-from tests.examples.environments import activated, python_of
+from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.handed import GPUS, export, handed
 
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
@@ -85,7 +85,8 @@ from start import prepare
 prepare()
 from axolotl.cli.config import load_cfg
 told = load_cfg("axolotl.yaml")
-answer(told.deepspeed if isinstance(told.deepspeed, dict) else {}, told)
+told.stage = told.deepspeed["zero_optimization"]["stage"]
+answer({}, told)  # Trainer fills in the rest when the model is there
 """
 ANSWER = """
 import json, os, sys
@@ -110,6 +111,7 @@ def read_by(
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     if python != sys.executable:
         environment.pop("PYTHONPATH", None)
+        environment |= activated(Path(python))
     done = subprocess.run(
         [python, "-c", ANSWER + consumer, out, ",".join(names)],
         env=environment,
@@ -207,9 +209,9 @@ def test_axolotl_reads_what_was_chosen(tmp_path):
     python = python_of("AUTOTUNE_AXOLOTL")
     out = export(handed(tmp_path, **KNOBS, attention="eager"), tmp_path, "axolotl")
     names = ("micro_batch_size", "gradient_accumulation_steps", "bf16", "gradient_checkpointing")
-    names += ("attn_implementation", "sequence_len", "learning_rate", "max_grad_norm")
+    names += ("attn_implementation", "sequence_len", "learning_rate", "max_grad_norm", "stage")
     _, told = read_by(AXOLOTL, out, *names, python=python)
-    assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0), strict=True))
+    assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0, 2), strict=True))
 
 
 def test_adapters_are_said_in_the_words_of_each(tmp_path):
@@ -308,7 +310,17 @@ def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
     told = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
     assert "use_cpu: true" not in told
     assert "--use_cpu" not in told
+    assert "CpuRanks" not in told
+    assert not (out / "cpu.py").exists()
     assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
+
+
+def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path):
+    lora = {"finetune": {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}}
+    out = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path, "axolotl")
+    assert (out / "cpu.py").read_text() == (EXAMPLES / "axolotl" / "cpu.py").read_text()
+    told = yaml.safe_load((out / "axolotl.yaml").read_text())
+    assert (told["plugins"], told["lora_qkv_kernel"]) == (["cpu.CpuRanks"], False)
 
 
 TRAINED = [
@@ -338,6 +350,16 @@ def test_the_folder_trains_in_llama_factory(tmp_path):
     assert all(4 < loss < 8 for loss in losses)
 
 
+@pytest.mark.real
+@pytest.mark.consumer
+def test_the_folder_trains_in_axolotl(tmp_path):
+    python = python_of("AUTOTUNE_AXOLOTL")
+    out = export(handed(tmp_path, micro_batch=2, zero__stage=2), tmp_path, "axolotl")
+    losses = losses_of(out, "--max_steps", "2", python=python)
+    assert len(losses) == 2
+    assert all(4 < loss < 8 for loss in losses)
+
+
 def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[float]:
     """Train, and read the loss of each step from what was printed."""
     is_ours = python == sys.executable
@@ -345,7 +367,7 @@ def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[
     done = subprocess.run(
         ["bash", out / "launch.sh", *arguments],
         cwd=out.parent,
-        env={**os.environ, **lent, "PYTHON": python},
+        env={**os.environ, **lent, "PYTHON": python, "AXOLOTL_DO_NOT_TRACK": "1"},
         capture_output=True,
         text=True,
         timeout=900,

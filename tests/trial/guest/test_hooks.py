@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.guest.hooks import call_after_imports, combined
 
 
 @pytest.fixture
@@ -31,6 +31,14 @@ def test_a_hook_is_called_once_with_the_module_that_was_executed(package: str) -
     importlib.import_module(package)
     importlib.reload(importlib.import_module(package))
     assert seen == [1]
+
+
+def test_a_module_of_two_subjects_has_both_hooks_called_in_turn(package: str) -> None:
+    seen: list[str] = []
+    first = {package: lambda _: seen.append("first"), "somebody_else": lambda _: None}
+    call_after_imports(combined(first, {package: lambda _: seen.append("second")}))
+    importlib.import_module(package)
+    assert seen == ["first", "second"]
 
 
 def test_looking_for_a_module_calls_nothing(package: str) -> None:

@@ -41,6 +41,38 @@ def test_steps_are_kept_apart_and_what_was_seen_is_not_forgotten() -> None:
     assert intake.all_lengths == {3, 7}
 
 
+class Doubles(torch.nn.Module):
+    """Learns one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": self.number * x, "beside": self.number * 2}
+
+
+def test_one_backward_pass_is_one_micro_batch() -> None:
+    module = Doubles()
+    intake = Intake(module)
+    for _ in range(2):
+        chosen, rejected = module(torch.ones(3, 2)), module(torch.ones(3, 2))
+        (chosen["out"].mean() - rejected["out"].mean()).backward()
+    assert intake.micro_batches == [6, 6]
+
+
+def test_a_pass_that_nothing_learns_from_is_not_counted() -> None:
+    """A discriminator learns from what the generator made, and the generator does not."""
+    module = Doubles()
+    intake = Intake(module)
+    module(torch.ones(4, 2))["out"].detach()
+    assert not intake.micro_batches
+    module(torch.ones(4, 2))["out"].sum().backward()
+    assert intake.micro_batches == [4]
+    intake.restart()
+    assert not intake.micro_batches
+
+
 @pytest.mark.parametrize("leave", [torch.no_grad, torch.inference_mode])
 def test_what_is_only_looked_at_is_not_counted(leave: Callable[[], Any]) -> None:
     module = Takes()

@@ -6,7 +6,11 @@ from typing import Any
 from autotune.base.nested import look_up
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
-from autotune.engines.deepspeed.knobs.situation import at_stages, shards_gradients
+from autotune.engines.deepspeed.knobs.situation import (
+    at_stages,
+    shards_gradients,
+    training_precision,
+)
 from autotune.space.knob import Context, Knobs
 
 _DTYPES = {
@@ -19,19 +23,29 @@ _DTYPES = {
 """DeepSpeed's other names of data types."""
 
 
-def _fold_accumulation(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
+def _is_another(values: Knobs, context: Context) -> bool:
+    return values["precision"] not in ("default", context.precision)
+
+
+def _fold_accumulation(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     # engine.py: get_data_types answers the training precision where none is set.
-    return "model" if value == context.precision else value
+    return "model" if value == training_precision(values, context) else value
 
 
 def _has_low_precision(values: Knobs, context: Context) -> bool:
     # BF16_Optimizer is not given it (engine.py: _configure_bf16_optimizer).
-    return context.precision != "fp32" and shards_gradients(values, context)
+    return training_precision(values, context) != "fp32" and shards_gradients(values, context)
 
 
 def _has_low_masters(values: Knobs, context: Context) -> bool:
     low = values.get("master_dtype", "fp32") == "model"
-    return low and context.precision == "bf16" and _has_low_precision(values, context)
+    is_bf16 = training_precision(values, context) == "bf16"
+    return low and is_bf16 and _has_low_precision(values, context)
+
+
+def _read_precision(config: Mapping[str, Any]) -> Any:
+    on = [name for name in ("bf16", "fp16") if look_up(config, f"{name}.enabled") is True]
+    return on[0] if on else "fp32"
 
 
 def _read_accumulation(config: Mapping[str, Any]) -> Any:
@@ -57,6 +71,20 @@ def _either(config: Mapping[str, Any], *keys: str) -> str | None:
 
 
 ENTRIES = (
+    DeepSpeedKnob(
+        name="precision",
+        key="bf16.enabled",
+        more_keys=("fp16.enabled",),
+        reader=_read_precision,
+        default="default",
+        choices=("default", "bf16", "fp16", "fp32"),
+        scope="where it is another one than the job's",
+        acts=_is_another,
+        help="precision of the training; default: the job's. fp16 scales its loss as DeepSpeed "
+        "does by itself, and skips the steps that overflow",
+        changes_training="numbers are rounded otherwise; fp16 also ends sooner, at 65504",
+        source="runtime/engine.py: _configure_distributed_model, get_data_types",
+    ),
     DeepSpeedKnob(
         # Stage 0 takes no other than the training precision (engine.py:
         # _do_optimizer_sanity_check).

@@ -36,6 +36,12 @@ def stage(values: Knobs) -> int:
     return int(values.get("zero.stage", 0))
 
 
+def training_precision(values: Knobs, context: Context) -> str:
+    """The precision that a choice of knobs trains in: the job's, unless one is chosen."""
+    chosen = str(values.get("precision", "default"))
+    return context.precision if chosen == "default" else chosen
+
+
 def has_pipeline(values: Knobs) -> bool:
     """Whether our own transformer is trained, stage by stage, and not Hugging Face's model."""
     return degree(values, "pp") > 1
@@ -94,7 +100,7 @@ def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:
     """Whether a choice of knobs makes stage 1 the BF16_Optimizer."""
     return is_bf16_optimizer(
         stage=stage(values),
-        precision=context.precision,
+        precision=training_precision(values, context),
         grad_accum_dtype=str(values.get("grad_accum_dtype", "model")),
         optimizer_offload=str(values.get("offload.optimizer", "none")),
     )

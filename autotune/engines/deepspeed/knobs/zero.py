@@ -17,6 +17,7 @@ from autotune.engines.deepspeed.knobs.situation import (
     releases_parameters,
     shards_gradients,
     stage,
+    training_precision,
 )
 from autotune.space.knob import Context, Knobs, never
 
@@ -49,9 +50,9 @@ def _fold_sub_group(value: KnobValue, values: Knobs, context: Context) -> KnobVa
     return min(int(value), elements_in_partition(values, context))
 
 
-def _fold_communication(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
+def _fold_communication(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     # engine.py: communication_data_type answers the training precision where none is set.
-    return "model" if value == context.precision else value
+    return "model" if value == training_precision(values, context) else value
 
 
 def _has_own_dtype(values: Knobs, context: Context) -> bool:

@@ -303,6 +303,9 @@ class Witness:
     """`ignored`: laid over both cases, it makes them differ: the value does act there."""
     deepspeed: str = ""
     """The release that the case is about, where that is not the newest."""
+    beside: str = ""
+    """Another rule that both cases break as well, since the release does harm to all of the kind;
+    empty: the broken one breaks this rule alone, and the repaired one none."""
 
 
 _CASE_FIELDS = frozenset(each.name for each in fields(Case))

@@ -23,7 +23,7 @@ from autotune.engines.deepspeed.rules.dtypes import (
     uses_bf16_optimizer,
 )
 from autotune.engines.deepspeed.rules.values import CANONICAL
-from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Choice, Finding, Patch, rule
 
 _BF16 = {"bf16": {"enabled": True}}
@@ -250,13 +250,14 @@ def _master_weights_stage(setup: Setup) -> Finding | None:
             f"AssertionError: Master weights feature requires ZeRO-{stage} Offload",
             ds_config,
             precision=precision,
+            beside=beside,
         )
-        for stage, precision, ds_config in (
-            (2, "bf16", _masters("bf16") | zero(2)),
-            (1, "fp16", _masters("fp16") | offload(1)),
-            (2, "bf16", _WITH_STATES | offload(2)),
-            (2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
-            (2, "bf16", _masters("bf16") | zenflow_config()),
+        for stage, precision, ds_config, beside in (
+            (2, "bf16", _masters("bf16") | zero(2), ""),
+            (1, "fp16", _masters("fp16") | offload(1), ""),
+            (2, "bf16", _WITH_STATES | offload(2), ""),
+            (2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad"), ""),
+            (2, "bf16", _masters("bf16") | zenflow_config(), WEIGHTS),
         )
     ),
 )

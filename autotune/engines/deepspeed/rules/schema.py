@@ -45,7 +45,7 @@ from autotune.engines.deepspeed.rules.sections import (
 )
 from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
-from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -271,11 +271,13 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         "zenflow.topk_ratio\n.*less than 1",
         zenflow_config(topk_ratio=7),
         zero(zenflow={"topk_ratio": 0.1}),
+        beside=WEIGHTS,
     ),
     raised(
         "zenflow\n.*select_strategy must be one of",
         zenflow_config(select_strategy="steps"),
         zero(zenflow={"select_strategy": "step"}),
+        beside=WEIGHTS,
     ),
     raised(
         "leaf_module.names\n.*valid list",
@@ -567,7 +569,12 @@ def _is_remark(name: object) -> bool:
 @rule(
     "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
     *(
-        raised(f"{name}\n.*Extra inputs are not permitted", ds_config, fix)
+        raised(
+            f"{name}\n.*Extra inputs are not permitted",
+            ds_config,
+            fix,
+            beside=WEIGHTS if "zenflow" in name else "",
+        )
         for name, ds_config, fix in (
             ("overlap_com", zero(2, overlap_com=True), None),
             ("offload_optimizer.pin_mem", offload(2, pin_mem=True), None),

@@ -8,6 +8,12 @@ from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import Setup, differs, offload, raised, zero
 from autotune.space.rule import Finding, rule
 
+_TRANSPOSES_SINCE = "0.19.7"
+"""First release whose `_update_model_bit16_weights` no longer calls ZenFlow's own `unflatten`."""
+
+WEIGHTS = "zenflow.weights"
+"""Name of the rule that every case with ZenFlow at stage 1 or 2 breaks from that release on."""
+
 ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
@@ -19,6 +25,31 @@ def _section(setup: Setup) -> Mapping[str, Any]:
 def zenflow_config(stage: int = 2, **keys: Any) -> dict[str, Any]:
     """A configuration for witnesses: a ZenFlow section, and the offload that it needs."""
     return merge(CPU_ADAM | offload(stage), zero(zenflow=ZENFLOW | keys))
+
+
+def _loses_weights(setup: Setup) -> bool:
+    """Whether ZenFlow begins with other weights than the model had, at stages 1 and 2."""
+    return setup.is_at_least(_TRANSPOSES_SINCE)
+
+
+@rule(
+    "runtime/zenflow/zenflow_utils.py: _flatten_dense_tensors; runtime/zero/stage_1_and_2.py: "
+    "_update_model_bit16_weights",
+    differs({"keeps_weights": False}, zenflow_config()),
+    differs({"keeps_weights": False}, zenflow_config(1)),
+)
+def _weights(setup: Setup) -> Finding | None:
+    # Without offload it is not reached.
+    is_reached = _section(setup) and setup.stage < 3 and setup.optimizer_offload != "none"
+    if not is_reached or not _loses_weights(setup):
+        return None
+    return Finding(
+        message=f"zero_optimization.zenflow at stage {setup.stage}: DeepSpeed {setup.version} "
+        "lays every matrix into its flat buffer transposed and takes it out as it lies: training "
+        "begins with other weights, and a pretrained model is lost",
+        changes=zero(zenflow=None),
+        advice=f"or install deepspeed<{_TRANSPOSES_SINCE}",
+    )
 
 
 @rule(
@@ -33,8 +64,8 @@ def _needs_offload(setup: Setup) -> Finding | None:
         return None
     return Finding(
         message="zero_optimization.zenflow without zero_optimization.offload_optimizer",
-        changes=offload(),
-        advice="or remove zenflow",
+        changes=zero(zenflow=None) if _loses_weights(setup) else offload(),
+        advice="" if _loses_weights(setup) else "or remove zenflow",
     )
 
 
@@ -45,12 +76,13 @@ def _stage_3_needs_cuda(setup: Setup) -> Finding | None:
     return Finding(
         message="zero_optimization.zenflow at stage 3 needs a CUDA device, the accelerator is "
         f"{setup.accelerator}",
-        changes=zero(2),
+        changes=zero(zenflow=None) if _loses_weights(setup) else zero(2),
     )
 
 
 @rule(
-    "runtime/zenflow/engine.py:69", differs({"grad_accum": 1}, zenflow_config(update_interval=1))
+    "runtime/zenflow/engine.py:69",
+    differs({"grad_accum": 1}, zenflow_config(update_interval=1), beside=WEIGHTS),
 )
 def _batch(setup: Setup) -> Finding | None:
     section = _section(setup)
@@ -69,11 +101,14 @@ def _batch(setup: Setup) -> Finding | None:
 
 @rule(
     "runtime/zenflow/engine.py: configure_zenflow",
-    raised("Warning: If use auto select strategy", zenflow_config(select_strategy="auto")),
-    raised(
-        "ValueError: If don't use auto select strategy", zenflow_config(select_interval="auto")
+    *(
+        raised(error, zenflow_config(**keys), beside=WEIGHTS)
+        for error, keys in (
+            ("Warning: If use auto select strategy", {"select_strategy": "auto"}),
+            ("ValueError: If don't use auto select strategy", {"select_interval": "auto"}),
+            ("ValueError: Select interval must be greater", {"select_interval": 1}),
+        )
     ),
-    raised("ValueError: Select interval must be greater", zenflow_config(select_interval=1)),
 )
 def _selection(setup: Setup) -> Finding | None:
     section = _section(setup)

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import Setup, ignored, raised, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.engines.deepspeed.rules.sections import shown
-from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.engines.deepspeed.rules.zenflow import WEIGHTS, zenflow_config
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
@@ -229,11 +229,12 @@ def _prescaled_scatter(setup: Setup) -> Finding | None:
         raised(
             f"ValueError: gradient_allreduce_op='sum' is not supported with {what}",
             ds_config | {"gradient_allreduce_op": word},
+            beside=beside,
         )
-        for what, ds_config, word in (
-            ("ZeRO stage 3", zero(3), "sum"),
-            ("ZenFlow", zenflow_config(), "Sum"),
-            ("DeepCompile", zero(1) | {"compile": {"deepcompile": True}}, "sum"),
+        for what, ds_config, word, beside in (
+            ("ZeRO stage 3", zero(3), "sum", ""),
+            ("ZenFlow", zenflow_config(), "Sum", WEIGHTS),
+            ("DeepCompile", zero(1) | {"compile": {"deepcompile": True}}, "sum", ""),
         )
     ),
 )

@@ -16,11 +16,11 @@ from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from autotune.engines.deepspeed.sources.source import Source, read_sources
 from autotune.engines.deepspeed.sources.training import (
     DEFAULT_OPTIM,
-    IMPLEMENTATIONS,
     completed,
     optimizer_argument,
     script_knobs,
 )
+from autotune.space.script import IMPLEMENTATIONS
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 

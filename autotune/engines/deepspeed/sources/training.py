@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
+from autotune.trial.guest.frameworks import FACTORY_ATTENTION
 
 AXOLOTL, FACTORY, SWIFT = "axolotl", "LLaMA-Factory", "ms-swift"
 
@@ -26,9 +27,7 @@ EVERY = "every_n_layers"
 
 FLASH_ATTN: Mapping[str, str] = {
     "auto": "default",
-    "disabled": "eager",
-    "sdpa": "sdpa",
-    "fa2": "flash_attention_2",
+    **{theirs: ours for ours, theirs in FACTORY_ATTENTION.items()},
 }
 """Value of LLaMA-Factory's `flash_attn` -> of the knob."""
 
@@ -38,9 +37,6 @@ ATTENTION_SWITCHES: Mapping[str, str] = {
     "eager_attention": "eager",
 }
 """axolotl's switches -> value of the knob."""
-
-IMPLEMENTATIONS: Mapping[str, str] = {"adamw_torch": "torch", "adamw_torch_fused": "torch_fused"}
-"""Trainer's `optim` -> whose Adam it is, where the configuration has no optimizer."""
 
 DEFAULT_OPTIM = "adamw_torch_fused"
 """Trainer's, since torch 2.8, and axolotl's."""

@@ -129,6 +129,8 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         prepare_autoep(model, config)
         gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled
         trained = [p for p in model.parameters() if p.requires_grad]
+        # Pairs of their own: AutoEP adds parameters to the list that it is given.
+        before = [(p, p.detach().clone()) for p in trained]
         own = getattr(torch.optim, run["optimizer"])(trained) if run["optimizer"] else None
         engine, *_ = deepspeed.initialize(
             optimizer=own,
@@ -137,6 +139,7 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
             config=copy.deepcopy(config),
             model_parameters=trained,
         )
+        kept = keeps_weights(before)
         if run["compile"] != "none":
             engine.compile()
         # Before 0.19.7 the log does not know the call by which AutoTP compares its inputs.
@@ -149,7 +152,7 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         return {
             "error": None,
             "losses": losses,
-            "read_back": read_back(engine) | norm_facts(norms),
+            "read_back": read_back(engine) | norm_facts(norms) | {"keeps_weights": kept},
             "scalars": scalars(engine.optimizer),
             "collectives": collectives(),
         }
@@ -164,6 +167,11 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         if engine is not None:
             with contextlib.suppress(Exception):
                 engine.destroy()
+
+
+def keeps_weights(before: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> bool:
+    """Whether the parameters that every rank holds whole are as they were, each with that."""
+    return all(torch.equal(b.to(p), p) for p, b in before if b.shape == p.shape)
 
 
 def build_pipeline(run: dict[str, Any]) -> torch.nn.Module:
