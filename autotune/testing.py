@@ -585,15 +585,6 @@ class TransportContract(ABC):
             process.end()
             assert self._code_of(process) != 0
 
-    def test_files_are_brought(self) -> None:
-        """In the end; where folders are shared, they are here."""
-        transport = self.make()
-        with tempfile.TemporaryDirectory() as folder:
-            for node in transport.nodes():
-                for _ in self._until_it_is_late():
-                    if transport.bring(node, Path(folder)):
-                        break
-
     def _code_of(self, process: NodeProcess) -> int:
         for _ in self._until_it_is_late():
             process.receive()

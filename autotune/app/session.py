@@ -13,6 +13,7 @@ from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import bind_engine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Place
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
 from autotune.planning.lattice import Lattice, lattice_of
@@ -64,6 +65,7 @@ def open_session(
     *,
     results: Path,
     fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
     agreed: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> Session:
@@ -74,6 +76,7 @@ def open_session(
         flags: Keys of the job that come before the file's.
         results: Folder of all studies.
         fleet: Name of an installed one, and after a colon what it takes: `simulate:8xH100`.
+        options: What was said of the fleet besides.
         agreed: What the file said when the user was asked about it, as of `agree_to_job`.
         versions: Releases that its trials run with, by the fields of `Environment`, where they
             are none of this Python's.
@@ -86,9 +89,7 @@ def open_session(
             such devices.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    kind, _, of = fleet.partition(":")
-    plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
-    place = plugin.find(of, job_file, flags)
+    place = find_place(fleet, job_file, flags, options)
     known: dict[str, Any] = {**(versions or {})}
     place.environment = replace(place.environment, **known)
     job, data = place.finish_job(
@@ -115,6 +116,20 @@ def open_session(
         make_fleet=place.fleet_for(job, engine, lattice),
         table=table,
     )
+
+
+def find_place(
+    fleet: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+) -> Place:
+    """The place of a fleet's name, and of what comes after its colon; nothing is started.
+
+    Raises:
+        JobError: There is no such fleet, or it takes no such options.
+        FleetError: Its devices are not there.
+    """
+    kind, _, of = fleet.partition(":")
+    plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
+    return plugin.find(of, job_file, flags, options)
 
 
 def plan_search(session: Session, *, fresh: bool) -> Plan:

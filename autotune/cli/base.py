@@ -73,6 +73,22 @@ LauncherName = Annotated[
     str | None,
     typer.Option("--launcher", help="What starts its script; by default the dialect's own."),
 ]
+FleetName = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        help="Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh); or who "
+        "answers: simulate or simulate:8xH100 (the cost model), replay:FILE.csv#GROUP (a table).",
+    ),
+]
+FleetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fleet-option",
+        metavar="KEY=VALUE",
+        help="Of other machines, such as python=/opt/venv/bin/python; may be repeated.",
+    ),
+]
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]

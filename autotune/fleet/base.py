@@ -17,6 +17,7 @@ from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
+from autotune.fleet.options import FleetOptions
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.space.candidate import Candidate
@@ -67,7 +68,11 @@ class Fleet(Protocol):
     """Runs trials, on accelerators or not."""
 
     def capacity(self, world: int) -> int:
-        """How many trials of `world` slots can run at once; falls when slots are left out."""
+        """How many trials of `world` slots can run at once; falls when slots are left out.
+
+        Raises:
+            FleetError: None can any more: too many nodes are lost.
+        """
 
     def quarantined(self) -> tuple[str, ...]:
         """Slots that run no more trials, since the platform ended several in a row there.
@@ -75,6 +80,10 @@ class Fleet(Protocol):
         Named as in a result's `devices`. They leave room for a trial at least.
         """
         return ()
+
+    def absent(self) -> Mapping[str, str]:
+        """Nodes that run no trials for the time being, and why: they do not answer."""
+        return {}
 
     def reap(self, folder: Path) -> None:
         """End what a dead coordinator may have left of the trials below a folder; waits for it.
@@ -150,13 +159,16 @@ class Place(ABC):
 class FleetPlugin(Protocol):
     """A kind of fleet by name; made without arguments."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> Place:
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> Place:
         """Find what a search asks for; nothing is started.
 
         Args:
             of: Text after the name: `8xH100` of `simulate:8xH100`; may be empty.
             job_file: YAML, or None.
             flags: Keys of the job that come before the file's.
+            options: What was said of the fleet besides.
 
         Raises:
             JobError: That is none of this kind, or it does not go with the job.

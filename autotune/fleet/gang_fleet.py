@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
+from autotune.fleet.node.files import Incoming, packed
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
@@ -28,6 +32,11 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
+LEASE_S = 60.0
+"""Time without a word after which a far node ends what it runs, and is given up here: it is dead,
+or its network is."""
+_ALIVE_S = LEASE_S / 6
+"""Time between two words to a far node."""
 
 
 class GangFleet:
@@ -59,10 +68,28 @@ class GangFleet:
         self._running: dict[str, GangTrial] = {}
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
+        self._lost: dict[str, _Lost] = {}
+        """Nodes that do not answer for the time being."""
 
     def capacity(self, world: int) -> int:
-        """See `Fleet.capacity`."""
-        return self._allocator.capacity(world)
+        """See `Fleet.capacity`.
+
+        Raises:
+            FleetError: So many nodes are lost that no gang is left.
+        """
+        capacity = self._allocator.capacity(world)
+        if not capacity and self._lost:
+            why = "; ".join(lost.problem for lost in self._lost.values())
+            raise FleetError(
+                f"{len(self._lost)} of {len(self._nodes)} nodes are lost, and a gang of {world} "
+                f"does not fit into the others: {why}",
+                "mend them, then run the same command again: it resumes",
+            )
+        return capacity
+
+    def absent(self) -> Mapping[str, str]:
+        """See `Fleet.absent`."""
+        return {name: lost.problem for name, lost in self._lost.items()}
 
     def quarantined(self) -> tuple[str, ...]:
         """See `Fleet.quarantined`."""
@@ -89,6 +116,8 @@ class GangFleet:
 
         An interrupt waits for its end: what compiles is not left half way.
         """
+        for problem in self._transport.problems():
+            note(problem)
         if not command:
             return
         builds = {n: _started(self._transport, n, *command) for n in self._nodes.values()}
@@ -107,6 +136,7 @@ class GangFleet:
                         raise FleetError(*last.rsplit("; ", 1))
                     if code is not None:
                         del builds[node]
+                self.hear()
                 time.sleep(_PERIOD_S)
             except KeyboardInterrupt:
                 interrupted = True
@@ -116,6 +146,7 @@ class GangFleet:
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
+        self.hear()  # an agent that is gone meanwhile is not told anything
         gang = self._allocator.allocate(spec.layout.world)
         trial = GangTrial(self, spec, folder.resolve(), gang)
         self._running[str(trial.folder)] = trial
@@ -146,10 +177,12 @@ class GangFleet:
         for name, agent in self.agents.items():
             for event in agent.hear():
                 self._take(name, event)
-
-    def bring(self, trial: "GangTrial") -> bool:
-        """Whether what the nodes have written of a trial is here."""
-        return all([self._transport.bring(self._nodes[n], trial.folder) for n in trial.gang.nodes])
+        now_s = time.monotonic()
+        for name, lost in self._lost.items():
+            if now_s >= lost.again_s and not lost.is_asked:
+                lost.is_asked = True
+                with suppress(FleetError):
+                    self.agents[name].tell("alive")
 
     def release(self, trial: "GangTrial") -> None:
         """Take a gang back."""
@@ -179,20 +212,25 @@ class GangFleet:
             capacity_bytes=own.rank_memory_bytes,
             submitted_at_s=trial.submitted_at_s,
             submitted_on=machine(),
+            coordinator=socket.gethostname(),
             variables=dict(self._transport.variables()),
         )
-        self.agents[name].tell("start", part=dataclasses.asdict(part))
+        files = {"files": trial.files} if self._transport.is_remote else {}
+        self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
         trial.open.add(name)
 
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
-        self.agents[name].tell("reap", folder=folder)
+        far = {"coordinator": socket.gethostname()} if self._transport.is_remote else {}
+        self.agents[name].tell("reap", folder=folder, **far)
 
     def _take(self, name: str, event: dict[str, Any]) -> None:
         said, folder = event["said"], event.get("folder", "")
         trial = self._running.get(folder)
         if said == "reaped":
             self._reaping.discard((name, folder))
+        if said == "ready" and self._lost.pop(name, None) is not None:
+            self._allocator.join(name)
         if said == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
@@ -203,6 +241,8 @@ class GangFleet:
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
                     self._start(trial, other, port=trial.port)
+        elif said == "file":
+            trial.take_file(name, event)
         elif said == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
@@ -211,6 +251,9 @@ class GangFleet:
 
     def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
         """An agent is gone: another reaps what its trials left, if there can be one."""
+        if not was_ready and self._transport.is_remote:
+            self._lose(name, problem)
+            return
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
         for trial in [t for t in self._running.values() if name in t.open]:
             trial.n_lost += 1
@@ -223,6 +266,26 @@ class GangFleet:
         if waiting:
             self._reaping -= waiting
             raise error
+
+    def _lose(self, name: str, problem: str) -> None:
+        """Go on without a node until it answers again; what it ran ends by its own lease there."""
+        again_s = time.monotonic() + LEASE_S
+        self._lost[name] = _Lost(problem=problem, again_s=again_s)
+        self._allocator.leave(name)
+        self._reaping = {(n, f) for n, f in self._reaping if n != name}
+        for trial in [t for t in self._running.values() if name in t.open]:
+            trial.ended(name, trial.problem or problem)
+
+
+@dataclass(kw_only=True)
+class _Lost:
+    """A node that does not answer."""
+
+    problem: str
+    again_s: float
+    """When it is asked again, by the monotonic clock."""
+    is_asked: bool = False
+    """Whether an agent is being started there to see."""
 
 
 class GangTrial(Handle):
@@ -245,6 +308,7 @@ class GangTrial(Handle):
         self.asked_to_end_s: float | None = None
         """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
+        self._incoming = Incoming(folder)
         self._one_ended_s: float | None = None
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
@@ -256,7 +320,7 @@ class GangTrial(Handle):
         if self._result is None:
             self._fleet.hear()
             self._end_if_it_is_time()
-            if self.open or not self._fleet.bring(self):
+            if self.open:
                 return None
             self._fleet.release(self)
             if self._error is not None:
@@ -264,6 +328,22 @@ class GangTrial(Handle):
             self._result = self._collect()
             self._fleet.judge(self, self._result.outcome)
         return self._result
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """What its nodes start it from: spec and configuration."""
+        return packed(self.folder)
+
+    def take_file(self, node: str, event: dict[str, Any]) -> None:
+        """Write what a far node has added to the trial's files."""
+        try:
+            self._incoming.take(event["name"], event["at"], event["data"])
+        except OSError as error:
+            hint = "free some space or mend the permissions, then run the same command again"
+            said = f"{self.folder}: what {node} reports cannot be written: {error}"
+            self._error = self._error or StudyError(said, hint)
+        except (KeyError, TypeError, ValueError) as error:
+            self.problem = self.problem or f"{node} sent a file that is left out: {error}"
 
     def progress(self) -> Progress:
         """See `Handle.progress`."""
@@ -347,6 +427,10 @@ class _AgentLine:
         self._unread = b""
         self._was_ready = False
         self._last_words = ""
+        self._heard_s = 0.0
+        self._told_s = 0.0
+        self._gave_up = ""
+        """Why it was ended from here; empty: it was not."""
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Give it a command.
@@ -354,11 +438,16 @@ class _AgentLine:
         Raises:
             FleetError: It cannot be started.
         """
+        now_s = time.monotonic()
         if self._process is None:
             if command == "close":
                 return
-            self._unread, self._was_ready, self._last_words = b"", False, ""
-            self._process = _started(self._transport, self._node, AGENT)
+            self._unread, self._was_ready = b"", False
+            self._last_words = self._gave_up = ""
+            self._heard_s = now_s
+            lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
+            self._process = _started(self._transport, self._node, AGENT, *lease)
+        self._told_s = now_s
         line = json.dumps({"command": command, **arguments})
         self._process.send(f"{line}\n".encode())
 
@@ -368,7 +457,8 @@ class _AgentLine:
         if process is None:
             return
         code = process.poll()  # first: what it said before it went is there then
-        *lines, self._unread = (self._unread + process.receive()).split(b"\n")
+        heard = process.receive()
+        *lines, self._unread = (self._unread + heard).split(b"\n")
         for line in lines:
             try:
                 event = json.loads(line)
@@ -379,9 +469,28 @@ class _AgentLine:
             yield event
         if code is not None:
             self._process = None
-            said = f": {self._last_words}" if self._last_words else ""
-            problem = f"{self._node.name}: the agent of the node ended with code {code}{said}"
-            yield {"said": "gone", "problem": problem, "was_ready": self._was_ready}
+            said = self._gave_up or self._last_words
+            problem = f"{self._node.name}: the agent of the node ended with code {code}"
+            yield {
+                "said": "gone",
+                "problem": f"{problem}: {said}" if said else problem,
+                "was_ready": self._was_ready,
+            }
+        elif self._transport.is_remote:
+            self._keep(process, has_spoken=bool(heard))
+
+    def _keep(self, process: NodeProcess, *, has_spoken: bool) -> None:
+        """Renew the lease of a far agent, or give it up where it says nothing any more."""
+        now_s = time.monotonic()
+        if has_spoken:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > LEASE_S:
+            since = "it was reached" if self._was_ready else "it was asked to start"
+            self._gave_up = self._last_words or f"not a word for {LEASE_S:.0f} s since {since}"
+            self._heard_s = now_s
+            process.end()
+        elif self._was_ready and now_s - self._told_s > _ALIVE_S:
+            self.tell("alive")
 
     def kill(self) -> None:
         """End it with all that it started."""
@@ -391,6 +500,7 @@ class _AgentLine:
     def wait(self, deadline_s: float) -> None:
         """Wait until it is gone, and kill it if it is not by then."""
         while self._process is not None and self._process.poll() is None:
+            self._process.receive()  # a far agent may still have something to say
             if time.monotonic() > deadline_s:
                 self.kill()
             time.sleep(_PERIOD_S)

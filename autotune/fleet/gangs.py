@@ -42,10 +42,12 @@ class GangAllocator:
 
     def __init__(self, slots: tuple[Slot, ...]) -> None:
         self._slots = slots
-        self._free = list(slots)
         self._faults: dict[Slot, list[str]] = {slot: [] for slot in slots}
         """Candidates whose trials the platform ended there since a trial last went well."""
         self._quarantined: list[Slot] = []
+        self._taken: set[Slot] = set()
+        self._away: set[str] = set()
+        """Names of nodes that are not there for the time being."""
 
     @property
     def quarantined(self) -> tuple[Slot, ...]:
@@ -72,26 +74,35 @@ class GangAllocator:
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        if not self._gangs_in(self._free, size):
+        free = [slot for slot in self._healthy() if slot not in self._taken]
+        if not self._gangs_in(free, size):
             raise FleetError(
-                f"a gang of {size} slots was asked for, {len(self._free)} of "
+                f"a gang of {size} slots was asked for, {len(free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
         k = self.per_node(size)
         parts = [
             sorted(slots, key=lambda slot: (len(self._faults[slot]), slot.index))[:k]
-            for slots in _by_node(self._free).values()
+            for slots in _by_node(free).values()
             if len(slots) >= k
         ]
         parts.sort(key=lambda part: sum(len(self._faults[slot]) for slot in part))
         taken = {slot for part in parts[: size // k] for slot in part}
-        self._free = [slot for slot in self._free if slot not in taken]
+        self._taken |= taken
         return Gang(slots=tuple(slot for slot in self._slots if slot in taken))
 
     def release(self, gang: Gang) -> None:
         """Give a gang back."""
-        self._free += [slot for slot in gang.slots if slot not in self._quarantined]
+        self._taken -= set(gang.slots)
+
+    def leave(self, node: str) -> None:
+        """Give out no slot of a node until it joins again."""
+        self._away.add(node)
+
+    def join(self, node: str) -> None:
+        """Give out the slots of a node again."""
+        self._away.discard(node)
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
         """Take note of how a trial ended; slots that fail again and again are left out.
@@ -109,10 +120,10 @@ class GangAllocator:
             ended = self._faults[slot]
             if len(ended) >= MAX_FAULTS and len(set(ended)) > 1:
                 self._quarantined.append(slot)
-                self._free = [free for free in self._free if free != slot]
 
     def _healthy(self) -> list[Slot]:
-        return [slot for slot in self._slots if slot not in self._quarantined]
+        left_out = {*self._quarantined, *(s for s in self._slots if s.node in self._away)}
+        return [slot for slot in self._slots if slot not in left_out]
 
     def _gangs_in(self, slots: Iterable[Slot], size: int) -> int:
         """How many gangs fit into some slots at once; no gang holds two parts of one node."""

@@ -16,6 +16,7 @@ from autotune.devices.hardware import Environment, versions_here
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
 from autotune.fleet.base import Place
+from autotune.fleet.options import FleetOptions
 from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
@@ -33,7 +34,9 @@ _GIVEN_BY_TABLE = (
 class Replay:
     """A table of runs; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_ReplayedPlace":
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
         if not of:
             raise JobError(

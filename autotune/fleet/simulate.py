@@ -23,6 +23,7 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
+from autotune.fleet.options import FleetOptions
 from autotune.fleet.without_devices import Answer, AnsweringFleet, result_of
 from autotune.job.job import Job, read_accelerators_of
 from autotune.planning.lattice import Lattice
@@ -59,7 +60,9 @@ class Luck:
 class Simulate:
     """The analytic model; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_SimulatedPlace":
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> "_SimulatedPlace":
         """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
         environment = detect_environment()
         if (found := _DESCRIBED.fullmatch(of)) is not None:

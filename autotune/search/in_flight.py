@@ -38,6 +38,7 @@ class TrialsInFlight:
         self._note = context.note
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
+        self._absent: dict[str, str] = {}
 
     @property
     def n_running(self) -> int:
@@ -191,13 +192,19 @@ class TrialsInFlight:
             self._context.note_once(f"overridden {key}", said)
 
     def _say_quarantined(self) -> None:
-        """Say once which devices run no more trials of this search."""
+        """Say once which devices run no more trials of this search, and which nodes do not now."""
         for slot in self._context.fleet.quarantined():
             self._context.note_once(
                 f"quarantined {slot}",
                 f"{slot} is left out from now on: the platform ended trials of different "
                 "candidates there, one after the other, and elsewhere it did not",
             )
+        absent = self._context.fleet.absent()
+        for node, problem in absent.items() - self._absent.items():
+            self._note(f"the search goes on without {node} until it answers again: {problem}")
+        for node in self._absent.keys() - absent.keys():
+            self._note(f"{node} is back")
+        self._absent = dict(absent)
 
     def _say_given_up(self) -> None:
         """Say once which candidates are left without a figure although they did nothing wrong."""

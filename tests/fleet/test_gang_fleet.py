@@ -54,13 +54,13 @@ class Scripted:
 class Rack:
     """A transport to nodes of two slots each."""
 
-    def __init__(self, n_nodes: int) -> None:
+    def __init__(self, n_nodes: int, *, is_remote: bool = False) -> None:
+        self.is_remote = is_remote
         self._nodes = tuple(
             Node(name=f"n{i}", devices=("0", "1"), address=f"10.0.0.{i}", interface="eth0")
             for i in range(n_nodes)
         )
         self.agents: dict[str, list[Scripted]] = {node.name: [] for node in self._nodes}
-        self.is_brought = True
 
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
@@ -74,8 +74,8 @@ class Rack:
             self.agents[node.name][-1].say("ready")
         return self.agents[node.name][-1]
 
-    def bring(self, node: Node, folder: Path) -> bool:
-        return self.is_brought
+    def problems(self) -> tuple[str, ...]:
+        return ()
 
     def agent(self, node: int = 0) -> Scripted:
         return self.agents[f"n{node}"][-1]
@@ -127,9 +127,6 @@ def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
     assert trial.poll() is None
     write(tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
-    rack.is_brought = False
-    assert trial.poll() is None, "its files are on their way"
-    rack.is_brought = True
     result = trial.poll()
     assert result is not None
     assert (result.outcome, result.environment) == (Outcome.OK, {"NCCL_DEBUG": "INFO"})

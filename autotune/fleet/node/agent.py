@@ -5,21 +5,30 @@ each; answers go out likewise, and by then the report of a trial lies in its fol
 
 | command | answer |
 |---|---|
-| `start` with a `part` | `started` with its port, then `ended`; or `failed` |
+| `start` with a `part` and `files` | `started` with its port, then `ended`; or `failed` |
 | `end` with a `folder` and whether its trial `hangs` | `ended`, as without it |
 | `reap` with a `folder` | `reaped`: no process of the trials below it is left here |
+| `alive` | `alive` |
 | `close` | ends what still runs, and this process |
 
-It closes where its input ends, too: the coordinator is gone then.
+Where the trial's folder is not shared, `file` answers bring what is written in it, each with the
+`name`, the `data` in base64 and the place `at` which it belongs (see `autotune.fleet.node.files`).
+
+It closes where its input ends, too: the coordinator is gone then. A cut network ends no input, so
+with `--lease SECONDS` it also closes where it hears nothing for so long.
 """
 
+import base64
 import dataclasses
 import json
+import math
 import os
 import select
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +37,7 @@ from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.kept_process import scratch_folder
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
+from autotune.fleet.node.files import TrialFiles, own_folder
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
@@ -36,80 +46,194 @@ from autotune.trial.descent import below, children_of
 from autotune.trial.launcher import end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
+_FILES_PERIOD_S = 0.5
+"""Time between two looks at the files of trials that have to be sent."""
+_LAST_WORDS_S = 2.0
+
+
+class Line:
+    """The way back to the coordinator; a coordinator that reads nothing holds nobody up."""
+
+    def __init__(self, output: int) -> None:
+        """Write to a file descriptor."""
+        self.output = output
+        self._unsent = b""
+        os.set_blocking(output, False)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is still to be written."""
+        return bool(self._unsent)
+
+    def say(self, said: str, **what: Any) -> None:
+        """Tell the coordinator; where nobody listens any more, the input ends as well."""
+        self._unsent += (json.dumps({"said": said, **what}) + "\n").encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what can be written now."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.output, self._unsent) :]
+
+    def drain(self, wait_s: float) -> None:
+        """Write all that is left, if that is done in time."""
+        until_s = time.monotonic() + wait_s
+        while self._unsent and (left_s := until_s - time.monotonic()) > 0:
+            select.select([], [self.output], [], left_s)
+            before = len(self._unsent)
+            self.flush()
+            if len(self._unsent) == before:
+                return
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Trial:
+    """A trial that runs here."""
+
+    ranks: LocalRanks
+    files: TrialFiles
+    looked_s: float
+    """When its files were last looked at."""
 
 
 class Agent:
     """Trials on this node."""
 
-    def __init__(self, keeper: int | None = None) -> None:
-        """Run nothing yet; the `keeper` above this process, if there is one, adopts orphans."""
+    def __init__(
+        self,
+        line: Line,
+        *,
+        keeper: int | None = None,
+        lease_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Run nothing yet.
+
+        Args:
+            line: The way back.
+            keeper: Process above this one that adopts orphans, if there is one.
+            lease_s: Time without a word of the coordinator after which all is ended.
+            clock: Tells the time.
+        """
+        self._line = line
         self._keeper = keeper
+        self._lease_s = lease_s
+        self._clock = clock
         self._templates = WarmTemplates()
-        self._running: dict[str, LocalRanks] = {}
+        self._running: dict[str, _Trial] = {}
+        """By the folder as the coordinator names it."""
 
     def serve(self, commands: int) -> None:
-        """Run the commands that come from a file descriptor until it ends."""
-        _say("ready")
+        """Run the commands that come from a file descriptor until it ends, or the lease does."""
+        self._line.say("ready")
         unread = b""
+        heard_s = self._clock()
         try:
             while True:
-                heard = self._wait(commands)
+                heard = self._wait(commands, heard_s + self._lease_s - self._clock())
                 if heard is not None:
+                    heard_s = self._clock()
                     *lines, unread = (unread + heard).split(b"\n")
                     if not heard or not all(self._do(**json.loads(line)) for line in lines):
                         return
+                elif self._clock() - heard_s > self._lease_s:
+                    return
                 self._advance()
         finally:
-            for folder in self._running:
-                kill_all(Path(folder))
+            for trial in self._running.values():
+                kill_all(trial.ranks.folder)
+                trial.files.remove()
             self._templates.close()
+            self._line.drain(_LAST_WORDS_S)
 
-    def _wait(self, commands: int) -> bytes | None:
+    def _wait(self, commands: int, left_s: float) -> bytes | None:
         """The input that arrives before something else is to be looked at; None if none does."""
-        running = self._running.values()
+        running = [trial.ranks for trial in self._running.values()]
         times = [each.look_again_in_s() for each in running]
+        if any(not trial.files.is_shared for trial in self._running.values()):
+            times.append(_FILES_PERIOD_S)
+        if self._lease_s < math.inf:
+            times.append(max(0.0, left_s))
         timeout_s = min((s for s in times if s is not None), default=None)
         watched = [commands, *(each.fileno() for each in running if each.fileno() >= 0)]
-        readable, _, _ = select.select(watched, [], [], timeout_s)
+        behind = [self._line.output] if self._line.is_behind else []
+        readable, writable, _ = select.select(watched, behind, [], timeout_s)
+        if writable:
+            self._line.flush()
         return os.read(commands, _CHUNK_BYTES) if commands in readable else None
 
     def _do(self, command: str, **arguments: Any) -> bool:
         """Do what is asked; return whether it goes on."""
         if command == "start":
-            self._start(_by_own_clock(NodePart(**arguments["part"])))
+            part = _by_own_clock(NodePart(**arguments["part"]))
+            self._start(part, arguments.get("files", {}))
         elif command == "end":
-            if (ranks := self._running.get(arguments["folder"])) is not None:
-                ranks.end(hangs=arguments["hangs"])
+            if (trial := self._running.get(arguments["folder"])) is not None:
+                trial.ranks.end(hangs=arguments["hangs"])
         elif command == "reap":
-            kill_all(Path(arguments["folder"]))
-            sweep_segments()
-            _say("reaped", folder=arguments["folder"])
-        return command in ("start", "end", "reap")
+            self._reap(arguments["folder"], arguments.get("coordinator", ""))
+        elif command == "alive":
+            self._line.say("alive")
+        return command in ("start", "end", "reap", "alive")
 
-    def _start(self, part: NodePart) -> None:
+    def _reap(self, folder: str, coordinator: str) -> None:
+        """End what an agent before this one left of a trial, or of all below a folder."""
+        kill_all(Path(folder))
+        if coordinator:
+            own = own_folder(coordinator, folder)
+            if own.exists():
+                kill_all(own)
+                shutil.rmtree(own, ignore_errors=True)
+        sweep_segments()
+        self._line.say("reaped", folder=folder)
+
+    def _start(self, part: NodePart, files: Mapping[str, str]) -> None:
+        folder = part.folder
         try:
-            ranks = LocalRanks(part, self._templates)
+            found = TrialFiles(part.coordinator, folder, files)
+            ranks = LocalRanks(
+                dataclasses.replace(part, folder=str(found.folder)), self._templates
+            )
         except (AutotuneError, OSError, ValueError) as error:
-            _say_failed(part.folder, error)
+            self._say_failed(folder, error)
             return
-        self._running[part.folder] = ranks
-        _say("started", folder=part.folder, port=ranks.port)
+        self._running[folder] = _Trial(ranks=ranks, files=found, looked_s=self._clock())
+        self._line.say("started", folder=folder, port=ranks.port)
 
     def _advance(self) -> None:
-        for folder, ranks in list(self._running.items()):
-            problem = ""
+        for folder, trial in list(self._running.items()):
+            problem, is_over, error = "", False, None
             try:
-                if not ranks.advance():
-                    continue
-            except OSError as error:
-                problem = f"its report could not be written: {error}"
-            except AutotuneError as error:
-                del self._running[folder]
-                _say_failed(folder, error)
+                is_over = trial.ranks.advance()
+            except OSError as caught:
+                problem, is_over = f"its report could not be written: {caught}", True
+            except AutotuneError as caught:
+                error, is_over = caught, True
+            if is_over or self._clock() - trial.looked_s >= _FILES_PERIOD_S:
+                self._send_files(folder, trial)
+            if not is_over:
                 continue
             del self._running[folder]
+            trial.files.remove()
+            if error is not None:
+                self._say_failed(folder, error)
+                continue
             self._end_strangers()
-            _say("ended", folder=folder, problem=problem)
+            self._line.say("ended", folder=folder, problem=problem)
+
+    def _send_files(self, folder: str, trial: _Trial) -> None:
+        trial.looked_s = self._clock()
+        for name, at, data in trial.files.added():
+            content = base64.b64encode(data).decode()
+            self._line.say("file", folder=folder, name=name, at=at, data=content)
+
+    def _say_failed(self, folder: str, error: Exception) -> None:
+        message, hint = str(error), ""
+        if isinstance(error, AutotuneError):
+            message, hint = error.message, error.hint
+        kind = type(error).__name__
+        self._line.say("failed", folder=folder, error=kind, message=message, hint=hint)
 
     def _end_strangers(self) -> None:
         """Kill orphans of trials whose launcher was killed, and that bear no mark of theirs.
@@ -134,25 +258,20 @@ def _by_own_clock(part: NodePart) -> NodePart:
     )
 
 
-def _say_failed(folder: str, error: Exception) -> None:
-    message, hint = str(error), ""
-    if isinstance(error, AutotuneError):
-        message, hint = error.message, error.hint
-    _say("failed", folder=folder, error=type(error).__name__, message=message, hint=hint)
-
-
-def _say(said: str, **what: Any) -> None:
-    """Tell the coordinator; where nobody listens any more, the input ends as well."""
-    with suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), (json.dumps({"said": said, **what}) + "\n").encode())
-
-
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    """Serve the coordinator at the other end of this process's input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     keeper = int(os.environ[PARENT_ENV]) if PARENT_ENV in os.environ else None
     if keeper is not None:
         end_with_parent(keeper)
+    lease_s = float(arguments[1]) if arguments[:1] == ["--lease"] else math.inf
+    # What this process prints by accident must not hold it up, nor stand between the answers.
+    line = Line(os.dup(sys.stdout.fileno()))
     # Whatever started it: what the ranks leave among temporary files goes with it.
     with scratch_folder() as scratch:
         os.environ[SCRATCH_ENV] = str(scratch)
-        Agent(keeper).serve(sys.stdin.fileno())
+        Agent(line, keeper=keeper, lease_s=lease_s).serve(sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

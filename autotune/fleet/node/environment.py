@@ -104,6 +104,16 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def forwarded_environment(named: Sequence[str]) -> dict[str, str]:
+    """The variables of this process that trials on another machine get.
+
+    They are those that change speed, and those that the user `named`: no secret goes anywhere
+    unless it is named.
+    """
+    given = {name: os.environ[name] for name in named if name in os.environ}
+    return {**allowed_environment(os.environ), **given}
+
+
 def _shares(cores: Sequence[int], n_ranks: int) -> str:
     """Neighbouring cores for each rank, as `CORES_ENV` spells them; a core for two if need be."""
     size = max(1, len(cores) // n_ranks)

@@ -48,6 +48,8 @@ class NodePart:
     submitted_at_s: float = 0.0
     """When the trial was submitted, by the monotonic clock of the machine it was `submitted_on`;
     the node's agent puts its own in its place."""
+    coordinator: str = ""
+    """Name of the coordinator's machine."""
     submitted_on: str = ""
     """`autotune.base.clock.machine` of the coordinator."""
     variables: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,6 @@ there and sees to them; a transport knows nothing of trials.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from autotune.trial.launcher import LOOPBACK
@@ -47,8 +46,19 @@ class NodeProcess(Protocol):
 class Transport(Protocol):
     """The way to some nodes."""
 
+    is_remote: bool
+    """Whether its nodes may be other machines: then the files of trials travel over the lines to
+    the agents, and an agent that hears nothing for long ends what it runs."""
+
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes and their slots, the same at every call."""
+        """The nodes and their slots, the same at every call.
+
+        Raises:
+            FleetError: None can be reached.
+        """
+
+    def problems(self) -> tuple[str, ...]:
+        """Nodes that were asked for and are not among them, each with the reason, in words."""
 
     def variables(self) -> Mapping[str, str]:
         """Environment variables of this process that ranks on the nodes get."""
@@ -60,11 +70,4 @@ class Transport(Protocol):
 
         Raises:
             OSError: It cannot be started.
-        """
-
-    def bring(self, node: Node, folder: Path) -> bool:
-        """Bring here what a node has written into a trial's folder; does not wait for it.
-
-        Returns:
-            Whether all that was there at the first call is here now.
         """

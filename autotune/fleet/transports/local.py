@@ -16,6 +16,7 @@ from autotune.devices.hardware import Environment, detect_environment, usable_co
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -24,8 +25,11 @@ from autotune.planning.lattice import Lattice
 class Local:
     """This machine; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "Here":
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> "Here":
         """See `FleetPlugin.find`."""
+        options.refuse("local")
         if of:
             raise JobError(f"--fleet local:{of}: there is one such machine", "--fleet local")
         return Here(detect_environment(), flags)
@@ -56,6 +60,8 @@ def local_fleet(environment: Environment, *, world: int) -> GangFleet:
 class LocalTransport:
     """The one node that this process runs on; implements `Transport`."""
 
+    is_remote = False
+
     def __init__(self, environment: Environment, *, world: int) -> None:
         """Take the machine's devices; a CPU rank of the job's `world` has a core as its device."""
         if environment.accelerator == "cpu":
@@ -71,6 +77,10 @@ class LocalTransport:
         """See `Transport.nodes`."""
         return (self._node,)
 
+    def problems(self) -> tuple[str, ...]:
+        """See `Transport.problems`: this machine is there."""
+        return ()
+
     def variables(self) -> Mapping[str, str]:
         """See `Transport.variables`."""
         return dict(os.environ)
@@ -78,10 +88,6 @@ class LocalTransport:
     def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
         """See `Transport.start`."""
         return LocalProcess([sys.executable, "-P", "-m", module, *arguments])
-
-    def bring(self, node: Node, folder: Path) -> bool:
-        """See `Transport.bring`: it is here."""
-        return True
 
 
 class LocalProcess:

@@ -10,6 +10,7 @@ from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.local import LocalTransport
 from autotune.job.job import Job
@@ -35,7 +36,9 @@ class TwinTransport(LocalTransport):
 class Twins:
     """Found wherever there are cores."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> Place:
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> Place:
         """The cores of this machine."""
         return TwoNodes(detect_environment(), flags)
 

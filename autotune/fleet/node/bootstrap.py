@@ -1,0 +1,93 @@
+"""Makes a node run this release of autotune: the first program of a transport on another machine.
+
+Its text travels on a command line (`python3 -c`), so it is short, and uses the standard library
+only. A header comes in, a line of JSON. Where the node does not have the bundle that it names yet,
+that is asked for and kept in the user's cache. Then a keeper starts the module that is wanted,
+with the same input and output.
+"""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+MARK = "autotune-node: "
+"""How lines to the other side begin; before them comes what shells and servers print."""
+OLDEST = 0x030B0000
+"""Oldest Python, in the spelling of `sys.hexversion`."""
+
+
+def _line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # unbuffered: what follows is for another program
+        if not byte:
+            sys.exit(0)
+        line += byte
+    return line
+
+
+def _bytes(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = os.read(0, min(size - len(data), 1 << 20))
+        if not chunk:
+            sys.exit(0)
+        data += chunk
+    return data
+
+
+def _say(word: str) -> None:
+    os.write(1, f"{MARK}{word}\n".encode())
+
+
+def _unpacked(cache: str, digest: str, size: int) -> str:
+    """The folder of the bundle; it is asked for where it is not there."""
+    folder = os.path.join(cache, digest)
+    if os.path.isdir(folder):
+        _say("have")
+        return folder
+    _say("need")
+    data = _bytes(size)
+    os.makedirs(cache, mode=0o700, exist_ok=True)
+    aside = tempfile.mkdtemp(dir=cache)
+    with tarfile.open(fileobj=io.BytesIO(data)) as bundle:
+        # Python 3.11.4 and newer refuse names that lead elsewhere.
+        if hasattr(tarfile, "data_filter"):
+            bundle.extraction_filter = staticmethod(tarfile.data_filter)
+        bundle.extractall(aside)
+    # Bytecode is made once, before several programs of a node would make it side by side.
+    subprocess.call([sys.executable, "-m", "compileall", "-q", aside], stdout=2)
+    try:
+        os.rename(aside, folder)
+    except OSError:  # another one was faster
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _main() -> None:
+    if sys.hexversion < OLDEST:
+        _say(f"old {sys.executable} is Python {sys.version.split()[0]}")
+        sys.exit(3)
+    told = json.loads(_line())
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    try:
+        folder = _unpacked(os.path.join(base, "autotune", "nodes"), told["digest"], told["size"])
+    except OSError as error:
+        _say(f"failed {error}")
+        sys.exit(3)
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([path] if path else [])])
+    os.environ.update(told["variables"])
+    keeper = os.path.join(folder, "autotune", "base", "keeper.py")
+    kept = {**told["kept"], "parent": os.getppid(), "root": tempfile.gettempdir()}
+    command = [sys.executable, "-P", "-m", told["module"], *told["arguments"]]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, json.dumps(kept), *command])
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,171 @@
+"""What a node has: devices, memory, releases, addresses; asked once, before a search.
+
+`python -m autotune.fleet.node.inventory [INTERFACE]` prints it as a line of JSON behind `MARK`.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from autotune.base.errors import AutotuneError, FleetError
+from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
+from autotune.trial.launcher import LOOPBACK, family_of
+
+MARK = "autotune-inventory: "
+_REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
+"""Packages whose releases are told, beside Python's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What a node has."""
+
+    environment: Environment
+    devices: tuple[str, ...]
+    """UUIDs of its GPUs, or numbers of its cores."""
+    host: str
+    """Its own name."""
+    address: str
+    """Address by which others reach it."""
+    interface: str
+    """Network interface that has the address."""
+    releases: dict[str, str]
+    """Releases of Python and of packages."""
+    unix_s: float
+    """Its wall clock."""
+    free_disk_bytes: int
+    """Space for temporary files."""
+    addresses: dict[str, list[str]]
+    """All its addresses by interface."""
+
+
+def take_inventory(interface: str = "") -> Inventory:
+    """Look at this node.
+
+    Args:
+        interface: Network interface by which the nodes reach one another; empty: the one by which
+            this node was reached, or that has the address of its name.
+
+    Raises:
+        FleetError: torch is missing, or there is no such device or interface.
+    """
+    environment = detect_environment()
+    is_gpu = environment.accelerator == "cuda"
+    address, found = address_of(interface)
+    return Inventory(
+        environment=environment,
+        devices=tuple(g.uuid for g in visible_gpus()) if is_gpu else _cores(),
+        host=socket.gethostname(),
+        address=address,
+        interface=found,
+        releases=_releases(),
+        unix_s=time.time(),
+        free_disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+        addresses=_addresses(),
+    )
+
+
+def address_of(interface: str) -> tuple[str, str]:
+    """Address of this node for others, and the interface that has it.
+
+    Raises:
+        FleetError: There is no such interface, or it has no address.
+    """
+    known = _addresses()
+    if interface:
+        if not known.get(interface):
+            raise FleetError(
+                f"{socket.gethostname()} has no interface {interface!r} with an address",
+                f"name one that every node has; here: {', '.join(sorted(known))}",
+            )
+        return known[interface][0], interface
+    # sshd tells by which address it was reached: CLIENT PORT SERVER PORT.
+    reached = os.environ.get("SSH_CONNECTION", "").split()
+    wished = [reached[2]] if len(reached) == 4 else []
+    with contextlib.suppress(OSError):
+        for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            wished.append(str(info[4][0]))
+    by_address = {each: name for name, found in known.items() for each in found}
+    usable = [each for each in wished if each in by_address]
+    # A host's name often leads to loopback, where no other node finds it.
+    outward = [each for each in usable if by_address[each] != "lo"]
+    elsewhere = [each for name, found in known.items() if name != "lo" for each in found]
+    address = next(iter([*outward, *elsewhere, *usable]), LOOPBACK)
+    return address, by_address.get(address, "lo")
+
+
+def to_json(found: Inventory) -> str:
+    """One line, for `from_json`."""
+    return MARK + json.dumps(dataclasses.asdict(found))
+
+
+def from_json(line: str) -> Inventory:
+    """What a node has said.
+
+    Raises:
+        FleetError: It could not take its inventory, and says why.
+        ValueError: That is no such line.
+    """
+    data: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    if "error" in data:
+        raise FleetError(data["error"], data["hint"])
+    try:
+        environment = dict(data.pop("environment"))
+        environment["precisions"] = tuple(environment["precisions"])
+        data["devices"] = tuple(data["devices"])
+        return Inventory(environment=Environment(**environment), **data)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"no inventory: {error}") from error
+
+
+def _cores() -> tuple[str, ...]:
+    return tuple(str(core) for core in usable_cores())
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Addresses by interface; those that lead nowhere else (IPv6 link-local) are left out."""
+    kinds = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: addresses
+        for name, found in sorted(psutil.net_if_addrs().items())
+        if (
+            addresses := [
+                each.address
+                for kind in kinds
+                for each in found
+                if each.family == kind == family_of(each.address) and "%" not in each.address
+            ]
+        )
+    }
+
+
+def _releases() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in _REPORTED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Print the inventory, or what is in its way."""
+    try:
+        said = to_json(take_inventory(*arguments))
+    except AutotuneError as error:
+        said = MARK + json.dumps({"error": error.message, "hint": error.hint})
+    print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""What a user says of a fleet beside its nodes: `--fleet-option KEY=VALUE`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from autotune.base.errors import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """Options of every fleet of other machines."""
+
+    python: str = ""
+    """Interpreter on the nodes; empty: the path of this one, or else `python3`."""
+    interface: str = ""
+    """Network interface by which the nodes reach one another; empty: it is found."""
+    forward: tuple[str, ...] = ()
+    """Environment variables of this machine that trials get besides those that change speed."""
+    ssh: str = "ssh"
+    """Command that logs in, with its own options, such as `ssh -F FILE`."""
+
+    def refuse(self, fleet: str) -> None:
+        """Refuse any, for a fleet that takes none.
+
+        Raises:
+            JobError: One was given.
+        """
+        if self != NO_OPTIONS:
+            raise JobError(
+                f"--fleet {fleet} takes no --fleet-option: it is about other machines",
+                "leave it out",
+            )
+
+
+NO_OPTIONS = FleetOptions()
+
+
+def options_of(said: Sequence[str]) -> FleetOptions:
+    """Options as they were typed: `python=/opt/venv/bin/python`, `forward=HF_HOME,WANDB_MODE`.
+
+    Raises:
+        JobError: One has no value, or there is none of that name.
+    """
+    names = [field.name for field in fields(FleetOptions)]
+    values: dict[str, object] = {}
+    for text in said:
+        name, equals, value = text.partition("=")
+        if not equals or not value or name not in names:
+            near = get_close_matches(name, names, n=1)
+            guess = f"did you mean {near[0]}? " if near and name not in names else ""
+            raise JobError(
+                f"--fleet-option {text}: "
+                + ("no value" if name in names else f"no option {name!r}"),
+                f"{guess}write KEY=VALUE with one of {', '.join(names)}",
+            )
+        values[name] = tuple(filter(None, value.split(","))) if name == "forward" else value
+    return FleetOptions(**values)  # type: ignore[arg-type]  # each value has its field's type

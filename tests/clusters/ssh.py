@@ -1,0 +1,171 @@
+"""Nodes that are reached by ssh: an sshd in each of some network namespaces, joined by a switch.
+
+The coordinator has a namespace of its own, so that no address of this machine is touched. All of
+them share this machine's files; `is_apart` gives a node folders of its own where a search keeps
+its record.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from autotune.fleet.node.processes import kill_all
+
+_SSHD = "/usr/sbin/sshd"
+needs_ssh_nodes = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "ssh", "ssh-keygen", _SSHD))),
+    reason="needs root, iproute2 and OpenSSH's server, for nodes in network namespaces",
+)
+
+
+@dataclass(frozen=True)
+class SshNodes:
+    """Nodes with an sshd each."""
+
+    head: str
+    """Namespace of the coordinator."""
+    names: tuple[str, ...]
+    """Namespaces of the nodes."""
+    addresses: tuple[str, ...]
+    hostfile: Path
+    config: Path
+    """Configuration of ssh, by which it knows keys and hosts."""
+    folder: Path
+
+    @property
+    def ssh(self) -> str:
+        """The command that logs in, wherever it is run."""
+        return f"ip netns exec {self.head} ssh -F {shlex.quote(str(self.config))}"
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of a command of ours."""
+        return [
+            *("--fleet", f"hostfile:{self.hostfile}"),
+            *("--fleet-option", f"ssh={self.ssh}"),
+        ]
+
+    def cut(self, node: int) -> None:
+        """Take a node's cable out."""
+        run("ip", "-n", self.names[node], "link", "set", "eth0", "down")
+
+    def mend(self, node: int) -> None:
+        """Put it in again."""
+        run("ip", "-n", self.names[node], "link", "set", "eth0", "up")
+
+
+@contextmanager
+def ssh_nodes(
+    folder: Path, n_nodes: int, *, slots: int = 1, is_apart: Sequence[Path] = ()
+) -> Iterator[SshNodes]:
+    """Make nodes; whatever runs on them ends with them.
+
+    Args:
+        folder: For keys and logs.
+        n_nodes: How many.
+        slots: Of each.
+        is_apart: Folders of this machine that the nodes do not see: each has an empty one there.
+    """
+    tag = f"as{os.getpid() % 100_000}"
+    head, switch = f"{tag}h", f"{tag}s"
+    names = tuple(f"{tag}{i}" for i in range(n_nodes))
+    addresses = tuple(f"10.78.0.{i + 1}" for i in range(n_nodes))
+    servers: list[subprocess.Popen[bytes]] = []
+    key, host_key = folder / "key", folder / "host_key"
+    for each in (key, host_key):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(each))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    try:
+        run("ip", "netns", "add", head)
+        run("ip", "-n", head, "link", "set", "lo", "up")
+        run("ip", "-n", head, "link", "add", switch, "type", "bridge")
+        run("ip", "-n", head, "addr", "add", "10.78.0.100/24", "dev", switch)
+        run("ip", "-n", head, "link", "set", switch, "up")
+        for name, address in zip(names, addresses, strict=True):
+            run("ip", "netns", "add", name)
+            end = f"{name}p"
+            pair = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            run("ip", "-n", head, "link", "add", end, *pair)
+            run("ip", "-n", head, "link", "set", end, "master", switch)
+            run("ip", "-n", head, "link", "set", end, "up")
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                run("ip", "-n", name, "link", "set", device, "up")
+            servers.append(_serve(folder, name, address, key, host_key, is_apart))
+        config = _client(folder, names, addresses, key, host_key)
+        hostfile = folder / "hostfile"
+        hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
+        yield SshNodes(head, names, addresses, hostfile, config, folder)
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+        kill_all(folder)
+        for name in (*names, head):
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _serve(
+    folder: Path,
+    name: str,
+    address: str,
+    key: Path,
+    host_key: Path,
+    is_apart: Sequence[Path],
+) -> "subprocess.Popen[bytes]":
+    config = folder / f"sshd-{name}.conf"
+    home = folder / f"tmp-{name}"
+    home.mkdir()
+    config.write_text(
+        f"Port 22\nListenAddress {address}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
+        f"AuthorizedKeysFile {key}.pub\nStrictModes no\nPasswordAuthentication no\n"
+        "KbdInteractiveAuthentication no\nPermitRootLogin yes\nUseDNS no\nMaxStartups 100\n"
+        f"SetEnv TMPDIR={home} XDG_RUNTIME_DIR={home}/none\n"
+    )
+    serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
+    hidden = "; ".join(
+        f"mkdir -p {shlex.quote(str(each))}; mount -t tmpfs none {shlex.quote(str(each))}"
+        for each in is_apart
+    )
+    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}" if hidden else serve]
+    with (folder / f"sshd-{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _client(
+    folder: Path, names: Sequence[str], addresses: Sequence[str], key: Path, host_key: Path
+) -> Path:
+    known = folder / "known_hosts"
+    public = " ".join(host_key.with_suffix(".pub").read_text().split()[:2])
+    known.write_text("".join(f"{address} {public}\n" for address in addresses))
+    config = folder / "ssh_config"
+    config.write_text(
+        "".join(
+            f"Host {name}\n  HostName {address}\n"
+            for name, address in zip(names, addresses, strict=True)
+        )
+        + f"Host *\n  User root\n  IdentityFile {key}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {known}\n  StrictHostKeyChecking yes\n"
+    )
+    return config
+
+
+def run(*command: str) -> None:
+    """Run a command that has to succeed; the test is skipped where the machine cannot."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{shlex.join(command)}: {done.stderr.strip()}")
