@@ -93,12 +93,12 @@ def test_the_engine_does_what_the_witness_says(witness, answers):
     if reason := reason_to_skip(witness):
         pytest.skip(reason)
     broken, repaired = (answers[key_of(c)] for c in (witness.broken, witness.repaired))
-    for rank in repaired:
-        assert rank["error"] is None, rank["traceback"]
+    assert_trained(repaired)
     if witness.consequence == "raised":
         errors = [rank["error"] for rank in broken]
-        assert any(error and re.search(witness.raises, error) for error in errors), errors
+        assert any(error and re.search(witness.raises, error) for error in errors), told(broken)
     elif witness.consequence == "differs":
+        assert_trained(broken)
         assert {k: v for k, v in broken[0]["read_back"].items() if k in witness.reads} == dict(
             witness.reads
         )
@@ -124,14 +124,24 @@ def test_uneven_tensor_parallelism_trains_the_same(shape, answers):
     if refused := judge(setup_of(UNEVEN_CASES[shape][1], version=INSTALLED)):
         assert release_of(INSTALLED) < release_of(NEWEST)
         pytest.skip(refused[0].message)
-    whole, split = (answers[key_of(case)][0] for case in UNEVEN_CASES[shape])
+    whole, split = (assert_trained(answers[key_of(case)])[0] for case in UNEVEN_CASES[shape])
     assert split["read_back"]["tp"] == 2
     assert split["losses"] == pytest.approx(whole["losses"], abs=2e-5)
 
 
 def what_ran(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All that is seen of a run: losses, read-back, the optimizer's values, collectives."""
-    for rank in ranks:
-        assert rank["error"] is None, rank["traceback"]
+    assert_trained(ranks)
     kinds = ("losses", "read_back", "scalars", "collectives")
     return [{kind: rank[kind] for kind in kinds} for rank in ranks]
+
+
+def assert_trained(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    assert [rank["error"] for rank in ranks] == [None] * len(ranks), told(ranks)
+    return ranks
+
+
+def told(ranks: list[dict[str, Any]]) -> str:
+    """What every rank says: the first is often brought down by another one."""
+    said = (f"rank {n}: {r['error']}\n{r.get('traceback', '')}" for n, r in enumerate(ranks))
+    return "\n".join(said)

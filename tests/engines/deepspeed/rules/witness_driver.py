@@ -1,23 +1,18 @@
-"""Runs many small configurations one after another in one process group, and says what happened.
+"""Runs many small configurations, each in fresh ranks, and says what happened.
 
-Started by torchrun with the path of a JSON list of runs and the path of the JSON lines to write.
-Every run builds a tiny model, calls `deepspeed.initialize`, trains two optimizer steps and is torn
-down again, so that one start of Python pays for all of them.
+Started with the path of a JSON list of runs and the path of the JSON lines to write. Every run
+builds a tiny model, calls `deepspeed.initialize` and trains two optimizer steps.
 """
 
-import contextlib
 import copy
-import datetime
+import functools
 import gc
 import inspect
 import itertools
 import json
 import logging
 import math
-import os
 import sys
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +35,8 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from autotune.fleet.node.ports import remove_segments
-from autotune.trial.prebuilt import load_as_built, without_debug_information
+from autotune.trial.engines.deepspeed import load_code, load_model_code
+from autotune.trial.prebuilt import without_debug_information
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.scripts.train import (
     DTYPES,
@@ -55,10 +50,13 @@ from autotune.trial.scripts.train import (
 )
 from autotune.trial.scripts.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
-from tests.deepspeed_state import clean_globals
+from tests.forked_ranks import ask
 
 STEPS = 2
-RANK_TIMEOUT_S = 10.0
+WITHIN_S = 120.0
+"""Time for a run, which takes a second on an idle machine; one may compile an extension."""
+AFTER_ERROR_S = 3.0
+"""Time of the other ranks once one has raised; where they raise as well, they do so at once."""
 
 
 class PlainModel(torch.nn.Module):
@@ -78,95 +76,73 @@ class PlainModel(torch.nn.Module):
 def main(runs_file: str, results_file: str) -> None:
     """Run everything in `runs_file`."""
     logger.setLevel(logging.ERROR)
-    load_as_built()
-    ds_comm.init_distributed(verbose=False)
-    # Collecting after every run would otherwise walk through all that was imported.
+    load_code("cpu")
+    load_model_code({"config": {"model_type": "llama"}, "lora": {}})
+    # A rank that collected garbage would otherwise copy all that was imported.
     gc.freeze()
-    rank = torch.distributed.get_rank()
-    world = torch.distributed.get_world_size()
-    store = torch.distributed.distributed_c10d._get_default_store()
-    for number, run in enumerate(json.loads(Path(runs_file).read_text())):
-        started = time.monotonic()
-        with clean_globals():
-            mine = run_one(run)
-        mine["seconds"] = round(time.monotonic() - started, 2)
-        store.set(f"{number}/{rank}", json.dumps(mine, default=str))
-        # A rank that raised while the other waits in a collective never gets here together with
-        # it: the store's timeout ends this process, and the caller starts a fresh one.
-        keys = [f"{number}/{other}" for other in range(world)]
-        store.wait(keys, datetime.timedelta(seconds=RANK_TIMEOUT_S))
-        if rank == 0:
-            reports = [json.loads(store.get(key)) for key in keys]
-            with Path(results_file).open("a") as file:
-                file.write(json.dumps({"id": run["id"], "ranks": reports}) + "\n")
-    if rank == 0:  # all have met by now
-        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
+    with Path(results_file).open("w") as file:
+        for run in json.loads(Path(runs_file).read_text()):
+            ranks = ask(
+                functools.partial(run_one, run),
+                run["world"],
+                within_s=WITHIN_S,
+                after_error_s=AFTER_ERROR_S,
+            )
+            file.write(json.dumps({"id": run["id"], "ranks": ranks}) + "\n")
+            file.flush()
 
 
 def run_one(run: dict[str, Any]) -> dict[str, Any]:
-    """Train one configuration; an exception is part of the answer."""
+    """Train one configuration."""
+    ds_comm.init_distributed(verbose=False)
     torch.manual_seed(0)
-    accelerator = get_accelerator()
-    engine = None
     if run["precision"] == "fp16":
         # Many CPUs have no fp16, and DeepSpeed refuses it there; torch computes it all the same,
         # and what DeepSpeed's other checks say about fp16 can be asked on any machine.
-        accelerator.is_fp16_supported = lambda: run["fp16_supported"]
-    try:
-        config = run["config"]
-        model = build_pipeline(run) if run["pp"] > 1 else build_model(run["model"])
-        if run["pp"] > 1:
-            run = run | {"recompute": "none"}  # it stands in the configuration
-        elif rank := run["model"].get("lora_rank"):
-            targets = "all-linear"
-            lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
-            add_adapters(model, lora)
-        apply_recompute(model, run["recompute"])
-        if run["attention"] != "default":
-            model.set_attn_implementation(run["attention"])
-        chunk_loss(model, run["loss_chunk_tokens"])
-        micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
-        prepare_autoep(model, config)
-        gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled
-        trained = [p for p in model.parameters() if p.requires_grad]
-        # Pairs of their own: AutoEP adds parameters to the list that it is given.
-        before = [(p, p.detach().clone()) for p in trained]
-        own = getattr(torch.optim, run["optimizer"])(trained) if run["optimizer"] else None
-        engine, *_ = deepspeed.initialize(
-            optimizer=own,
-            mpu=split_attention(model, sp=run["sp"], micro_batch=micro_batch),
-            model=model,
-            config=copy.deepcopy(config),
-            model_parameters=trained,
-        )
-        kept = keeps_weights(before)
-        if run["compile"] != "none":
-            engine.compile()
-        # Before 0.19.7 the log does not know the call by which AutoTP compares its inputs.
-        knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
-        ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)
-        ds_comm.comms_logger.comms_dict.clear()
-        is_split = isinstance(engine, PipelineEngine) or "expert_parallel" in config
-        norms = watch_norms(engine) if is_split else []
-        losses = train(engine, run)
-        return {
-            "error": None,
-            "losses": losses,
-            "read_back": read_back(engine) | norm_facts(norms) | {"keeps_weights": kept},
-            "scalars": scalars(engine.optimizer),
-            "collectives": collectives(),
-        }
-    except Exception as error:
-        return {
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc()[-3000:],
-        }
-    finally:
-        vars(accelerator).pop("is_fp16_supported", None)
-        ds_comm.comms_logger.enabled = False
-        if engine is not None:
-            with contextlib.suppress(Exception):
-                engine.destroy()
+        get_accelerator().is_fp16_supported = lambda: run["fp16_supported"]
+    config = run["config"]
+    model = build_pipeline(run) if run["pp"] > 1 else build_model(run["model"])
+    if run["pp"] > 1:
+        run = run | {"recompute": "none"}  # it stands in the configuration
+    elif rank := run["model"].get("lora_rank"):
+        targets = "all-linear"
+        lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
+        add_adapters(model, lora)
+    apply_recompute(model, run["recompute"])
+    if run["attention"] != "default":
+        model.set_attn_implementation(run["attention"])
+    chunk_loss(model, run["loss_chunk_tokens"])
+    micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
+    prepare_autoep(model, config)
+    gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled
+    trained = [p for p in model.parameters() if p.requires_grad]
+    # Pairs of their own: AutoEP adds parameters to the list that it is given.
+    before = [(p, p.detach().clone()) for p in trained]
+    own = getattr(torch.optim, run["optimizer"])(trained) if run["optimizer"] else None
+    engine, *_ = deepspeed.initialize(
+        optimizer=own,
+        mpu=split_attention(model, sp=run["sp"], micro_batch=micro_batch),
+        model=model,
+        config=copy.deepcopy(config),
+        model_parameters=trained,
+    )
+    kept = keeps_weights(before)
+    if run["compile"] != "none":
+        engine.compile()
+    # Before 0.19.7 the log does not know the call by which AutoTP compares its inputs.
+    knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
+    ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)
+    ds_comm.comms_logger.comms_dict.clear()
+    is_split = isinstance(engine, PipelineEngine) or "expert_parallel" in config
+    norms = watch_norms(engine) if is_split else []
+    losses = train(engine, run)
+    return {
+        "error": None,
+        "losses": losses,
+        "read_back": read_back(engine) | norm_facts(norms) | {"keeps_weights": kept},
+        "scalars": scalars(engine.optimizer),
+        "collectives": collectives(),
+    }
 
 
 def keeps_weights(before: list[tuple[torch.nn.Parameter, torch.Tensor]]) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -18,7 +17,9 @@ from tests.engines.deepspeed.rules.cases import source_of
 
 DRIVER = Path(__file__).with_name("witness_driver.py")
 START_S = 90.0
-"""Seconds for the first answer of a process group: imports and extension loading."""
+"""Time for imports."""
+CASE_S = 10.0
+"""Time for a case, on the mean."""
 
 
 def key_of(case: Case) -> str:
@@ -28,42 +29,15 @@ def key_of(case: Case) -> str:
 
 
 def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Run every case once; those of one world share a process group.
+    """Run every case once, in ranks of its own.
 
     Returns:
-        `key_of` a case -> what each of its ranks answered. After a case that hung, or ended its
-        process, the rest goes on in fresh processes; if it does so as the first of them, when it
-        can be nobody else's fault, its answer is the error `hung`.
+        `key_of` a case -> what each of its ranks answered (see `tests.forked_ranks`).
     """
-    answers: dict[str, list[dict[str, Any]]] = {}
-    waiting = {key_of(case): case for case in cases}
-    for world in sorted({case.world for case in waiting.values()}):
-        left = {key: case for key, case in waiting.items() if case.world == world}
-        attempt = 0
-        while left:
-            done = _run_group(left, world, folder, f"{world}-{attempt}")
-            answers |= done
-            left = {key: case for key, case in left.items() if key not in done}
-            if left and not done:
-                stuck = next(iter(left))
-                answers[stuck] = [{"error": "hung", "traceback": _tail(folder, world, attempt)}]
-                del left[stuck]
-            attempt += 1
-    return answers
-
-
-def _run_group(
-    cases: dict[str, Case], world: int, folder: Path, label: str
-) -> dict[str, list[dict[str, Any]]]:
-    runs = folder / f"runs-{label}.json"
-    results = folder / f"results-{label}.jsonl"
-    runs.write_text(json.dumps([_run_of(key, case) for key, case in cases.items()]))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}"),
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
-        *(str(DRIVER), str(runs), str(results)),
-    ]
-    build("cpu", lambda _: None, nvme=any(swaps(case) for case in cases.values()))
+    asked = {key_of(case): case for case in cases}
+    runs, results, log = (folder / name for name in ("runs.json", "results.jsonl", "log.txt"))
+    runs.write_text(json.dumps([_run_of(key, case) for key, case in asked.items()]))
+    build("cpu", lambda _: None, nvme=any(swaps(case) for case in asked.values()))
     environment = {
         **os.environ,
         **extensions_environment("cpu"),
@@ -74,16 +48,17 @@ def _run_group(
             [str(DRIVER.parents[4]), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
     }
-    with (folder / f"log-{label}.txt").open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    with log.open("w") as file:
+        done = subprocess.run(
+            [sys.executable, str(DRIVER), str(runs), str(results)],
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=START_S + CASE_S * len(asked),
+            check=False,
         )
-        try:
-            process.wait(timeout=START_S + 5 * len(cases))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = results.read_text().splitlines() if results.exists() else []
+    assert done.returncode == 0, log.read_text()[-4000:]
+    lines = results.read_text().splitlines()
     return {answer["id"]: answer["ranks"] for answer in map(json.loads, lines)}
 
 
@@ -96,6 +71,7 @@ def swaps(case: Case) -> bool:
 def _run_of(key: str, case: Case) -> dict[str, Any]:
     return {
         "id": key,
+        "world": case.world,
         "config": config_of(case),
         "model": model_of(case),
         "source": source_of(model_of(case)),
@@ -111,7 +87,3 @@ def _run_of(key: str, case: Case) -> dict[str, Any]:
         "seq_len": case.seq_len,
         "fp16_supported": case.fp16_supported,
     }
-
-
-def _tail(folder: Path, world: int, attempt: int) -> str:
-    return (folder / f"log-{world}-{attempt}.txt").read_text()[-2000:]
