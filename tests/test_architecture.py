@@ -143,6 +143,7 @@ def test_data_is_never_code(path: Path) -> None:
 STARTS = {
     "base/keeper.py": {"os.execvp", "os.fork"},
     "base/kept_process.py": {"subprocess.Popen"},
+    "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
@@ -154,7 +155,7 @@ STARTS = {
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
     r"|subprocess\.(?!(PIPE|STDOUT|DEVNULL|\w+Error|TimeoutExpired|CompletedProcess)$)\w+"
-    r"|(\w+\.)*(multiprocessing(?!\.errors\.)|concurrent\.futures)\b.*|(asyncio|anyio)\..*(process|subprocess).*"
+    r"|(\w+\.)*(multiprocessing(?!\.errors\.)|concurrent\.futures(?!\.ThreadPoolExecutor$))\b.*|(asyncio|anyio)\..*(process|subprocess).*"
     r"|(psutil|_posixsubprocess|pexpect|fabric|invoke|sh|plumbum)\.(Popen|fork_exec|spawn|run)"
     r"|.*\b(ProcessPoolExecutor|DataLoader|start_processes)"
     r"|torch\.distributed\.(run|launch\w*)(\.\w+)*"

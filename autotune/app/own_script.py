@@ -35,7 +35,8 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment, detect_environment
 from autotune.engines.base import find_engine
-from autotune.engines.deepspeed.sources.launch import read_launch
+from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.local import local_fleet
 from autotune.job.command import (
     as_typed,
@@ -78,6 +79,7 @@ def open_script_session(
     *,
     results: Path,
     fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
     fresh: bool = False,
     note: Note,
 ) -> Session:
@@ -88,6 +90,7 @@ def open_script_session(
         flags: Keys of the job.
         results: Folder of all studies.
         fleet: As of `open_session`; the first run is always on this machine.
+        options: As of `open_session`.
         fresh: Set an old study aside first, and observe the command anew.
         note: Is told what happens.
 
@@ -135,6 +138,7 @@ def open_script_session(
         },
         results=results,
         fleet=fleet,
+        options=options,
         versions=_versions(script),
     )
 
@@ -238,13 +242,9 @@ def own_candidate(session: Session) -> Candidate:
 
 def world_of(command: Sequence[str], environment: Environment) -> int:
     """How many ranks a command is likely to start; the first run tells."""
-    try:
-        said = read_launch(as_typed(filled_in(list(command), {}))).world
-    except JobError:
-        said = None
-    if said:
+    if said := world_in(filled_in(list(command), {}), Path.cwd()):
         return said
-    named = os.environ.get("NPROC_PER_NODE", "")
+    named = os.environ.get(RANKS_VARIABLE, "")
     if named.isdecimal() and int(named):
         return int(named)
     return CPU_WORLD if environment.accelerator == "cpu" else environment.n_devices

@@ -25,6 +25,7 @@ _BYTES_PER_S_PER_UNIT = {
 }
 """A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS_PER_SMALL_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
 
 
@@ -54,6 +55,19 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     """
     how, said = "write it as 90s, 20m or 1.5h", f"{text!r} is not a duration"
     return _in_range(_parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, how), text, where)
+
+
+def parse_latency(text: str, *, where: str) -> float:
+    """Read a latency in seconds; `300ns` or `1.5us`.
+
+    Raises:
+        JobError: The text is not a latency below a second, with its unit.
+    """
+    how, said = "write it as 300ns or 1.5us", f"{text!r} is not a latency"
+    found_s = _parse(text, _SECONDS_PER_SMALL_UNIT, where, said, how)
+    if not found_s < 1.0:
+        raise JobError(f"{where}: {text!r} is a second or more", how)
+    return found_s
 
 
 def parse_rate(text: str, *, where: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.base.errors import JobError
-from autotune.engines.deepspeed.rules import ALL_RULES
+from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Level
 
@@ -242,7 +242,8 @@ FILE_RULES: Mapping[str, FileRule] = {
 
 def rule_names() -> list[str]:
     """Every rule that `check` knows, in the order in which they are documented."""
-    return [*(rule.name for rule in ALL_RULES), *FILE_RULES]
+    shared = (rule.name for rule in COMMUNICATION_RULES)
+    return [*(rule.name for rule in ALL_RULES), *shared, *FILE_RULES]
 
 
 def no_such_rule(name: str, *, where: str = "") -> JobError:

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.base.nested import merge
 from autotune.check.fixes import reworded
 from autotune.check.rule_list import FILE_RULES, no_such_rule, rule_names
-from autotune.engines.deepspeed.rules import ALL_RULES, Rule
+from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.engines.deepspeed.rules.plain import setup_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
@@ -72,6 +72,11 @@ def page_of(name: str) -> RulePage:
     if name in FILE_RULES:
         one = FILE_RULES[name]
         return RulePage(name=name, level=one.level, source=one.source, says=one.says, examples=())
+    shared = next((rule for rule in COMMUNICATION_RULES if rule.name == name), None)
+    if shared is not None:
+        return RulePage(
+            name=name, level="error", source=shared.source, says=shared.says, examples=()
+        )
     rule = next((rule for rule in ALL_RULES if rule.name == name), None)
     if rule is None:
         raise no_such_rule(name)
@@ -175,8 +180,9 @@ _INTRODUCTION = """# Rules
 Every rule of `check`: what breaks it, what `check` says of that, and what DeepSpeed does with it.
 `python -m autotune rule NAME` prints one of them. Tests run the examples on DeepSpeed. An example
 differs from a small legal configuration (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO
-stage 0) in the part shown; a key at null is left out. `python -m autotune.check.rules_page >
-docs/rules.md` makes this page.
+stage 0) in the part shown; a key at null is left out. Rules about NCCL and gloo judge knobs of a
+search, and have no examples: they are read off their sources. `python -m
+autotune.check.rules_page > docs/rules.md` makes this page.
 
 """
 

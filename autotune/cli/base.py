@@ -89,6 +89,10 @@ FleetOption = Annotated[
         help="Of other machines, such as python=/opt/venv/bin/python; may be repeated.",
     ),
 ]
+TOPOLOGY_HELP = (
+    "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, with "
+    "nodes_per_group, oversubscription, rails, hop."
+)
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]

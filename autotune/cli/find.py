@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -12,8 +12,11 @@ from autotune.cli.base import (
     DATA,
     PROGRESS,
     RESULTS,
+    TOPOLOGY_HELP,
     Debug,
     Dialect,
+    FleetName,
+    FleetOption,
     JobPath,
     Json,
     LauncherName,
@@ -26,6 +29,9 @@ from autotune.cli.base import (
     say,
     takes,
 )
+
+if TYPE_CHECKING:
+    from autotune.fleet.options import FleetOptions
 
 
 class _SearchCommand(TyperCommand):
@@ -127,6 +133,7 @@ def _job_keys(
         Path | None,
         typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
     ] = None,
+    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
@@ -181,13 +188,8 @@ def search(
             envvar="AUTOTUNE_KNOWLEDGE",
         ),
     ] = None,
-    fleet: Annotated[
-        str,
-        typer.Option(
-            help="Who answers: local (this machine), simulate or simulate:8xH100 (the cost "
-            "model), replay:FILE.csv#GROUP (a table of runs)."
-        ),
-    ] = "local",
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     no_knowledge: Annotated[
         bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
     ] = False,
@@ -207,18 +209,24 @@ def search(
     from autotune.app.run import search as run
     from autotune.app.session import open_session, plan_search
     from autotune.cost.knowledge import default_file
+    from autotune.fleet.options import options_of
     from autotune.report.results.study import read_report
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 
+    options = options_of(fleet_option or ())
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     if command:
-        session = _script_session(command, job, flags, results=results, fleet=fleet, fresh=fresh)
+        session = _script_session(
+            command, job, flags, results=results, fleet=fleet, options=options, fresh=fresh
+        )
         fresh = False  # it was set aside before the command ran
     else:
         agreed = agreed_job(job, flags, is_trusted=trust_job)
-        session = open_session(job, flags, results=results, fleet=fleet, agreed=agreed)
+        session = open_session(
+            job, flags, results=results, fleet=fleet, options=options, agreed=agreed
+        )
     plan = plan_search(session, fresh=fresh)
     if dry_run:
         as_dict = plan.as_dict
@@ -306,6 +314,7 @@ def _script_session(
     *,
     results: Path,
     fleet: str,
+    options: "FleetOptions",
     fresh: bool,
 ) -> Any:
     """The session of the user's own command."""
@@ -313,7 +322,9 @@ def _script_session(
 
     if job is not None:
         raise JobError("--job: a command says itself what it trains", "leave --job out")
-    return open_script_session(command, flags, results=results, fleet=fleet, fresh=fresh, note=say)
+    return open_script_session(
+        command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=say
+    )
 
 
 @cli.command()

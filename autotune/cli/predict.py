@@ -10,6 +10,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
+    TOPOLOGY_HELP,
     Debug,
     Dialect,
     JobPath,
@@ -117,6 +118,7 @@ def _job_flags(
     memory_limit: Annotated[
         str | None, typer.Option(help="Per accelerator, such as 24GiB.")
     ] = None,
+    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
 ) -> None:
     """The flags of a job, for `takes`."""
 
@@ -177,7 +179,8 @@ def plan(
         typer.Option(
             metavar="KEY=VALUE",
             help="Compare with another fleet: bandwidth=20Gbps, nvlink=900GB/s, gpu=H200, "
-            "memory=40GiB, per_node=4; repeat it.",
+            "memory=40GiB, per_node=4, oversubscription=4, rails=4, nodes_per_group=16, "
+            "topology=dragonfly; repeat it.",
         ),
     ] = None,
     export: Annotated[

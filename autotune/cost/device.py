@@ -66,6 +66,7 @@ def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]
         f"{name}_all_reduce_speed": link.all_reduce_speed,
         f"{name}_all_to_all_speed": link.all_to_all_speed,
         f"{name}_send_speed": link.send_speed,
+        f"{name}_all_reduce_latency_s": link.all_reduce_latency_s or 0.0,
     }
     return columns if found is None else {**columns, f"{name}_bytes_per_s": link.bytes_per_s}
 

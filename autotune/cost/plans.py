@@ -32,6 +32,15 @@ class Recompute(IntEnum):
     """All but the results of matrix products and of attention: torch's selective checkpoints."""
 
 
+class Algorithm(IntEnum):
+    """How all-reduces go, as the column `all_reduce_algorithm` holds it."""
+
+    FASTEST = 0
+    """Whichever takes less at each size, as NCCL chooses."""
+    RING = 1
+    TREE = 2
+
+
 class Tier(IntEnum):
     """Where offloaded states live, as the columns `optimizer_tier` and `param_tier` hold it."""
 
@@ -147,14 +156,31 @@ class Plans(Columns):
     """Share of that link's rate that all-reduces reach beside gathers."""
     nvlink_all_to_all_speed: Column = 1.0
     nvlink_send_speed: Column = 1.0
+    nvlink_all_reduce_latency_s: Column = 0.0
+    """Per hop of an all-reduce's measured curve; 0: as of `nvlink_latency_s`."""
     network_measured: Column = 0.0
     """`nvlink_measured` and the fields after it, for the link between nodes."""
     network_latency_s: Column = 0.0
     network_all_reduce_speed: Column = 1.0
     network_all_to_all_speed: Column = 1.0
     network_send_speed: Column = 1.0
+    network_all_reduce_latency_s: Column = 0.0
     host_link_measured: Column = 0.0
     """The host's link was measured: no share of its rate is taken."""
+    fabric_nodes: Column = 0.0
+    """Nodes that reach each other at the network's full rate; 0: all do."""
+    oversubscription: Column = 1.0
+    """Bandwidth of such a group's nodes over that of all links that leave the group."""
+    rails: Column = 0.0
+    """Network cards of a node; 0: one per device."""
+    rail_optimized: Column = 0.0
+    """Card i of every node is under a switch of its own."""
+    inside_hop_s: Column = 0.0
+    """Latency of the switches between two nodes of such a group, beyond a first one."""
+    across_hop_s: Column = 0.0
+    """The same between nodes of two groups."""
+    all_reduce_algorithm: Column = 0.0
+    """An `Algorithm`; one that is forced comes before what was measured."""
     layer_host_s: Column = 0.0
     """Host time of one layer forward and backward, where that was measured; 0: as the constants
     say of its kernels."""

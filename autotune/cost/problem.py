@@ -6,6 +6,7 @@ from autotune.base.errors import JobError
 from autotune.cost.device import device_columns
 from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
+from autotune.devices.topology import Topology
 from autotune.job.job import Job
 from autotune.job.model_shape import ModelShape
 
@@ -66,6 +67,14 @@ def accelerator_of(environment: Environment, table: Sequence[Accelerator]) -> Ac
     return find_accelerator(name, memory_gib=device_gib, table=table)
 
 
+def topology_of(job: Job, found: Accelerator) -> Topology | None:
+    """The network between the nodes: the job's, else that of the accelerator's entry.
+
+    None: nobody described it.
+    """
+    return job.network_topology or found.topology
+
+
 def fleet_columns(
     job: Job,
     environment: Environment,
@@ -83,8 +92,10 @@ def fleet_columns(
     """
     found = accelerator_of(environment, table)
     per_node = float(min(world or job.world, environment.n_devices))
+    topology = topology_of(job, found)
     return {
         **device_columns(found, precision or job.precision, per_node),
+        **({} if topology is None else topology.columns()),
         "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,
         **(_cpu_columns(found, per_node) if environment.accelerator == "cpu" else {}),
     }

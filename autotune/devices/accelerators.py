@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from autotune.base.errors import FleetError, JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.devices.probed import MeasuredRates
+from autotune.devices.topology import Topology, parse_topology
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
@@ -69,6 +70,8 @@ class Accelerator:
     achieved_source: str
     measured: MeasuredRates | None = None
     """Measurements of a probe of such devices; None: there was none."""
+    topology: Topology | None = None
+    """The network between their nodes; None: nobody described it, and all nodes count as close."""
 
     @property
     def half(self) -> str:
@@ -126,6 +129,7 @@ class _Entry(BaseModel):
     source: str
     achieved_source: str
     measured: MeasuredRates | None = None
+    network_topology: Any = None
 
 
 class _TableFile(BaseModel):
@@ -234,7 +238,15 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         source=entry.source,
         achieved_source=entry.achieved_source,
         measured=entry.measured,
+        topology=_topology(name, entry, path),
     )
+
+
+def _topology(name: str, entry: _Entry, path: Path) -> Topology | None:
+    if entry.network_topology is None:
+        return None
+    where = f"{path}: accelerators.{name}.network_topology"
+    return parse_topology(entry.network_topology, where=where)
 
 
 def _patterns(name: str, texts: Iterable[str], path: Path) -> Iterable[re.Pattern[str]]:

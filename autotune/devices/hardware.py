@@ -44,6 +44,8 @@ class Environment:
     """Native precisions of the accelerator; most CPUs have no fp16, GPUs before Ampere no bf16."""
     has_flash_attention: bool = False
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
+    nccl: str = ""
+    """Release of NCCL that torch brings; empty on CPU ranks, and where nobody can say."""
 
 
 VERSIONED = tuple(
@@ -98,6 +100,7 @@ def detect_environment() -> Environment:
             **versions,
             precisions=_precisions(devices),
             has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
+            nccl=nccl_version(),
         )
     n_cores = len(usable_cores())
     return Environment(
@@ -249,6 +252,17 @@ def torch_cuda_version() -> str | None:
         match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
         return match[1] if match else None
     return None
+
+
+def nccl_version() -> str:
+    """The release of NCCL that the installed torch loads; empty where it brings its own build.
+
+    It is that of the package that torch's wheel needs (`nvidia-nccl-cu12`), which
+    `torch.cuda.nccl.version()` would name as well, after seconds.
+    """
+    cuda = torch_cuda_version()
+    package = f"nvidia-nccl-cu{cuda.partition('.')[0]}" if cuda else ""
+    return (version_of(package) or "") if package else ""
 
 
 def _visible_handles(nvml: ModuleType, visible: str | None) -> list[Any]:

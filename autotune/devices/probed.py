@@ -47,6 +47,8 @@ class MeasuredLink:
     """Bus bandwidth of all-reduces over that of gathers."""
     all_to_all_speed: _Ratio = 1.0
     send_speed: _Ratio = 1.0
+    all_reduce_latency_s: Annotated[_Micro | None, Field(alias="all_reduce_latency_us")] = None
+    """Latency of an all-reduce over 2 log2(ranks) hops; None: as `latency_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from autotune.base.yaml_file import (
 )
 from autotune.contract import MOST_LOSSES, Fidelity
 from autotune.devices.accelerators import Accelerator, accelerators_with
+from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
@@ -118,6 +119,9 @@ class Job:
     and nothing is offloaded to nvme."""
     accelerators: Path | None = None
     """A table of accelerators whose entries come before the shipped ones in predictions."""
+    network_topology: Topology | None = None
+    """The network between the nodes, for predictions; None: as the table of accelerators has it.
+    """
     finetune: Lora | None = None
     """None: every weight is trained."""
     lengths: Lengths = FIXED
@@ -160,6 +164,10 @@ class Job:
 
 def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value is None else parse(value, where=key))
+
+
+def _topology(value: Any) -> Topology | None:
+    return None if value is None else parse_topology(value)
 
 
 class JobFile(BaseModel):
@@ -223,6 +231,11 @@ class JobFile(BaseModel):
     )
     accelerators: Path | None = Field(
         default=None, description="YAML that predictions go by, such as the probe's hardware.yaml"
+    )
+    network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = Field(
+        default=None,
+        description="the network between nodes, such as "
+        "fat-tree,nodes_per_group=16,oversubscription=4",
     )
     finetune: FinetuneFile | None = Field(
         default=None, description="method: lora, with rank, alpha, target_modules, dropout"
@@ -383,6 +396,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
 _CONTINUED = {
     *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
+    "network_topology",
     *("guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""

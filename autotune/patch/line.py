@@ -51,14 +51,14 @@ class _ShellLine:
             at = self._words[max(self._parts.launcher_at, 0)].own_end
             yield Edit(start=at, end=at, text="".join(f" {one}" for one in new["launcher"]))
         if new["script"]:
-            at = self._words[-1].own_end
+            at = self._words[max(self._parts.script_flags.stop - 1, 0)].own_end
             gap = self._gap()
             yield Edit(start=at, end=at, text="".join(f"{gap}{one}" for one in new["script"]))
 
     def _flag(self, name: str, of: str) -> int | None:
         """The number of the word with a flag; of one that is there twice, the last counts."""
-        at = self._parts.script_at
-        numbers = range(at + 1, len(self._words)) if of == "script" else range(at)
+        parts = self._parts
+        numbers = parts.script_flags if of == "script" else parts.launcher_flags
         for number in reversed(numbers):
             found = _FLAG.match(self._words[number].text)
             if found is not None and found[1].replace("-", "_") == name:

@@ -120,6 +120,7 @@ def _link(curves: Mapping[str, LinkCurve], gathers: Sequence[str]) -> MeasuredLi
         all_reduce_speed=curves["all_reduce"].bytes_per_s / rate,
         all_to_all_speed=curves["all_to_all"].bytes_per_s / rate,
         send_speed=curves["send"].bytes_per_s / rate,
+        all_reduce_latency_s=curves["all_reduce"].latency_s or None,
     )
 
 
@@ -133,7 +134,12 @@ def _beyond(
     if measured.link is None or measured.network is None:
         return {}
     near, far = (
-        Link(hop_s=said.pop("latency_s") or 0.0, **said)
+        Link(
+            hop_s=said.pop("latency_s") or 0.0,
+            all_reduce_hop_s=said.pop("all_reduce_latency_s") or 0.0,
+            is_measured=1.0,
+            **said,
+        )
         for said in map(dataclasses.asdict, (measured.link, measured.network))
     )
     everyone = ring(near, far, ranks=float(per_node * n_nodes), local=float(per_node))

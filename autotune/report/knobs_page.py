@@ -72,7 +72,7 @@ def _values(knob: Knob) -> str:
         return "false, true"
     if knob.choices:
         named = _listed(knob.choices)
-        return f"{named}, every_K" if knob.pattern else named
+        return f"{named}, {knob.pattern_words}" if knob.pattern else named
     numbers = "whole numbers" if knob.kind == "int" else "numbers"
     if knob.maximum == MAX_VALUE:
         return f"{numbers} from {knob.minimum:g}"
@@ -92,6 +92,7 @@ _GROUPS = {
     "compute": "Computation",
     "compression": "Compression in older releases",
     "process": "Processes",
+    "communication": "Communication",
 }
 
 _INTRODUCTION = """# Knobs

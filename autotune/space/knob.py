@@ -149,6 +149,8 @@ class Knob:
     """Largest legal value of an `int` or `float` knob."""
     pattern: str = ""
     """A regular expression that values of a `choice` may match besides `choices`."""
+    pattern_words: str = ""
+    """Such values for people."""
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     """Other knobs -> the values at which this one can act at all."""
     acts: Callable[[Knobs, Context], bool] = _always

@@ -131,6 +131,8 @@ class Rule(Generic[S]):
     """Cases that prove it; none where a rule is arithmetic alone."""
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
+    says: str = ""
+    """Its subject, where it has no witnesses."""
     reads: tuple[str, ...] = ()
     """Columns that `holds` looks at."""
     holds: "Callable[[S], NDArray[np.bool_]] | None" = None
@@ -173,7 +175,8 @@ def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Answer]], Ru
 
     def of(check: Callable[[S], Answer]) -> Rule[S]:
         name = f"{check.__module__.rpartition('.')[2]}.{check.__name__.lstrip('_')}"
-        return Rule(name=name, check=check, witnesses=witnesses, source=source)
+        says = "" if witnesses else " ".join((check.__doc__ or "").split())
+        return Rule(name=name, check=check, witnesses=witnesses, source=source, says=says)
 
     return of
 

@@ -34,6 +34,12 @@ _COMM_TEXTS = (
     "gloo/transport",
 )
 
+_REFUSED_TEXTS = (
+    # NCCL's own words since 2.24 where NCCL_ALGO or NCCL_PROTO leaves nothing (src/enqueue.cc:
+    # topoGetAlgoInfo); torch passes them on as "Last error".
+    "no algorithm/protocol available",
+)
+
 _HOST_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 """A full or broken disk, too many open files: the host's trouble, in whatever phase it shows."""
 
@@ -65,6 +71,8 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
     chain = _chain(error)
     if any(_says(link, _OOM_TYPES, _OOM_TEXTS, (RuntimeError, OSError)) for link in chain):
         return Outcome.OOM
+    if any(_says(link, set(), _REFUSED_TEXTS, (RuntimeError,)) for link in chain):
+        return Outcome.INVALID
     if any(_says(link, _COMM_TYPES, _COMM_TEXTS, (RuntimeError,)) for link in chain):
         return Outcome.COMM
     if phase in (Phase.SPAWN, Phase.IMPORT):

@@ -27,6 +27,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.trial.aftermath import Aftermath
+from autotune.trial.communication import listen
 from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
@@ -43,6 +44,7 @@ def main(folder: Path) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     _pin(local_rank)
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
+    listen(spec, folder, rank)
     reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
     try:
         _run(spec, folder, reporter)

@@ -24,6 +24,14 @@ from autotune.engines.deepspeed.sources.launch import read_launch, typed
         ("accelerate launch --num_processes 8 --num_machines 2 train.py", 8, 4),
         ("A=1 FORCE_TORCHRUN=1 llamafactory-cli train x.yaml", None, None),
         ("python train.py --num_gpus 4", None, None),
+        ("uv run -- torchrun --nproc-per-node 4 train.py", 4, 4),
+        ("env A=1 deepspeed --num_gpus 4 train.py", 4, 4),
+        ("axolotl train x.yaml --launcher torchrun -- --nproc-per-node 4", 4, 4),
+        ("axolotl train x.yaml --launcher=accelerate -- --num_processes 4", 4, None),
+        ("axolotl train x.yaml -- --num_processes=4 --num_machines 2", 4, 2),
+        ("axolotl train x.yaml --launcher python", None, None),
+        ("axolotl train x.yaml", None, None),
+        ("trl sft --config x.yaml --num_processes 4", 4, None),
     ],
 )
 def test_the_world(line, world, per_node):
@@ -48,6 +56,13 @@ def test_the_world(line, world, per_node):
 def test_who_reads_the_configuration(line, consumer, config):
     launch = read_launch(line)
     assert (launch.consumer, launch.config) == (consumer, config)
+
+
+def test_what_axolotl_hands_to_its_launcher_is_not_its_own():
+    line = "axolotl train x.yaml --learning-rate 0.1 --launcher torchrun -- --nproc-per-node 4"
+    launch = read_launch(line)
+    assert launch.arguments == {"learning_rate": 0.1, "launcher": "torchrun"}
+    assert (launch.kind, launch.named, launch.script) == ("torchrun", "x.yaml", "axolotl")
 
 
 def test_the_script_has_its_own_arguments():

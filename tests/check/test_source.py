@@ -9,6 +9,7 @@ from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
 from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.source import world_in
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -288,3 +289,32 @@ def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(AutotuneError, match="nowhere"):
         read_source(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "world"),
+    [
+        (["torchrun", "--nproc-per-node", "3", "train.py"], 3),
+        (["bash", "-c", "cd x && exec torchrun --nproc-per-node 3 train.py"], 3),
+        (["bash", "-lc", "torchrun --nproc-per-node 3 train.py"], 3),
+        (["python", "-c", "torchrun --nproc-per-node 3 train.py"], None),
+        (["bash", "run.sh", "--flag"], 3),
+        (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], 3),
+        (["accelerate", "launch", "--config_file", "lost.yaml", "train.py"], None),
+        (["./run.sh"], 3),
+        (
+            ["env", "FORCE_TORCHRUN=1", "NPROC_PER_NODE=3", "llamafactory-cli", "train", "x.yaml"],
+            3,
+        ),
+        (["sh", "-c", "NPROC_PER_NODE=3 llamafactory-cli train x.yaml"], 3),
+        (["sh", "-c", "echo 'open"], None),
+        (["torchrun", "--nproc-per-node", "many", "train.py"], None),
+        (["python", "train.py"], None),
+        (["python", "x" * 5000], None),
+    ],
+)
+def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
+    text = "python prepare.py\nN=3\ntorchrun --nproc-per-node $N train.py\n"
+    (tmp_path / "run.sh").write_text(text)
+    (tmp_path / "a.yaml").write_text("num_processes: 3\n")
+    assert world_in(words, tmp_path) == world

@@ -61,6 +61,23 @@ def test_a_pass_that_fails_costs_the_trial_nothing(fleet, study, factory):
     assert said[factory.removesuffix("_when_watched")] in result.diagnosis.problem
 
 
+@pytest.mark.parametrize("start", [Start.COLD, Start.WARM])
+def test_gloos_interfaces_arrive_and_make_its_threads(fleet, study, start):
+    """Each entry is a device with two threads, and a trial that has not got them is `invalid`."""
+    expected = {"gloo_devices": 2, "gloo_threads": 4}
+    interfaces = {"GLOO_SOCKET_IFNAME": "lo,lo"}
+    result = run(fleet, study, spec(expected=expected, environment=interfaces, start=start))
+    assert result.outcome is Outcome.OK, result.evidence
+    assert result.read_back.items() >= expected.items()
+    assert result.environment["GLOO_SOCKET_IFNAME"] == "lo,lo"
+
+
+def test_gloos_own_interface_has_half_as_many_threads(fleet, study):
+    result = run(fleet, study, spec(1, expected={"gloo_threads": 4}))
+    assert result.outcome is Outcome.INVALID
+    assert "gloo_threads: asked 4, the engine runs 2" in result.evidence
+
+
 def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")

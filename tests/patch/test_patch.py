@@ -338,6 +338,18 @@ def test_a_launch_line(folder):
     assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "full")
 
 
+def test_what_axolotl_hands_to_its_launcher_stays_behind_its_own_flags(folder):
+    inner = write(folder, AUTO_CONFIG, "ds.json")
+    write(folder, AXOLOTL, "x.yaml")
+    flags = "--deepspeed ds.json --launcher torchrun -- --nproc-per-node 2"
+    text = f"axolotl train x.yaml {flags}\n"
+    path = write(folder, text, "run.sh")
+    apply([path, inner], wanted(folder, zero__stage=1, micro_batch=2, host_allocator="keep"))
+    own, dashes, launchers = path.read_text().partition(" -- ")
+    assert (dashes, launchers) == (" -- ", "--nproc-per-node 2\n")
+    assert own.index("--launcher torchrun") < own.index("--per_device_train_batch_size 2")
+
+
 def test_flags_in_variables_and_with_an_equals_sign(folder):
     write(folder, AUTO_CONFIG, "ds.json")
     text = (

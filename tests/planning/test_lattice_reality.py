@@ -30,6 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "lattice_sizes.json"
 INSTALLED = version("deepspeed")
 WORLDS = range(1, 9)
 FEW_WORLDS = {
+    "communication": (1, 2, 8),
     "cpu": (2, 8),
     "full": (2, 8),
     "compile": (1, 8),
@@ -45,6 +46,7 @@ SAMPLE = 300
 """Candidates of a larger lattice that DeepSpeed's classes are asked about."""
 SCRIPT = ("recompute", "attention", "loss_chunk_tokens", "compile")
 PROCESS = ("allocator", "host_allocator", "core_binding")
+COMMUNICATION = tuple(name for name, knob in KNOBS.items() if knob.group == "communication")
 # One of each family; tiny-llama-32k differs from tiny-llama in sizes alone.
 MODELS = ["tiny-gpt2", "tiny-llama", "tiny-mixtral"]
 SPACES = shipped_spaces()
@@ -128,7 +130,8 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         read["ep"] = written.get("expert_parallel", {}).get("autoep_size", 1)
         # No keys of a ds_config: what the script does, and what its processes start with.
         split = ("tp", "pp") if candidate.pp > 1 else ("pp",)
-        read |= {name: values[name] for name in (*SCRIPT, *PROCESS, *split) if name in values}
+        others = (*SCRIPT, *PROCESS, *COMMUNICATION, *split)
+        read |= {name: values[name] for name in others if name in values}
         assert {name: read[name] for name in values} == values
         assert parsed.gradient_accumulation_steps == candidate.grad_accum
         assert candidate.micro_batch * candidate.grad_accum * candidate.dp == GLOBAL_BATCH

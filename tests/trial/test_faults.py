@@ -29,6 +29,16 @@ def caused_by(error, cause):
         (RuntimeError("std::bad_alloc"), Phase.ENGINE_INIT, Outcome.OOM),
         (caused_by(ValueError("outer"), MemoryError()), Phase.MODEL, Outcome.OOM),
         (torch.distributed.DistBackendError("NCCL"), Phase.MEASURED, Outcome.COMM),
+        # What is chosen of NCCL would leave nothing the next time as well.
+        (
+            torch.distributed.DistBackendError(
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+                "Last error:\nNo algorithm/protocol available for function AllReduce with "
+                "datatype ncclFloat32. NCCL_ALGO was set to allreduce:NVLS,NVLSTree."
+            ),
+            Phase.PROCESS_GROUP,
+            Outcome.INVALID,
+        ),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), Phase.WARM_UP, Outcome.COMM),
         (ConnectionResetError("reset"), Phase.MEASURED, Outcome.COMM),
         (ImportError("no module named x"), Phase.IMPORT, Outcome.LAUNCH),

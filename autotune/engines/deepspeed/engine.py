@@ -18,6 +18,8 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
+from autotune.engines.communication.base import Communication
+from autotune.engines.communication.variables import environment_of as communication_variables
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
     SECTIONS,
@@ -153,12 +155,16 @@ class DeepSpeedEngine(Engine):
             pipeline_refusal=self._pipeline_refusal,
             sp_by_script=candidate.sp,
             supports_sp=model.supports_sp(job.seq_len),
+            communication=Communication.of(candidate, self._environment, self.accelerators),
         )
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         """See `Engine.ranks`; Muon's kernels compile on import, `compile` at the first step."""
         return RankSettings(
-            environment=environment_of(candidate.values),
+            environment={
+                **environment_of(candidate.values),
+                **communication_variables(candidate.values, self._environment.nccl),
+            },
             binds_cores=candidate.get("core_binding") == "ranks",
             may_start_warm=candidate.get("compile", "none") == "none" and self.optimizer != "muon",
         )

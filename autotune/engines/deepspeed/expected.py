@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
+from autotune.engines.communication.variables import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.offload import ZENFLOW
 from autotune.engines.deepspeed.rules.base import Setup
@@ -42,6 +43,8 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         "communication_dtype": _communication_dtype(setup, precision),
         "compiled": setup.compile != "none",
     }
+    if setup.communication is not None:
+        found |= expected_of(setup.communication.values, setup.communication.nccl)
     if "config" in source:
         found |= _of_the_script(setup)
     if setup.model is not None and (setup.tp == 1 or setup.pp > 1):

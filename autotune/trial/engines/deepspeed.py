@@ -94,7 +94,7 @@ def on_initialize(
 
 
 def read_back(engine: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what a live engine trains with; see `autotune.trial.readback`."""
-    from autotune.trial import readback
+    """Read what a live engine trains with and talks by; see `autotune.trial.readback`."""
+    from autotune.trial import communication, readback
 
-    return readback.read_back(engine, expected)
+    return {**readback.read_back(engine, expected), **communication.read_back(expected)}

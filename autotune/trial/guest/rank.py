@@ -29,6 +29,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.trial.communication import listen
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
@@ -91,6 +92,7 @@ class Guest:
         """Take this process for a rank of the trial in a folder."""
         guest = cls(folder, rank)
         _use_what_is_built()
+        listen(guest.spec, folder, rank)
         stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         guest.reporter.enter(Phase.IMPORT)

@@ -103,7 +103,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         for name, domain in space.domains.items()
         for value in domain.values
         # Another precision than the job's is trained by tests/search/test_guard_real.py.
-        if KNOBS[name].group != "process"
+        if KNOBS[name].group not in ("process", "communication")
         and name != "precision"
         and runs_here(name, value)
         and not (KNOBS[name].gone_since and value == KNOBS[name].default)

@@ -43,12 +43,16 @@ CONTEXTS = st.builds(
 def values_of(knob):
     if knob.kind == "bool":
         return st.booleans()
+    if knob.name == "gloo.interfaces":
+        return st.sampled_from([*knob.choices, "lo", "lo,lo", "eth0,eth1"])
     if knob.pattern:
         return st.sampled_from(knob.choices) | st.integers(2, 9999).map("every_{}".format)
     if knob.choices:
         return st.sampled_from(knob.choices)
     if knob.kind == "float":
         return st.floats(knob.minimum, knob.maximum)
+    if knob.maximum < LLAMA.largest_param or knob.minimum > 16:  # no count of elements
+        return st.integers(knob.minimum, min(knob.maximum, 10**10))
     # Around the points where this model saturates, and far from them.
     near = st.integers(max(knob.minimum, ELEMENTS - 2), ELEMENTS + 2)
     near |= st.integers(LLAMA.largest_param - 1, LLAMA.largest_param + 1)

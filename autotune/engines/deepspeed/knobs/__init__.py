@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.engines.deepspeed.knobs import (
+    communication,
     compression,
     compute,
     layout,
@@ -28,6 +29,7 @@ _GROUPS = (
     ("compute", compute.ENTRIES),
     ("compression", compression.ENTRIES),
     ("process", process.ENTRIES),
+    ("communication", communication.ENTRIES),
 )
 KNOBS: Mapping[str, DeepSpeedKnob] = {
     knob.name: replace(knob, group=group) for group, entries in _GROUPS for knob in entries

@@ -110,6 +110,7 @@ ENTRIES = (
         default="none",
         choices=("none", "full"),
         pattern=r"every_([2-9]|[1-9]\d{1,3})",
+        pattern_words="every_K",
         fold=_fold_recompute,
         help="activation recomputation: none, full, or every_K (layers 0, K, 2K, ...; in a "
         "pipeline all but the output head, K layers of a stage at once)",

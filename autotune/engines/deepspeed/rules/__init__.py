@@ -1,5 +1,6 @@
 """Legality: named rules judge what would really run; each has the cases that prove it."""
 
+from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
     attention,
     batch,
@@ -30,7 +31,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.sections import as_read, is_plain
 from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
-__all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
+__all__ = ["ALL_RULES", "COMMUNICATION_RULES", "Rule", "Setup", "Violation", "judge"]
 
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
@@ -48,7 +49,8 @@ ALL_RULES: tuple[Rule[Setup], ...] = (
     *(*schema.BLOCKING, *_KEY_RULES, *_SECTION_RULES),
     *_VALUE_RULES,
 )
-"""Every rule, in the order in which they are asked."""
+"""Every rule about DeepSpeed, in the order in which they are asked; then come those about what
+its ranks talk by, `COMMUNICATION_RULES`."""
 
 
 def judge(setup: Setup) -> list[Violation]:
@@ -65,4 +67,7 @@ def judge(setup: Setup) -> list[Violation]:
         found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
         found += judge_by(_SECTION_RULES, setup)
-    return found + judge_by(_VALUE_RULES, setup)
+    found += judge_by(_VALUE_RULES, setup)
+    if setup.communication is not None:
+        found += judge_by(COMMUNICATION_RULES, setup.communication)
+    return found

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
+from autotune.engines.communication.base import Communication
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.job.model_shape import ModelShape
@@ -84,6 +85,8 @@ class Setup:
     optimizer is offloaded, as accelerate does (accelerate/utils/deepspeed.py)."""
     is_part: bool = False
     """Whether the configuration stands in some program's own file, which may add to it."""
+    communication: Communication | None = None
+    """Knobs of NCCL and gloo; None: they are left to themselves."""
 
     @property
     def accelerator(self) -> str:

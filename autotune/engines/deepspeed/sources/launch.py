@@ -15,7 +15,10 @@ from autotune.engines.deepspeed.sources.layout import ExportedLayout
 TRL = "trl"
 """Its command, which reads YAML with a parser of its own."""
 
-_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl", "swift", TRL)
+_AXOLOTL = "axolotl"
+"""Its command, which hands what stands after `--` to the launcher that it starts."""
+
+_SCRIPT_COMMANDS = ("llamafactory-cli", _AXOLOTL, "swift", TRL)
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
@@ -108,13 +111,18 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
     """What the words of a launch line say; errors as of `read_launch`."""
     parts = parts_of(words)
     kind = parts.kind
-    launcher = dict(_flags(words[: parts.script_at]))
-    script = dict(_flags(words[parts.script_at + 1 :]))
+    to_script = [words[number] for number in parts.script_flags]
+    launcher = dict(_flags([words[number] for number in parts.launcher_flags]))
+    script = dict(_flags(to_script))
     name = next(iter(words[parts.script_at :]), "")
     if PurePath(name).name == "llamafactory-cli":
-        script |= dict(_settings(words[parts.script_at + 1 :]))
-    world, per_node = _ranks(kind, launcher)
-    by_accelerate = kind == "accelerate"
+        script |= dict(_settings(to_script))
+    if not kind and PurePath(name).name == TRL:
+        # What it does not know itself, it hands to `accelerate launch`.
+        world, per_node = _ranks("accelerate", script)
+    else:
+        world, per_node = _ranks(kind, launcher)
+    by_accelerate = kind == "accelerate" and PurePath(name).name != _AXOLOTL
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
@@ -140,7 +148,7 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         accelerate_config=text_or_none(launcher.get("config_file")) if by_accelerate else None,
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
-        named=_named_file(words[parts.script_at + 1 :], script) if config is None else None,
+        named=_named_file(to_script, script) if config is None else None,
     )
 
 
@@ -165,6 +173,10 @@ class LineParts:
     """The last word of the launcher's own name; -1: there is none."""
     script_at: int
     """The script, or the command that stands for one; the number of words: there is none."""
+    launcher_flags: range
+    """The words among which the launcher's flags are."""
+    script_flags: range
+    """The words among which the script's are."""
 
 
 def parts_of(words: Sequence[str]) -> LineParts:
@@ -176,7 +188,24 @@ def parts_of(words: Sequence[str]) -> LineParts:
     script_at = next(
         (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
     )
-    return LineParts(kind=kind, launcher_at=launcher_at, script_at=script_at)
+    own = range(script_at + 1, len(words))
+    if script_at < len(words) and PurePath(words[script_at]).name == _AXOLOTL:
+        own = range(script_at + 1, next((at for at in own if words[at] == "--"), len(words)))
+        named = dict(_flags([words[at] for at in own])).get("launcher", "accelerate")
+        return LineParts(
+            kind=_launcher(str(named)),
+            launcher_at=min(own.stop, len(words) - 1),
+            script_at=script_at,
+            launcher_flags=range(own.stop + 1, len(words)),
+            script_flags=own,
+        )
+    return LineParts(
+        kind=kind,
+        launcher_at=launcher_at,
+        script_at=script_at,
+        launcher_flags=range(script_at),
+        script_flags=own,
+    )
 
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

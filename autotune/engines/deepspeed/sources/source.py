@@ -1,12 +1,13 @@
 """The configuration to check: its text, its place, and what is known of its reader."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
@@ -37,6 +38,12 @@ from autotune.space.rule import Violation
 _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
+
+RANKS_VARIABLE = "NPROC_PER_NODE"
+"""Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
+_LARGEST_SHELL_BYTES = 2**20
+_SHELL = re.compile(r"(?:^|/)(?:ba|z|k|da)?sh$")
+_TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -188,6 +195,65 @@ def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
             found.append((command, line))
     return found
+
+
+def world_in(words: Sequence[str], folder: Path) -> int | None:
+    """Ranks that a command starts, as far as its words or the shell text in them say.
+
+    `bash -c TEXT`, `bash FILE` and `./FILE` are read as the launch lines that they hold.
+
+    Args:
+        words: The command.
+        folder: Where it runs.
+    """
+    lines = [(words, _variables_in(words))]
+    for command in _shell_commands(words, folder):
+        inner = [word.text for word in command.words]
+        named = {name: word.text for name, word in command.variables.items()}
+        lines.append((inner, _variables_in(inner) | named))
+    for line, variables in lines:
+        try:
+            launch = launch_of_words(line)
+            said = launch.world or _in_accelerates_file(launch, folder)
+        except (JobError, RenderError):
+            continue
+        ranks = variables.get(RANKS_VARIABLE, "")
+        if said is None and ranks.isdecimal():
+            said = int(ranks)
+        if said:
+            return said
+    return None
+
+
+def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
+    if line.accelerate_config is None:
+        return None
+    path = folder / line.accelerate_config
+    return AccelerateFile(parsed(read_text(path), path).data, path).n_processes
+
+
+def _shell_commands(words: Sequence[str], folder: Path) -> Iterator[Command]:
+    """The commands of a shell's text among the words of a command; none where it is not read."""
+    for at, word in enumerate(words):
+        path, text = folder / word, word
+        is_text = (
+            at > 1 and _SHELL.search(words[at - 2]) and _TEXT_FOLLOWS.fullmatch(words[at - 1])
+        )
+        try:
+            if not is_text:
+                if not path.is_file() or path.stat().st_size > _LARGEST_SHELL_BYTES:
+                    continue
+                text = path.read_text(encoding="utf-8")
+                if not is_shell(text, path):
+                    continue
+            yield from read_shell(text, path).commands
+        except (OSError, ValueError, JobError):  # a script of many lines is a name too long
+            continue
+
+
+def _variables_in(words: Sequence[str]) -> dict[str, str]:
+    """`NAME=value` among the words, as `env` takes it."""
+    return {name: value for name, equals, value in (w.partition("=") for w in words) if equals}
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:

@@ -4,9 +4,11 @@ Started with the path of a JSON list of runs and the path of the JSON lines to w
 builds a tiny model, calls `deepspeed.initialize` and trains two optimizer steps.
 """
 
+import contextlib
 import copy
 import functools
 import gc
+import importlib
 import inspect
 import itertools
 import json
@@ -78,6 +80,7 @@ def main(runs_file: str, results_file: str) -> None:
     logger.setLevel(logging.ERROR)
     load_code("cpu")
     load_model_code({"config": {"model_type": "llama"}, "lora": {}})
+    load_what_engines_load()
     # A rank that collected garbage would otherwise copy all that was imported.
     gc.freeze()
     with Path(results_file).open("w") as file:
@@ -90,6 +93,15 @@ def main(runs_file: str, results_file: str) -> None:
             )
             file.write(json.dumps({"id": run["id"], "ranks": ranks}) + "\n")
             file.flush()
+
+
+def load_what_engines_load() -> None:
+    """Pay once for what every engine would import, and find out of the machine, in its start."""
+    for module in ("deepspeed.module_inject.auto_ep_layer", "deepspeed.comm.mori"):
+        with contextlib.suppress(ImportError):  # a release without it
+            importlib.import_module(module)
+    # Which extensions can be built here: newer releases ask a compiler when that is first read.
+    getattr(deepspeed.ops, "__compatible_ops__")  # noqa: B009
 
 
 def run_one(run: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""The network between nodes: which of them share a switch, and what lies between the others."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.base.text import shortened
+from autotune.base.units import parse_latency
+from autotune.contract import is_count
+
+
+class FabricKind(StrEnum):
+    """How the switches of a network are joined."""
+
+    FAT_TREE = "fat-tree"
+    """Nodes under leaf switches, leaves under spines. Source: Leiserson (IEEE Transactions on
+    Computers C-34, 1985); Al-Fares et al. (SIGCOMM 2008)."""
+    DRAGONFLY = "dragonfly"
+    """Groups whose switches are all joined, and a link between every two groups. Source: Kim et
+    al., Technology-Driven, Highly-Scalable Dragonfly Topology (ISCA 2008)."""
+    RAIL_OPTIMIZED = "rail-optimized"
+    """A fat tree with a leaf per network card: card i of every node is under leaf i. Source:
+    NVIDIA, Doubling all2all Performance with NCCL 2.12 (2022)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A network between nodes, as somebody describes it."""
+
+    kind: FabricKind = FabricKind.FAT_TREE
+    nodes_per_group: int = 1
+    """Nodes that reach each other at full rate: those under one leaf, on one set of rail switches,
+    in one group of a dragonfly. 1: any two may lie apart."""
+    oversubscription: float = 1.0
+    """Bandwidth of a group's nodes over that of all links that leave the group; 1: full."""
+    rails: int = 0
+    """Network cards of a node; 0: one per device."""
+    hop_s: float = 3e-7
+    """Latency of one more switch on the way, with its cable. Source of the default: NVIDIA QM8700
+    datasheet, 130 ns from port to port, and 5 ns per metre of cable; Ethernet takes longer."""
+
+    @property
+    def inside_switches(self) -> int:
+        """Switches beyond the first between two nodes of a group.
+
+        One leaf joins the nodes of a fat tree's group; in a dragonfly's group it takes the switch
+        of each.
+        """
+        return 1 if self.kind is FabricKind.DRAGONFLY else 0
+
+    @property
+    def across_switches(self) -> int:
+        """Switches beyond the first between nodes of two groups.
+
+        Leaf, spine, leaf; or the switch of each node and each end of the link between the groups,
+        by the shortest way (Kim et al., section 4.1).
+        """
+        return 3 if self.kind is FabricKind.DRAGONFLY else 2
+
+    def columns(self) -> dict[str, float]:
+        """The columns of `Plans` that say this of the network."""
+        return {
+            "fabric_nodes": float(self.nodes_per_group),
+            "oversubscription": self.oversubscription,
+            "rails": float(self.rails),
+            "rail_optimized": float(self.kind is FabricKind.RAIL_OPTIMIZED),
+            "inside_hop_s": self.inside_switches * self.hop_s,
+            "across_hop_s": self.across_switches * self.hop_s,
+        }
+
+    def spelled(self) -> str:
+        """As `parse_topology` reads it: `fat-tree,nodes_per_group=16,oversubscription=4`."""
+        said = [str(self.kind)]
+        for key in _READERS:
+            value = getattr(self, _FIELDS.get(key, key))
+            if value != getattr(Topology, _FIELDS.get(key, key)):
+                said.append(f"{key}={value * 1e9:g}ns" if key == "hop" else f"{key}={value:g}")
+        return ",".join(said)
+
+
+def parse_topology(value: Any, *, where: str = "network_topology") -> Topology:
+    """Read a description of a network.
+
+    Args:
+        value: `fat-tree,nodes_per_group=16,oversubscription=4`, or a mapping of the same keys with
+            `kind` among them.
+        where: The flag or key it came from, for the error.
+
+    Raises:
+        JobError: There is no such kind or key, or a value is not allowed.
+    """
+    if isinstance(value, Topology):
+        return value
+    said = _mapping(value, where)
+    found: dict[str, Any] = {}
+    for key, given in said.items():
+        if key == "kind":
+            found["kind"] = _kind(given, where)
+        elif key in _READERS:
+            found[_FIELDS.get(key, key)] = _READERS[key](given, f"{where}: {key}")
+        else:
+            raise JobError(f"{where}: {_shown(key)}: there is no such key", _meant(key, _KEYS))
+    return Topology(**found)
+
+
+def parse_oversubscription(value: Any, where: str) -> float:
+    """Read a ratio of at least 1.
+
+    Raises:
+        JobError: It is not one.
+    """
+    try:
+        ratio = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        ratio = float("nan")
+    if not 1.0 <= ratio <= _MOST_RATIO:
+        raise JobError(
+            f"{where}: {_shown(value)} is not allowed",
+            "a number from 1 (as much bandwidth leaves a group as its nodes have) to "
+            f"{_MOST_RATIO:g}: 4 where its nodes have four times that",
+        )
+    return ratio
+
+
+def parse_nodes(value: Any, where: str) -> int:
+    """Read how many nodes a group has.
+
+    Raises:
+        JobError: It is no such number.
+    """
+    return _counted(value, where, "nodes under one leaf switch, or in one group", _MOST_NODES)
+
+
+def parse_rails(value: Any, where: str) -> int:
+    """Read how many network cards a node has.
+
+    Raises:
+        JobError: It is no such number.
+    """
+    return _counted(value, where, "network cards of one node", _MOST_RAILS)
+
+
+_MOST_RATIO = 1000.0
+_MOST_NODES = 1_000_000
+_MOST_RAILS = 256
+
+
+def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise JobError(f"{where}: {_shown(value)} is not a network", _HOW)
+    kind, *rest = (part.strip() for part in value.split(","))
+    if "=" in kind:  # the kind is left out
+        kind, rest = "", [kind, *rest]
+    said: dict[Any, Any] = {"kind": kind} if kind else {}
+    for part in rest:
+        key, equals, given = (word.strip() for word in part.partition("="))
+        if not equals or not given:
+            raise JobError(f"{where}: {_shown(part)} is no KEY=VALUE", _HOW)
+        if key in said:
+            raise JobError(f"{where}: {_shown(key)} stands there twice", "say it once")
+        said[key] = given
+    return said
+
+
+def _kind(value: Any, where: str) -> FabricKind:
+    if value not in list(FabricKind):
+        raise JobError(
+            f"{where}: {_shown(value)} is no kind of network", _meant(value, list(FabricKind))
+        )
+    return FabricKind(value)
+
+
+def _counted(value: Any, where: str, of: str, most: int) -> int:
+    text = "" if isinstance(value, bool) else str(value)
+    if not is_count(text) or not 1 <= int(text) <= most:
+        raise JobError(
+            f"{where}: {_shown(value)} is not allowed", f"a whole number from 1 to {most}: {of}"
+        )
+    return int(text)
+
+
+def _meant(value: Any, known: list[Any]) -> str:
+    near = difflib.get_close_matches(str(value)[:50], [str(each) for each in known], n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"known: {', '.join(map(str, known))}"
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value) if not isinstance(value, str) else value)
+
+
+def _hop(value: Any, where: str) -> float:
+    return parse_latency(str(value), where=where)
+
+
+_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "nodes_per_group": parse_nodes,
+    "oversubscription": parse_oversubscription,
+    "rails": parse_rails,
+    "hop": _hop,
+}
+"""Key of a description, beside `kind` -> what reads its value."""
+_FIELDS = {"hop": "hop_s"}
+"""Field of a key, where it is not called the same."""
+_KEYS = ["kind", *_READERS]
+_HOW = (
+    "write it as fat-tree,nodes_per_group=16,oversubscription=4; kinds: "
+    + ", ".join(FabricKind)
+    + f"; keys: {', '.join(_READERS)}"
+)
