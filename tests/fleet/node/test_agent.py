@@ -21,7 +21,7 @@ def test_orphans_without_a_mark_end_when_no_trial_runs(has_keeper, runs, ends, m
         return [os.getpid(), orphan.pid]
 
     monkeypatch.setattr(agent, "children_of", children_of)
-    line = agent.Line(os.open(os.devnull, os.O_WRONLY))
+    line = agent.Answers(os.open(os.devnull, os.O_WRONLY))
     served = agent.Agent(line, keeper=4711 if has_keeper else None)
     if runs:
         served._running["a trial"] = None  # type: ignore[assignment]
