@@ -89,6 +89,12 @@ FleetOption = Annotated[
         help="Of other machines, such as python=/opt/venv/bin/python; may be repeated.",
     ),
 ]
+Exclusive = Annotated[
+    bool,
+    typer.Option(
+        "--exclusive", help="No two trials at a time share a PCIe switch or a network card."
+    ),
+]
 TOPOLOGY_HELP = (
     "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, with "
     "nodes_per_group, oversubscription, rails, hop."

@@ -15,6 +15,7 @@ from autotune.cli.base import (
     TOPOLOGY_HELP,
     Debug,
     Dialect,
+    Exclusive,
     FleetName,
     FleetOption,
     JobPath,
@@ -190,6 +191,7 @@ def search(
     ] = None,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
+    exclusive: Exclusive = False,
     no_knowledge: Annotated[
         bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
     ] = False,
@@ -214,7 +216,7 @@ def search(
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 
-    options = options_of(fleet_option or ())
+    options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     if command:

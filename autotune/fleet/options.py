@@ -9,7 +9,10 @@ from autotune.base.errors import JobError
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """Options of every fleet of other machines."""
+    """Options of a fleet; all but the first are about other machines."""
+
+    exclusive: bool = False
+    """Whether no two trials share a PCIe switch or a network card."""
 
     python: str = ""
     """Interpreter on the nodes; empty: the path of this one, or else `python3`."""
@@ -28,22 +31,23 @@ class FleetOptions:
         """
         if self != NO_OPTIONS:
             raise JobError(
-                f"--fleet {fleet} takes no --fleet-option: it is about other machines",
-                "leave it out",
+                f"--fleet {fleet} takes no --fleet-option and no --exclusive: they are about "
+                "machines that run trials",
+                "leave them out",
             )
 
 
 NO_OPTIONS = FleetOptions()
 
 
-def options_of(said: Sequence[str]) -> FleetOptions:
+def options_of(said: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
     """Options as they were typed: `python=/opt/venv/bin/python`, `forward=HF_HOME,WANDB_MODE`.
 
     Raises:
         JobError: One has no value, or there is none of that name.
     """
-    names = [field.name for field in fields(FleetOptions)]
-    values: dict[str, object] = {}
+    names = [field.name for field in fields(FleetOptions) if field.name != "exclusive"]
+    values: dict[str, object] = {"exclusive": exclusive}
     for text in said:
         name, equals, value = text.partition("=")
         if not equals or not value or name not in names:

@@ -268,14 +268,19 @@ def _node(host: Host, found: Inventory) -> Node:
     if environment.accelerator == "cuda":
         n_slots = has if host.n_slots is None else min(host.n_slots, has)
         devices, memory_bytes = found.devices[:n_slots], 0
+        places = found.places[:n_slots]
     else:
         # More CPU ranks than cores train as well, only slowly, and share the cores' memory.
         n_slots = has if host.n_slots is None else host.n_slots
         devices = tuple(found.devices[i % has] for i in range(n_slots))
+        # Whatever trains on the cores of a node talks to others by its one interface.
+        shares = (f"network interface {found.interface}",)
+        places = tuple(replace(found.places[i % has], shares=shares) for i in range(n_slots))
         memory_bytes = environment.device_memory_bytes * has // max(has, n_slots)
     return Node(
         name=host.name,
         devices=devices,
+        places=places,
         address=found.address,
         interface=found.interface,
         rank_memory_bytes=memory_bytes,
@@ -296,7 +301,8 @@ class Elsewhere(Place):
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """See `Place.fleet_for`."""
-        return lambda: GangFleet(self._transport, world=job.world)
+        is_exclusive = self._transport.options.exclusive
+        return lambda: GangFleet(self._transport, world=job.world, is_exclusive=is_exclusive)
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
