@@ -269,8 +269,10 @@ class GangFleet:
         trial = self._running.get(folder)
         if said == "reaped":
             self._reaping.discard((name, folder))
-        if said == "ready" and self._lost.pop(name, None) is not None:
+        if said == "ready" and (back := self._lost.pop(name, None)) is not None:
             self._allocator.join(name)
+            for left in back.folders:
+                self._reap(name, left)
         if said == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
@@ -309,8 +311,13 @@ class GangFleet:
 
     def _lose(self, name: str, problem: str) -> None:
         """Go on without a node until it answers again; what it ran ends by its own lease there."""
-        again_s = time.monotonic() + LEASE_S
-        self._lost[name] = _Lost(problem=problem, again_s=again_s)
+        ran = [folder for folder, trial in self._running.items() if name in trial.open]
+        before = self._lost.get(name)
+        self._lost[name] = _Lost(
+            problem=problem,
+            again_s=time.monotonic() + LEASE_S,
+            folders=[*(before.folders if before else ()), *ran],
+        )
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
@@ -324,6 +331,8 @@ class _Lost:
     problem: str
     again_s: float
     """When it is asked again, by the monotonic clock."""
+    folders: list[str]
+    """Folders of the trials that it had a part in, whose files it may still have."""
     is_asked: bool = False
     """Whether an agent is being started there to see."""
 
