@@ -24,7 +24,7 @@ from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
 from autotune.trial.launcher import LOOPBACK, family_of
 
 MARK = "autotune-inventory: "
-_REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
+REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
 """Packages whose releases are told, beside Python's own."""
 
 
@@ -161,7 +161,7 @@ def _addresses() -> dict[str, list[str]]:
 
 def _releases() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
-    for package in _REPORTED:
+    for package in REPORTED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

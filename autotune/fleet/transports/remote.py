@@ -14,20 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import MARK as INVENTORY_MARK
-from autotune.fleet.node.inventory import Inventory, from_json
+from autotune.fleet.node.inventory import REPORTED, Inventory, from_json
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, NodeProcess
 from autotune.job.job import Job
@@ -40,6 +40,7 @@ the bundle."""
 _PERIOD_S = 0.02
 _MOST_AT_ONCE = 64
 """Nodes that are asked at the same time."""
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class RemoteTransport(ABC):
 
     def __init__(self, options: FleetOptions) -> None:
         self.options = options
+        self.clocks_ahead_s: dict[str, float] = {}
+        """How far the wall clock of each host that answered is ahead of this machine's, in s."""
 
     @abstractmethod
     def hosts(self) -> Sequence[Host]:
@@ -84,7 +87,7 @@ class RemoteTransport(ABC):
 
     def problems(self) -> tuple[str, ...]:
         """See `Transport.problems`."""
-        return tuple(f"{name} is left out: {why}" for name, why in self._asked[1].items())
+        return tuple(f"{name} is left out: {why}" for name, why in self.reasons.items())
 
     def variables(self) -> Mapping[str, str]:
         """See `Transport.variables`: what changes speed, and what the user named."""
@@ -93,6 +96,11 @@ class RemoteTransport(ABC):
     def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
         """See `Transport.start`."""
         return self._start(node.name, module, *arguments)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why the hosts that are left out are, by name."""
+        return self._asked[1]
 
     @property
     def inventory(self) -> Mapping[str, Inventory]:
@@ -113,9 +121,7 @@ class RemoteTransport(ABC):
     @cached_property
     def _asked(self) -> tuple[dict[str, Inventory], dict[str, str]]:
         """What the hosts have, and what is in the way of the others; all are asked at once."""
-        hosts = [host.name for host in self.hosts()]
-        with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
-            answers = dict(zip(hosts, pool.map(self._ask, hosts), strict=True))
+        answers = ask_each([host.name for host in self.hosts()], self._ask)
         found = {name: each for name, each in answers.items() if isinstance(each, Inventory)}
         problems = {name: each for name, each in answers.items() if isinstance(each, str)}
         return found, problems
@@ -123,29 +129,39 @@ class RemoteTransport(ABC):
     def _ask(self, host: str) -> Inventory | str:
         wished = (self.options.interface,) if self.options.interface else ()
         try:
-            process = self._start(host, INVENTORY, *wished)
+            found = from_json(self.ask(host, INVENTORY, INVENTORY_MARK, *wished))
+        except FleetError as error:
+            return f"{error.message}; {error.hint}" if error.hint else error.message
+        except ValueError as error:
+            return str(error)
+        self.clocks_ahead_s[host] = found.unix_s - time.time()
+        return found
+
+    def ask(self, host: str, module: str, mark: str, *arguments: str) -> str:
+        """Run a module of this release on a host, and return the JSON that it says behind a mark.
+
+        Raises:
+            FleetError: It cannot be started there, or says nothing in time.
+        """
+        try:
+            process = self._start(host, module, *arguments)
         except OSError as error:
-            return f"it cannot be reached: {error}"
+            raise FleetError(f"it cannot be reached: {error}") from error
         heard, deadline_s = b"", time.monotonic() + _ANSWER_S
         while True:
             code = process.poll()
             heard += process.receive()
             said = heard.decode(errors="replace").splitlines()
             for line in said:
-                if line.startswith(INVENTORY_MARK) and line.endswith("}"):
+                if line.startswith(mark) and line.endswith("}"):
                     process.end()
-                    try:
-                        return from_json(line)
-                    except FleetError as error:
-                        return f"{error.message}; {error.hint}"
-                    except ValueError as error:
-                        return str(error)
+                    return line.removeprefix(mark)
             last = next((line for line in reversed(said) if line.strip()), "")
             if code is not None:
-                return last or f"the way to it ended with code {code}"
+                raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s:
                 process.end()
-                return f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}"
+                raise FleetError(f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:
@@ -155,6 +171,12 @@ class RemoteTransport(ABC):
             arguments=arguments,
             variables=self.variables(),
         )
+
+
+def ask_each(hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+    """What some hosts answer, by name; they are asked at the same time."""
+    with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
+        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
 
 def boot_command(python: str) -> list[str]:
@@ -283,18 +305,39 @@ class Elsewhere(Place):
     """The devices of other machines."""
 
     def __init__(self, transport: RemoteTransport, flags: Mapping[str, Any]) -> None:
-        """Ask the nodes what they have.
+        """Ask nobody yet."""
+        self.transport = transport
+        self.flags = flags
+
+    @cached_property
+    def environment(self) -> Environment:  # type: ignore[override]  # known once they are asked
+        """What all nodes have.
 
         Raises:
             FleetError: None answers, or they are not alike.
         """
-        self._transport = transport
-        super().__init__(common_environment(transport), flags)
+        return common_environment(self.transport)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
-        """See `Place.fleet_for`."""
-        is_exclusive = self._transport.options.exclusive
-        return lambda: GangFleet(self._transport, world=job.world, is_exclusive=is_exclusive)
+        """See `Place.fleet_for`.
+
+        Raises:
+            FleetError: A package that trials of the engine need is missing on a node.
+        """
+        for package in find_engine(job.engine).packages:
+            lacking = [
+                name
+                for name, found in self.transport.inventory.items()
+                if package.name in REPORTED and package.name not in found.releases
+            ]
+            if lacking:
+                raise FleetError(
+                    f"{package.name} is not installed on {', '.join(lacking)}",
+                    f"pip install {package.name} there, or name an interpreter that has it: "
+                    "--fleet-option python=PATH",
+                )
+        is_exclusive = self.transport.options.exclusive
+        return lambda: GangFleet(self.transport, world=job.world, is_exclusive=is_exclusive)
 
 
 def common_environment(transport: RemoteTransport) -> Environment:

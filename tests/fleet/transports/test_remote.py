@@ -13,6 +13,7 @@ from autotune.base.errors import FleetError
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.inventory import Inventory
+from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.local import LocalProcess
@@ -204,6 +205,7 @@ def has(environment=CPU, devices=("0", "1"), **fields) -> Inventory:
     return Inventory(
         environment=environment,
         devices=devices,
+        places=(DevicePlace(),) * len(devices),
         host="h",
         address="10.0.0.1",
         interface="eth0",

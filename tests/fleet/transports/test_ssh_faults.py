@@ -132,6 +132,25 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     wait_until(lambda: odd.processes() == [], "something is left on a node", 20)
 
 
+def test_the_doctor_looks_at_every_node(odd):
+    good, _, other, _ = odd.names
+    flags = odd.flags_of(odd.choose(f"{good} slots=2", f"{other} slots=2", "refused slots=2"))
+    command = [sys.executable, "-m", "autotune", "doctor", "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
+    found = json.loads(done.stdout)
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert (nodes[good]["n_slots"], nodes["refused"]["n_slots"]) == (2, 0)
+    assert nodes[good]["inventory"]["interface"] == "eth0"
+    assert abs(nodes[good]["clock_ahead_s"]) < 2
+    subjects = {remark["subject"] for remark in nodes[good]["findings"]}
+    assert {"devices", "disk", "extensions"} <= subjects
+    said = {remark["subject"]: remark for remark in found["findings"]}
+    assert said["deepspeed"]["level"] == "fail"
+    assert f"0.0.1 on {other}" in said["deepspeed"]["message"]
+    assert said["torch"]["level"] == "ok"
+
+
 def _flat(text: str) -> str:
     """A text without the line breaks that a terminal's width made."""
     return " ".join(text.split())
