@@ -285,6 +285,9 @@ class GangFleet:
                     self._start(trial, other, port=trial.port)
         elif said == "file":
             trial.take_file(name, event)
+        elif said == "failed" and self._transport.is_remote:
+            # A full disk there or a missing device is no reason to end the whole search.
+            trial.ended(name, f"{name}: {event['message']}")
         elif said == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))

@@ -25,9 +25,17 @@ from autotune.fleet.node.processes import kill_all
 _SSHD = "/usr/sbin/sshd"
 _letters = itertools.cycle("abcdefgijklmnopqr")
 """Of the clusters of this process; a namespace's end of a link has 15 characters at most."""
+
+
+def lacks_for_ssh_nodes() -> str:
+    """Why no such nodes can be made on this machine; empty: they can."""
+    if os.geteuid() == 0 and all(map(shutil.which, ("ip", "ssh", "ssh-keygen", _SSHD))):
+        return ""
+    return "needs root, iproute2 and OpenSSH's server, for nodes in network namespaces"
+
+
 needs_ssh_nodes = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "ssh", "ssh-keygen", _SSHD))),
-    reason="needs root, iproute2 and OpenSSH's server, for nodes in network namespaces",
+    bool(lacks_for_ssh_nodes()), reason=lacks_for_ssh_nodes() or "nothing is missing"
 )
 
 
@@ -81,20 +89,21 @@ class SshNodes:
         config = self.folder / f"sshd-{name}.conf"
         self.servers[node] = _serve(self.folder, name, config, self.is_apart)
 
-    def processes(self) -> list[psutil.Process]:
-        """What runs on the nodes beside what logs in, or waits to."""
+    def processes(self, node: int | None = None) -> list[psutil.Process]:
+        """What runs on a node, or on all, beside what logs in, or waits to."""
+        names = self.names if node is None else (self.names[node],)
         found = []
-        for pid in (pid for name in self.names for pid in _pids_in(name)):
+        for pid in (pid for name in names for pid in _pids_in(name)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if process.name() != "sshd":
                     found.append(process)
         return found
 
-    def agents(self) -> list[psutil.Process]:
-        """The agents on the nodes."""
+    def agents(self, node: int | None = None) -> list[psutil.Process]:
+        """The agents on a node, or on all."""
         found = []
-        for process in self.processes():
+        for process in self.processes(node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
                 if command[1:4] == ["-P", "-m", AGENT]:
