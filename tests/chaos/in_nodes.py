@@ -281,6 +281,7 @@ def _full(ground: Ground) -> None:
     finally:
         run(*inside, "umount", "-l", str(home))
     nodes.agent(1).kill()
+    nodes.ends(nodes.submit("nothing_in_first"))  # it may be lost with the agent
     nodes.check()
 
 
