@@ -220,11 +220,13 @@ def _serve(
     folder: Path, name: str, config: Path, is_apart: Sequence[Path]
 ) -> "subprocess.Popen[bytes]":
     serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
+    # Names in shared memory have the address and the port of a trial in them, and every node has
+    # the same of both on its loopback.
     hidden = "; ".join(
         f"mkdir -p {shlex.quote(str(each))}; mount -t tmpfs none {shlex.quote(str(each))}"
-        for each in is_apart
+        for each in (Path("/dev/shm"), *is_apart)
     )
-    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}" if hidden else serve]
+    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}"]
     with (folder / f"sshd-{name}.log").open("ab") as log:
         return subprocess.Popen(
             ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True
