@@ -57,6 +57,10 @@ class Here(Place):
             local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive
         )
 
+    def gangs(self, world: int) -> GangFleet:
+        """See `Place.gangs`."""
+        return local_fleet(self.environment, world=world)
+
 
 def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:
     """A fleet of this machine alone; exclusive as of `GangFleet`.
