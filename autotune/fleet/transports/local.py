@@ -23,6 +23,9 @@ from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
+HERE = "localhost"
+"""Name of this machine as a node."""
+
 
 class Local:
     """This machine; implements `FleetPlugin`."""
@@ -89,7 +92,7 @@ class LocalTransport:
             slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
             places = gpu_places(slots)
         self._node = Node(
-            name="localhost",
+            name=HERE,
             devices=tuple(slots),
             places=places,
             rank_memory_bytes=shared_bytes,

@@ -180,6 +180,13 @@ def test_a_search_over_two_nodes_outlives_its_coordinator_and_answers(nodes, tmp
     best = search.study.folder / "best"
     assert json.loads((best / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] > 0
 
+    export = tmp_path / "export"
+    words = [sys.executable, "-m", "autotune", "export", "--launcher", "deepspeed"]
+    words += ["--results", str(search.study.root), "--out", str(export)]
+    subprocess.run(words, check=True, capture_output=True)
+    lines = (export / "hostfile").read_text().splitlines()
+    assert lines[1:] == [f"{name} slots=1" for name in nodes.names]
+
     def soak(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.2"]
         words = [*command, *nodes.flags, *more]
