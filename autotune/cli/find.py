@@ -293,6 +293,8 @@ def diagnose(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run it anew; the old study is kept beside it.")
     ] = False,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -303,9 +305,18 @@ def diagnose(
     from it.
     """
     from autotune.app.diagnose import diagnose as run
+    from autotune.fleet.options import options_of
     from autotune.report.terminal.study import print_script_diagnosis
 
-    found = run(command, flags, results=results, fresh=fresh, note=say)
+    found = run(
+        command,
+        flags,
+        results=results,
+        fresh=fresh,
+        note=say,
+        fleet=fleet,
+        options=options_of(fleet_option or ()),
+    )
     print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
 
 

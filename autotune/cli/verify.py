@@ -153,6 +153,8 @@ def soak(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
     results: Results = RESULTS,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -163,14 +165,17 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
+    from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
+    options = options_of(fleet_option or ())
     if export is not None:
-        found = soak_export(export, minutes=minutes, note=say)
+        found = soak_export(export, minutes=minutes, note=say, fleet=fleet, options=options)
     else:
-        found = soak_study(find_study(results, study), minutes=minutes, note=say)
+        chosen = find_study(results, study)
+        found = soak_study(chosen, minutes=minutes, note=say, fleet=fleet, options=options)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
     print_json(asdict(found)) if as_json else print_soak(DATA, found)

@@ -153,6 +153,13 @@ class GangFleet:
         before it, on slots that are not kept for it.
         """
         self.hear()  # an agent that is gone meanwhile is not told anything
+        world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
+        if spec.workload.command and per_node < world:
+            raise FleetError(
+                f"a command of your own starts its {world} ranks on one node, and none has as "
+                "many slots",
+                "let it start fewer, or name nodes with as many slots",
+            )
         if not self._allocator.capacity(spec.layout.world):
             self._allocator.allocate(spec.layout.world)  # says what there is
         trial = GangTrial(self, spec, folder.resolve())

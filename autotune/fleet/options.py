@@ -20,6 +20,9 @@ class FleetOptions:
     """Network interface by which the nodes reach one another; empty: it is found."""
     forward: tuple[str, ...] = ()
     """Environment variables of this machine that trials get besides those that change speed."""
+    kind: str = ""
+    """Words of the device's name: only nodes that have it are taken; empty: all, which must be
+    alike."""
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
 

@@ -23,6 +23,9 @@ from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
+HERE = "localhost"
+"""Name of this machine as a node."""
+
 
 class Local:
     """This machine; implements `FleetPlugin`."""
@@ -57,6 +60,10 @@ class Here(Place):
             local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive
         )
 
+    def gangs(self, world: int) -> GangFleet:
+        """See `Place.gangs`."""
+        return local_fleet(self.environment, world=world)
+
 
 def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:
     """A fleet of this machine alone; exclusive as of `GangFleet`.
@@ -85,7 +92,7 @@ class LocalTransport:
             slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
             places = gpu_places(slots)
         self._node = Node(
-            name="localhost",
+            name=HERE,
             devices=tuple(slots),
             places=places,
             rank_memory_bytes=shared_bytes,

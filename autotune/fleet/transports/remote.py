@@ -5,14 +5,16 @@ input and output here. Nothing has to be installed on a node but Python and what
 """
 
 import json
+import os
 import shlex
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +30,14 @@ from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import MARK as INVENTORY_MARK
 from autotune.fleet.node.inventory import REPORTED, Inventory, from_json
+from autotune.fleet.node.shared import MARK as SHARED_MARK
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
 INVENTORY = "autotune.fleet.node.inventory"
+SHARED = "autotune.fleet.node.shared"
 _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
@@ -134,6 +138,9 @@ class RemoteTransport(ABC):
             return f"{error.message}; {error.hint}" if error.hint else error.message
         except ValueError as error:
             return str(error)
+        device = found.environment.device_name
+        if self.options.kind.casefold() not in device.casefold():
+            return f"it has {device}, and nodes of kind={self.options.kind} are asked for"
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
 
@@ -336,8 +343,34 @@ class Elsewhere(Place):
                     f"pip install {package.name} there, or name an interpreter that has it: "
                     "--fleet-option python=PATH",
                 )
+        return lambda: self.gangs(job.world)
+
+    def gangs(self, world: int) -> GangFleet:
+        """See `Place.gangs`."""
         is_exclusive = self.transport.options.exclusive
-        return lambda: GangFleet(self.transport, world=job.world, is_exclusive=is_exclusive)
+        return GangFleet(self.transport, world=world, is_exclusive=is_exclusive)
+
+    def nodes_without(self, folder: Path) -> tuple[str, ...]:
+        """See `Place.nodes_without`."""
+        token = os.urandom(8).hex()
+        hosts = list(self.transport.inventory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".seen-") as file:
+                file.write(token)
+                file.flush()
+                seen = ask_each(hosts, partial(self._reads, path=str(Path(file.name).resolve())))
+        except OSError as error:
+            raise FleetError(f"{folder}: cannot be written: {error}", "free some space") from error
+        return tuple(host for host in hosts if seen[host] != token)
+
+    def _reads(self, host: str, path: str) -> str:
+        """What a host reads in a file; empty where it cannot."""
+        try:
+            found: str = json.loads(self.transport.ask(host, SHARED, SHARED_MARK, path))["text"]
+        except (FleetError, ValueError, KeyError):
+            return ""
+        return found
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
@@ -362,7 +395,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on nodes that are alike, or install the same releases on all",
+            "search on one kind of them with --fleet-option kind=NAME, a study each, and compare; "
+            "or install the same releases on all",
         )
     environments = [each.environment for each in found.values()]
     first = environments[0]
