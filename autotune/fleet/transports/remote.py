@@ -144,8 +144,24 @@ class RemoteTransport(ABC):
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
 
-    def ask(self, host: str, module: str, mark: str, *arguments: str) -> str:
+    def ask(
+        self,
+        host: str,
+        module: str,
+        mark: str,
+        *arguments: str,
+        data: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> str:
         """Run a module of this release on a host, and return the JSON that it says behind a mark.
+
+        Args:
+            host: One of `hosts`.
+            module: What to run.
+            mark: How the line begins.
+            arguments: Of the module.
+            data: Its input.
+            timeout_s: Time that it has; None: that of a question.
 
         Raises:
             FleetError: It cannot be started there, or says nothing in time.
@@ -154,7 +170,9 @@ class RemoteTransport(ABC):
             process = self._start(host, module, *arguments)
         except OSError as error:
             raise FleetError(f"it cannot be reached: {error}") from error
-        heard, deadline_s = b"", time.monotonic() + _ANSWER_S
+        process.send(data)
+        timeout_s = _ANSWER_S if timeout_s is None else timeout_s
+        heard, deadline_s = b"", time.monotonic() + timeout_s
         while True:
             code = process.poll()
             heard += process.receive()
@@ -168,7 +186,7 @@ class RemoteTransport(ABC):
                 raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s:
                 process.end()
-                raise FleetError(f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}")
+                raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.contract import Outcome, Role
@@ -226,6 +227,25 @@ def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
     assert json.loads(observed.read_text())["result"]["devices"] == [
         f"{nodes.names[1]}:{slot}" for slot in (0, 1)
     ]
+
+
+@pytest.mark.real
+@needs_ssh_nodes
+def test_the_nodes_are_probed_together(nodes, tmp_path):
+    out = tmp_path / "hardware.yaml"
+    words = [sys.executable, "-m", "autotune", "probe", "--quick", "--json", "--out", str(out)]
+    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    about = json.loads(done.stdout)["probe"]
+    assert (about["nodes"], about["ranks"]) == (2, 2)
+    (entry,) = yaml.safe_load(out.read_text())["accelerators"].values()
+    assert entry["measured"]["network"]["gb_per_s"] > 0
+    wait_until(lambda: nodes.processes() == [], "a probe leaves something", 20)
+    words += ["--nvme", "/no/such/folder"]
+    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
+    said = " ".join(done.stderr.split())
+    assert f"{nodes.names[1]}: --nvme /no/such/folder: is no folder" in said
 
 
 def test_no_node_is_an_error_that_names_each(tmp_path: Path) -> None:
