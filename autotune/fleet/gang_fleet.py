@@ -79,6 +79,8 @@ class GangFleet:
         """
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
+            if ended := self._transport.ended():
+                raise FleetError(ended, "run the same command again on other nodes: it resumes")
             why = "; ".join(lost.problem for lost in self._lost.values())
             raise FleetError(
                 f"{len(self._lost)} of {len(self._nodes)} nodes are lost, and a gang of {world} "
@@ -147,6 +149,8 @@ class GangFleet:
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
         self.hear()  # an agent that is gone meanwhile is not told anything
+        if self._lost:
+            self.capacity(spec.layout.world)
         gang = self._allocator.allocate(spec.layout.world)
         trial = GangTrial(self, spec, folder.resolve(), gang)
         self._running[str(trial.folder)] = trial

@@ -101,7 +101,9 @@ class SlurmCluster:
         pid = int((self.folder / f"slurmd-n{node}.pid").read_text())
         os.kill(pid, signal.SIGKILL)
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, within_s: float = _UP_WAIT_S) -> None:
+    def wait_until(
+        self, is_so: Callable[[], bool], what: str, within_s: float = _UP_WAIT_S
+    ) -> None:
         """Wait for something to become true."""
         deadline_s = time.monotonic() + within_s
         while not is_so():
