@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.engines.communication import knobs
 from autotune.engines.deepspeed.knobs import KNOBS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -295,6 +296,7 @@ NAMES_DEEPSPEED = {
     "export/launchers/deepspeed.py": "its launcher",
     "export/readme.py": "the release that figures hold for",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
+    "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",
     "probe/token.py": "a word that is no secret",
     "record/answer.py": "a key of study.json",
@@ -316,6 +318,9 @@ NAMES_DEEPSPEED = {
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 
+OF_DEEPSPEED = KNOBS.keys() - {knob.name for knob in knobs.KNOBS}
+"""Knobs of no other engine."""
+
 _DEEPSPEED = re.compile(r"deepspeed|ds_config", re.IGNORECASE)
 
 
@@ -330,7 +335,7 @@ def names_deepspeed(tree: ast.AST) -> bool:
         names: list[str | None] = []
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_name = id(node) not in docstrings and not re.search(r"\s", node.value)
-            if is_name and node.value in KNOBS and "." in node.value:
+            if is_name and node.value in OF_DEEPSPEED and "." in node.value:
                 return True
             names = [node.value] if is_name else []
         elif isinstance(node, ast.ImportFrom):

@@ -121,7 +121,8 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
-    text = dump_yaml(scrubbed(dict(session.job_data)))
+    # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
+    text = dump_yaml({**scrubbed(dict(session.job_data)), "study": study.name})
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
     facts = {

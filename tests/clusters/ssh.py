@@ -10,13 +10,15 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
+from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.node.processes import kill_all
 
 _SSHD = "/usr/sbin/sshd"
@@ -36,9 +38,12 @@ class SshNodes:
     """Namespaces of the nodes."""
     addresses: tuple[str, ...]
     hostfile: Path
+    """All nodes."""
     config: Path
-    """Configuration of ssh, by which it knows keys and hosts."""
+    """Configuration of ssh, by which it knows keys and hosts; tests add to it."""
     folder: Path
+    servers: "list[subprocess.Popen[bytes]]"
+    """The sshd of each node."""
 
     @property
     def ssh(self) -> str:
@@ -48,10 +53,39 @@ class SshNodes:
     @property
     def flags(self) -> list[str]:
         """Flags of a command of ours."""
-        return [
-            *("--fleet", f"hostfile:{self.hostfile}"),
-            *("--fleet-option", f"ssh={self.ssh}"),
-        ]
+        return self.flags_of(self.hostfile)
+
+    def flags_of(self, hostfile: Path) -> list[str]:
+        """Flags of a command of ours for another choice of nodes."""
+        return ["--fleet", f"hostfile:{hostfile}", "--fleet-option", f"ssh={self.ssh}"]
+
+    def choose(self, *lines: str) -> Path:
+        """A hostfile of these lines."""
+        path = self.folder / f"hostfile-{len(list(self.folder.glob('hostfile*')))}"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs on the nodes beside what logs in, or waits to."""
+        found = []
+        for name in self.names:
+            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in listed.stdout.split():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(int(pid))
+                    if process.name() != "sshd":
+                        found.append(process)
+        return found
+
+    def agents(self) -> list[psutil.Process]:
+        """The agents on the nodes."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "-m" in command and command[command.index("-m") + 1] == AGENT:
+                    found.append(process)
+        return found
 
     def cut(self, node: int) -> None:
         """Take a node's cable out."""
@@ -64,7 +98,13 @@ class SshNodes:
 
 @contextmanager
 def ssh_nodes(
-    folder: Path, n_nodes: int, *, slots: int = 1, is_apart: Sequence[Path] = ()
+    folder: Path,
+    n_nodes: int,
+    *,
+    slots: int = 1,
+    is_apart: Sequence[Path] = (),
+    variables: Mapping[int, Mapping[str, str]] | None = None,
+    settings: Mapping[int, str] | None = None,
 ) -> Iterator[SshNodes]:
     """Make nodes; whatever runs on them ends with them.
 
@@ -73,6 +113,8 @@ def ssh_nodes(
         n_nodes: How many.
         slots: Of each.
         is_apart: Folders of this machine that the nodes do not see: each has an empty one there.
+        variables: What the environment of a node has besides.
+        settings: Lines of the configuration of a node's sshd, before all others.
     """
     tag = f"as{os.getpid() % 100_000}"
     head, switch = f"{tag}h", f"{tag}s"
@@ -99,11 +141,13 @@ def ssh_nodes(
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 run("ip", "-n", name, "link", "set", device, "up")
-            servers.append(_serve(folder, name, address, key, host_key, is_apart))
+            said = (variables or {}).get(len(servers), {}), (settings or {}).get(len(servers), "")
+            config = _server(folder, name, address, key, host_key, *said)
+            servers.append(_serve(folder, name, config, is_apart))
         config = _client(folder, names, addresses, key, host_key)
         hostfile = folder / "hostfile"
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
-        yield SshNodes(head, names, addresses, hostfile, config, folder)
+        yield SshNodes(head, names, addresses, hostfile, config, folder, servers)
     finally:
         for server in servers:
             server.kill()
@@ -117,30 +161,39 @@ def ssh_nodes(
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def _serve(
+def _server(
     folder: Path,
     name: str,
     address: str,
     key: Path,
     host_key: Path,
-    is_apart: Sequence[Path],
-) -> "subprocess.Popen[bytes]":
+    variables: Mapping[str, str],
+    settings: str,
+) -> Path:
+    """Configuration of a node's sshd."""
     config = folder / f"sshd-{name}.conf"
     home = folder / f"tmp-{name}"
     home.mkdir()
+    seen = {"TMPDIR": home, "XDG_RUNTIME_DIR": home / "none", **variables}
     config.write_text(
-        f"Port 22\nListenAddress {address}\nHostKey {host_key}\nPidFile none\nUsePAM no\n"
-        f"AuthorizedKeysFile {key}.pub\nStrictModes no\nPasswordAuthentication no\n"
+        f"{settings}\nPort 22\nListenAddress {address}\nHostKey {host_key}\nPidFile none\n"
+        f"UsePAM no\nAuthorizedKeysFile {key}.pub\nStrictModes no\nPasswordAuthentication yes\n"
         "KbdInteractiveAuthentication no\nPermitRootLogin yes\nUseDNS no\nMaxStartups 100\n"
-        f"SetEnv TMPDIR={home} XDG_RUNTIME_DIR={home}/none\n"
+        f"SetEnv {' '.join(f'{name}={value}' for name, value in seen.items())}\n"
     )
+    return config
+
+
+def _serve(
+    folder: Path, name: str, config: Path, is_apart: Sequence[Path]
+) -> "subprocess.Popen[bytes]":
     serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
     hidden = "; ".join(
         f"mkdir -p {shlex.quote(str(each))}; mount -t tmpfs none {shlex.quote(str(each))}"
         for each in is_apart
     )
     command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}" if hidden else serve]
-    with (folder / f"sshd-{name}.log").open("wb") as log:
+    with (folder / f"sshd-{name}.log").open("ab") as log:
         return subprocess.Popen(
             ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True
         )

@@ -196,6 +196,9 @@ class ScriptedFleet:
     def quarantined(self) -> tuple[str, ...]:
         return self.left_out
 
+    def absent(self) -> dict[str, str]:
+        return {}
+
     def reap(self, folder: Path) -> None:
         pass
 

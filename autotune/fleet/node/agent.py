@@ -51,7 +51,7 @@ _FILES_PERIOD_S = 0.5
 _LAST_WORDS_S = 2.0
 
 
-class Line:
+class Answers:
     """The way back to the coordinator; a coordinator that reads nothing holds nobody up."""
 
     def __init__(self, output: int) -> None:
@@ -88,7 +88,7 @@ class Line:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Trial:
+class _TrialHere:
     """A trial that runs here."""
 
     ranks: LocalRanks
@@ -102,7 +102,7 @@ class Agent:
 
     def __init__(
         self,
-        line: Line,
+        line: Answers,
         *,
         keeper: int | None = None,
         lease_s: float = math.inf,
@@ -121,7 +121,7 @@ class Agent:
         self._lease_s = lease_s
         self._clock = clock
         self._templates = WarmTemplates()
-        self._running: dict[str, _Trial] = {}
+        self._running: dict[str, _TrialHere] = {}
         """By the folder as the coordinator names it."""
 
     def serve(self, commands: int) -> None:
@@ -198,7 +198,7 @@ class Agent:
         except (AutotuneError, OSError, ValueError) as error:
             self._say_failed(folder, error)
             return
-        self._running[folder] = _Trial(ranks=ranks, files=found, looked_s=self._clock())
+        self._running[folder] = _TrialHere(ranks=ranks, files=found, looked_s=self._clock())
         self._line.say("started", folder=folder, port=ranks.port)
 
     def _advance(self) -> None:
@@ -222,7 +222,7 @@ class Agent:
             self._end_strangers()
             self._line.say("ended", folder=folder, problem=problem)
 
-    def _send_files(self, folder: str, trial: _Trial) -> None:
+    def _send_files(self, folder: str, trial: _TrialHere) -> None:
         trial.looked_s = self._clock()
         for name, at, data in trial.files.added():
             content = base64.b64encode(data).decode()
@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
         end_with_parent(keeper)
     lease_s = float(arguments[1]) if arguments[:1] == ["--lease"] else math.inf
     # What this process prints by accident must not hold it up, nor stand between the answers.
-    line = Line(os.dup(sys.stdout.fileno()))
+    line = Answers(os.dup(sys.stdout.fileno()))
     # Whatever started it: what the ranks leave among temporary files goes with it.
     with scratch_folder() as scratch:
         os.environ[SCRATCH_ENV] = str(scratch)

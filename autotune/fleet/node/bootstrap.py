@@ -14,11 +14,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 
 MARK = "autotune-node: "
 """How lines to the other side begin; before them comes what shells and servers print."""
 OLDEST = 0x030B0000
 """Oldest Python, in the spelling of `sys.hexversion`."""
+UNUSED_S = 30 * 86400.0
+"""Time without a start after which a bundle is removed."""
 
 
 def _line() -> bytes:
@@ -45,15 +48,23 @@ def _say(word: str) -> None:
     os.write(1, f"{MARK}{word}\n".encode())
 
 
+def _refuse(why: str) -> None:
+    """End, with a line that is for people."""
+    os.write(1, f"{why}\n".encode())
+    sys.exit(3)
+
+
 def _unpacked(cache: str, digest: str, size: int) -> str:
     """The folder of the bundle; it is asked for where it is not there."""
     folder = os.path.join(cache, digest)
     if os.path.isdir(folder):
+        os.utime(folder)
         _say("have")
         return folder
     _say("need")
     data = _bytes(size)
     os.makedirs(cache, mode=0o700, exist_ok=True)
+    _remove_unused(cache)
     aside = tempfile.mkdtemp(dir=cache)
     with tarfile.open(fileobj=io.BytesIO(data)) as bundle:
         # Python 3.11.4 and newer refuse names that lead elsewhere.
@@ -69,22 +80,34 @@ def _unpacked(cache: str, digest: str, size: int) -> str:
     return folder
 
 
+def _remove_unused(cache: str) -> None:
+    """Remove bundles of other releases that nothing was started from for long."""
+    with os.scandir(cache) as entries:
+        for entry in entries:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > UNUSED_S:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _main() -> None:
     if sys.hexversion < OLDEST:
-        _say(f"old {sys.executable} is Python {sys.version.split()[0]}")
-        sys.exit(3)
+        _refuse(
+            f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 is the oldest; "
+            "name another one: --fleet-option python=PATH"
+        )
     told = json.loads(_line())
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     try:
         folder = _unpacked(os.path.join(base, "autotune", "nodes"), told["digest"], told["size"])
     except OSError as error:
-        _say(f"failed {error}")
-        sys.exit(3)
+        _refuse(f"autotune cannot be unpacked there: {error}")
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *([path] if path else [])])
     os.environ.update(told["variables"])
+    sys.path.insert(0, folder)
+    from autotune.base.kept_process import temporary_root
+
     keeper = os.path.join(folder, "autotune", "base", "keeper.py")
-    kept = {**told["kept"], "parent": os.getppid(), "root": tempfile.gettempdir()}
+    kept = {**told["kept"], "parent": os.getppid(), "root": temporary_root()}
     command = [sys.executable, "-P", "-m", told["module"], *told["arguments"]]
     os.execv(sys.executable, [sys.executable, "-I", "-S", keeper, json.dumps(kept), *command])
 

@@ -7,12 +7,13 @@ node, and what the trial adds to them is sent back over the agent's line as it c
 """
 
 import base64
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.base.private import private_folder
+from autotune.base.private import open_new, private_folder
 from autotune.contract import RANKS_DIR, open_regular
 
 MOST_BYTES = 64 * 2**20
@@ -148,11 +149,13 @@ class Incoming:
         path, data = self._folder / name, base64.b64decode(content)
         path.parent.mkdir(exist_ok=True)
         if is_log:
-            with path.open("r+b" if path.exists() else "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(path, flags, 0o666), "wb") as file:
+                os.ftruncate(file.fileno(), offset)
                 file.seek(offset)
-                file.truncate()
                 file.write(data)
             return
         aside = path.with_name(f".{path.name}.coming")
-        aside.write_bytes(data)
+        with open(open_new(aside), "wb") as file:
+            file.write(data)
         aside.replace(path)

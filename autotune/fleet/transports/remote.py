@@ -238,17 +238,15 @@ class BootedProcess:
         *lines, self._heard = (self._heard + heard).split(b"\n")
         passed = b""
         for number, line in enumerate(lines):
-            word, _, rest = line.decode(errors="replace").removeprefix(MARK).partition(" ")
             if not line.startswith(MARK.encode()):
                 passed += line + b"\n"
-            elif word in ("have", "need"):
-                self._is_up = True
-                self._line.send((self._bundle if word == "need" else b"") + self._waiting)
-                rest_of = b"\n".join([*lines[number + 1 :], self._heard])
-                self._heard = self._waiting = b""
-                return passed + rest_of
-            else:
-                passed += _refusal(word, rest).encode() + b"\n"
+                continue
+            self._is_up = True
+            is_needed = line == f"{MARK}need".encode()
+            self._line.send((self._bundle if is_needed else b"") + self._waiting)
+            rest = b"\n".join([*lines[number + 1 :], self._heard])
+            self._heard = self._waiting = b""
+            return passed + rest
         return passed
 
     def poll(self) -> int | None:
@@ -258,12 +256,6 @@ class BootedProcess:
     def end(self) -> None:
         """See `NodeProcess.end`."""
         self._line.end()
-
-
-def _refusal(word: str, said: str) -> str:
-    if word == "old":
-        return f"{said}, and 3.11 is the oldest; name another one: --fleet-option python=PATH"
-    return f"autotune cannot be unpacked there: {said}"
 
 
 def _node(host: Host, found: Inventory) -> Node:

@@ -83,7 +83,7 @@ class JobStatus:
     first_node: str
     """Node that runs its script; empty: it does not run yet, or has none."""
     tasks_per_node: int
-    """Of `--ntasks-per-node`; 0: it was not said."""
+    """Value of `--ntasks-per-node`; 0: it was not said."""
     shares: tuple[Share, ...] = ()
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
-from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.process import ENTRIES
+from autotune.engines.deepspeed.knobs import KNOBS, communication, process
 from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.job.model import load_model
 from autotune.space.candidate import format_value
@@ -334,5 +333,5 @@ def test_every_default_is_legal_and_every_knob_is_explained(knob):
 
 def test_every_knob_reaches_the_run():
     """By a key of ds_config, by the training script, or by what the ranks start with."""
-    by_start = {knob.name for knob in ENTRIES}
+    by_start = {knob.name for knob in (*process.ENTRIES, *communication.ENTRIES)}
     assert not {n for n, knob in KNOBS.items() if not (knob.key or knob.by_script)} - by_start

@@ -1,0 +1,73 @@
+"""What a node says of itself, and which of its addresses others reach."""
+
+import json
+import socket
+
+import pytest
+
+from autotune.base.errors import FleetError
+from autotune.fleet.node import inventory
+from autotune.fleet.node.inventory import MARK, address_of, from_json, take_inventory, to_json
+
+ADDRESSES = {"eth0": ["10.0.0.7"], "ib0": ["10.1.0.7"], "lo": ["127.0.0.1"]}
+
+
+@pytest.fixture(autouse=True)
+def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Interfaces of a node, and what its name leads to."""
+    names = {"leads_to": "127.0.0.1"}
+
+    def lookup(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(None, None, None, None, (names["leads_to"], 0))]
+
+    monkeypatch.setattr(inventory, "_addresses", lambda: ADDRESSES)
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    return names
+
+
+def test_it_is_the_address_by_which_ssh_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.1.0.1 4711 10.1.0.7 22")
+    assert address_of("") == ("10.1.0.7", "ib0")
+
+
+def test_an_interface_that_is_named_comes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.1.0.1 4711 10.1.0.7 22")
+    assert address_of("eth0") == ("10.0.0.7", "eth0")
+    with pytest.raises(FleetError, match="no interface 'ib1'") as raised:
+        address_of("ib1")
+    assert "eth0, ib0, lo" in raised.value.hint
+
+
+def test_without_ssh_it_is_the_one_of_its_name_unless_that_is_loopback(
+    network: dict[str, str],
+) -> None:
+    assert address_of("") == ("10.0.0.7", "eth0"), "its name leads to loopback"
+    network["leads_to"] = "10.1.0.7"
+    assert address_of("") == ("10.1.0.7", "ib0")
+
+
+def test_a_node_without_a_network_has_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "_addresses", lambda: {"lo": ["127.0.0.1"]})
+    assert address_of("") == ("127.0.0.1", "lo")
+
+
+def test_an_inventory_travels_as_a_line() -> None:
+    found = take_inventory()
+    line = to_json(found)
+    assert "\n" not in line
+    assert from_json(line) == found
+    assert found.releases["python"]
+
+
+def test_a_node_that_cannot_says_why_and_how_to_mend_it() -> None:
+    said = MARK + json.dumps({"error": "torch is not installed", "hint": "pip install torch"})
+    with pytest.raises(FleetError, match="torch is not installed") as raised:
+        from_json(said)
+    assert raised.value.hint == "pip install torch"
+
+
+@pytest.mark.parametrize("line", [MARK + "{}", MARK + '{"environment": {}}'])
+def test_what_is_no_inventory_is_none(line: str) -> None:
+    with pytest.raises(ValueError, match="no inventory"):
+        from_json(line)

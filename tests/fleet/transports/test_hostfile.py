@@ -1,0 +1,186 @@
+"""Nodes by ssh: what a hostfile says, and trials and searches on nodes in network namespaces."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError, JobError
+from autotune.contract import Outcome, Role
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.options import FleetOptions, options_of
+from autotune.fleet.transports import hostfile
+from autotune.fleet.transports.hostfile import HostfileTransport, read_hostfile
+from autotune.fleet.transports.remote import Host
+from autotune.record.study import Study
+from tests.clusters.ssh import needs_ssh_nodes, ssh_nodes
+from tests.searches import Search
+from tests.trials import ds_config, files, spec, wait_until
+
+
+def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("# ours\nworker-1 slots=8\n\n  worker-2   slots=4 # half of it\nme@10.0.0.3\n")
+    assert read_hostfile(str(file)) == (
+        Host(name="worker-1", n_slots=8),
+        Host(name="worker-2", n_slots=4),
+        Host(name="me@10.0.0.3", n_slots=None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no host"),
+        ("# worker-1 slots=8\n", "names no host"),
+        ("worker-1 slots=8\nworker-1 slots=8\n", "line 2: worker-1 comes twice"),
+        ("worker-1 slots=0\n", "line 1: worker-1 has slots=0"),
+        ("worker-1 slots=many\n", "line 1: 'worker-1 slots=many' is no host"),
+        ("worker-1 worker-2\n", "is no host"),
+        ("-oProxyCommand=evil slots=1\n", "is no host"),
+    ],
+)
+def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text(text)
+    with pytest.raises(JobError) as raised:
+        read_hostfile(str(file))
+    assert said in raised.value.message
+
+
+def test_a_hostfile_that_is_not_there_or_not_named_is_said(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="No such file"):
+        read_hostfile(str(tmp_path / "none"))
+    with pytest.raises(JobError, match="which file"):
+        read_hostfile("")
+
+
+def test_the_host_gets_one_text_and_ssh_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(hostfile, "LocalProcess", started.append)
+    file = tmp_path / "hostfile"
+    file.write_text("worker-1 slots=1\n")
+    options = options_of(["ssh=ssh -F 'my config'"])
+    HostfileTransport(str(file), options).open("worker-1", ["python3", "-c", "print('a b')"])
+    ((*ssh, host, dashes, text),) = started
+    assert ssh[:3] == ["ssh", "-F", "my config"]
+    assert "BatchMode=yes" in ssh
+    assert (host, dashes) == ("worker-1", "--")
+    assert text == """exec python3 -c 'print('"'"'a b'"'"')'"""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two nodes that do not see where this machine keeps its records."""
+    folder = tmp_path_factory.mktemp("ssh")
+    records = folder / "records"
+    records.mkdir()
+    with ssh_nodes(folder, 2, is_apart=[records]) as made:
+        yield made
+        wait_until(lambda: made.processes() == [], "something is left on a node")
+    assert not any(folder.glob("tmp-*/autotune-run-*")), "temporary files are left"
+    assert not any(folder.glob("tmp-*/autotune-*/trials/**/spec.json")), "files of trials are left"
+
+
+def far_fleet(nodes, hosts: Path, world: int) -> GangFleet:
+    return GangFleet(HostfileTransport(str(hosts), FleetOptions(ssh=nodes.ssh)), world=world)
+
+
+def listeners(nodes) -> set[str]:
+    """Addresses on which the nodes listen, beside sshd."""
+    found = set()
+    for name in nodes.names:
+        command = ["ip", "netns", "exec", name, "ss", "-Hltn", "sport != :22"]
+        for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():
+            found.add(line.split()[3].rpartition(":")[0])
+    return found
+
+
+@pytest.mark.real
+@needs_ssh_nodes
+def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
+    study = Study(nodes.folder / "records", "side")
+    study.lock()
+    hosts = nodes.choose(*(f"{name} slots=2" for name in nodes.names))
+    fleet = far_fleet(nodes, hosts, 2)
+    with contextlib.closing(fleet):
+        assert fleet.capacity(2) == 2
+        assert fleet.capacity(4) == 1
+        heard: set[str] = set()
+        specs = [spec(n, diagnoses=n == 0) for n in range(2)]
+        trials = [fleet.submit(s, study.write_spec(s, files(ds_config()))) for s in specs]
+        results = [trial.wait(120) for trial in trials]
+        assert [r and r.outcome for r in results] == [Outcome.OK] * 2, results
+        names = [{device.partition(":")[0] for device in r.devices} for r in results]
+        assert names[0] | names[1] == set(nodes.names)
+        assert len(names[0]) == len(names[1]) == 1
+        assert results[0].diagnosis.problem == ""
+        assert results[0].environment["NCCL_DEBUG"] == "WARN"
+        assert "do_not_tell" not in json.dumps(results[0].environment)
+
+        wide = spec(2, world=4, dp=4, global_batch=8)
+        trial = fleet.submit(wide, study.write_spec(wide, files(ds_config())))
+        while (result := trial.poll()) is None:
+            heard |= listeners(nodes)
+        assert result.outcome is Outcome.OK, result.evidence
+        assert result.devices == [f"{name}:{slot}" for name in nodes.names for slot in (0, 1)]
+        assert heard <= {"127.0.0.1", "[::ffff:127.0.0.1]", *nodes.addresses}
+        assert nodes.addresses[0] in heard
+        for name in ("stderr.log", "node_01.stderr.log", "ranks/03.json", "ranks/node_01.json"):
+            assert (study.trial_folder(2) / name).exists()
+
+        bad = spec(3, world=4, dp=4, global_batch=8, factory="raises")
+        result = fleet.submit(bad, study.write_spec(bad, files(ds_config()))).wait(120)
+        assert result.outcome is Outcome.INVALID, result.evidence
+        assert "this model cannot be trained so" in result.evidence
+
+        hung = spec(4, world=4, dp=4, global_batch=8, factory="hangs")
+        trial = fleet.submit(hung, study.write_spec(hung, files(ds_config())))
+        wait_until(lambda: trial.poll() or len(nodes.processes()) > 8, "it runs")
+        trial.cancel()
+        assert trial.wait(60).outcome is Outcome.CANCELLED
+    wait_until(lambda: nodes.processes() == [], "an agent stays when its fleet is closed", 20)
+
+
+@pytest.mark.real
+@needs_ssh_nodes
+def test_a_search_over_two_nodes_outlives_its_coordinator_and_answers(nodes, tmp_path):
+    search = Search(tmp_path)
+    search.study = Study(nodes.folder / "records", "it")
+    flags = [*nodes.flags, "--results", str(search.study.root), "--trials", "1", "--no-diagnose"]
+    flags += ["--budget", "45s"]
+    first = search.start(*flags)
+    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    wait_until(lambda: nodes.processes() == [], "what it ran ends with it", 30)
+
+    code, stdout, stderr = search.run(*flags)
+    assert code == 0, stderr
+    answer = json.loads(stdout.splitlines()[-1])
+    assert answer["best"]["samples_per_s"] > 0
+    trials = search.study.trials()
+    assert trials[0].result.outcome is Outcome.LOST
+    assert {t.result.outcome for t in trials[1:]} == {Outcome.OK}
+    assert trials[1].spec.identity.role is Role.BASELINE
+    for trial in trials[1:]:
+        assert trial.result.devices == [f"{name}:0" for name in nodes.names]
+    best = json.loads((search.study.folder / "best" / "ds_config.json").read_text())
+    assert best["train_micro_batch_size_per_gpu"] > 0
+
+
+def test_no_node_is_an_error_that_names_each(tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("one slots=1\ntwo slots=1\n")
+    transport = HostfileTransport(str(file), FleetOptions(ssh="sh -c 'echo no way; exit 255'"))
+    with pytest.raises(FleetError) as raised:
+        transport.nodes()
+    assert "one: no way; two: no way" in raised.value.message

@@ -1,0 +1,260 @@
+"""What transports to other machines share, with pipes to this machine in the place of the way."""
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError
+from autotune.fleet.node.bootstrap import MARK
+from autotune.fleet.node.bundle import bundle
+from autotune.fleet.node.inventory import Inventory
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.transports import remote
+from autotune.fleet.transports.local import LocalProcess
+from autotune.fleet.transports.remote import (
+    BootedProcess,
+    Host,
+    RemoteTransport,
+    boot_command,
+    common_environment,
+)
+from tests.jobs import A100, CPU
+
+AGENT = "autotune.fleet.node.agent"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the user on the node, which has no package of ours of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path / "cache" / "autotune" / "nodes"
+
+
+def booted(command: Sequence[str], module: str = AGENT) -> BootedProcess:
+    line = LocalProcess(list(command))
+    return BootedProcess(line, module=module, arguments=(), variables={"GIVEN": "1"})
+
+
+def heard_until(process: BootedProcess, word: str) -> str:
+    heard, deadline_s = "", time.monotonic() + 30
+    while word not in heard:
+        assert time.monotonic() < deadline_s, heard
+        heard += process.receive().decode()
+        if process.poll() is not None:
+            return heard + process.receive().decode()
+        time.sleep(0.01)
+    return heard
+
+
+def code_of(process: BootedProcess) -> int:
+    while (code := process.poll()) is None:
+        process.receive()
+        time.sleep(0.01)
+    return code
+
+
+def test_the_bundle_is_brought_once_and_the_agent_answers(cache: Path) -> None:
+    old, recent = cache / "old", cache / "recent"
+    for each in (old, recent):
+        each.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    greeting = ["sh", "-c", 'echo "Welcome to node 7"; exec "$@"', "sh"]
+    first = booted([*greeting, *boot_command(sys.executable)])
+    first.send(b'{"command": "alive"}\n')
+    heard = heard_until(first, '"alive"')
+    assert heard.splitlines()[0] == "Welcome to node 7"
+    assert [line for line in heard.splitlines()[1:] if line.startswith("{")] == [
+        '{"said": "ready"}',
+        '{"said": "alive"}',
+    ]
+    first.send(b'{"command": "close"}\n')
+    assert code_of(first) == 0
+    folder = cache / bundle()[0]
+    assert set(cache.iterdir()) == {folder, recent}, "one that nothing was started from is gone"
+    made_at = (folder / "autotune").stat().st_ctime_ns
+    assert (folder / "autotune" / "fleet" / "node" / "__pycache__").exists(), "compiled once"
+
+    second = booted(boot_command(""))
+    assert '"ready"' in heard_until(second, '"ready"')
+    second.end()
+    assert code_of(second) != 0
+    assert (folder / "autotune").stat().st_ctime_ns == made_at
+    assert set(cache.iterdir()) == {folder, recent}
+
+
+def test_a_python_that_is_too_old_and_a_cache_that_cannot_be_written_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    *_, code = boot_command(sys.executable)
+    aged = "import sys; sys.hexversion = 0x03090000; exec(sys.argv[1])"
+    process = booted([sys.executable, "-c", aged, code])
+    said = heard_until(process, "oldest")
+    assert "and 3.11 is the oldest; name another one: --fleet-option python=PATH" in said
+    assert code_of(process) == 3
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    process = booted(boot_command(sys.executable))
+    said = heard_until(process, "unpacked")
+    assert said.startswith("autotune cannot be unpacked there: ")
+    assert "Not a directory" in said
+    assert code_of(process) == 3
+
+
+class Pieces:
+    """A line whose other side says what a test wants."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self.sent = b""
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+
+    def receive(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def poll(self) -> None:
+        return None
+
+    def end(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("word", ["have", "need"])
+def test_what_comes_in_pieces_is_put_together(word: str) -> None:
+    line = Pieces(
+        b"hello\n" + MARK.encode()[:5], MARK.encode()[5:] + word.encode(), b"\nfirst\nre"
+    )
+    process = BootedProcess(line, module="m", arguments=("a",), variables={})
+    header, line.sent = line.sent, b""
+    assert header.endswith(b"\n")
+    process.send(b"waits")
+    assert [process.receive() for _ in range(3)] == [b"hello\n", b"", b"first\nre"]
+    assert line.sent == (bundle()[1] if word == "need" else b"") + b"waits"
+    line.pieces.append(b"st\n")
+    assert process.receive() == b"st\n"
+
+
+class Machines(RemoteTransport):
+    """Machines that are this one, or say what they are told to."""
+
+    def __init__(self, options: FleetOptions = NO_OPTIONS, **says: str) -> None:
+        super().__init__(options)
+        self.says = says
+
+    def hosts(self) -> Sequence[Host]:
+        return [Host(name=name, n_slots=3) for name in self.says]
+
+    def open(self, host: str, command: Sequence[str]) -> LocalProcess:
+        if not self.says[host]:
+            return LocalProcess(list(command))
+        if self.says[host] == "cannot":
+            raise OSError(2, "No such file or directory: 'ssh'")
+        return LocalProcess(["sh", "-c", self.says[host]])
+
+
+def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr(remote, "_ANSWER_S", 8.0)
+    machines = Machines(
+        good="",
+        refused="echo 'ssh: connect to host refused port 22: Connection refused'; exit 255",
+        gone="exit 255",
+        silent="sleep 600",
+        slow="echo 'motd of slow'; sleep 600",
+        unreached="cannot",
+        noisy='read x; echo "autotune-inventory: {}"; sleep 600',
+    )
+    (node,) = machines.nodes()
+    assert node.name == "good"
+    assert len(node.devices) == 3
+    problems = dict(said.split(" is left out: ", 1) for said in machines.problems())
+    assert problems == {
+        "refused": "ssh: connect to host refused port 22: Connection refused",
+        "gone": "the way to it ended with code 255",
+        "silent": "no answer within 8 s",
+        "slow": "no answer within 8 s: motd of slow",
+        "unreached": "it cannot be reached: [Errno 2] No such file or directory: 'ssh'",
+        "noisy": "no inventory: 'environment'",
+    }
+
+
+def test_only_variables_that_change_speed_and_those_named_travel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_DEBUG", "HF_TOKEN", "WANDB_MODE", "NCCL_API_KEY"):
+        monkeypatch.setenv(name, "x")
+    given = Machines().variables()
+    assert "NCCL_DEBUG" in given
+    assert not {"HF_TOKEN", "WANDB_MODE", "NCCL_API_KEY", "PATH", "HOME"} & given.keys()
+    named = Machines(FleetOptions(forward=("HF_TOKEN", "NOT_SET"))).variables()
+    assert set(named) == {*given, "HF_TOKEN"}
+
+
+def has(environment=CPU, devices=("0", "1"), **fields) -> Inventory:
+    return Inventory(
+        environment=environment,
+        devices=devices,
+        host="h",
+        address="10.0.0.1",
+        interface="eth0",
+        releases={},
+        unix_s=0.0,
+        free_disk_bytes=0,
+        addresses={},
+        **fields,
+    )
+
+
+def fleet_of(**found: Inventory) -> Machines:
+    machines = Machines(**dict.fromkeys(found, ""))
+    vars(machines)["_asked"] = (found, {})
+    return machines
+
+
+def test_cpu_nodes_share_cores_and_memory_among_their_slots() -> None:
+    first, second = fleet_of(a=has(), b=has(devices=("4",))).nodes()
+    assert (first.devices, second.devices) == (("0", "1", "0"), ("4", "4", "4"))
+    assert second.rank_memory_bytes == CPU.device_memory_bytes // 3
+
+
+def test_gpu_nodes_have_no_more_slots_than_gpus() -> None:
+    (node,) = fleet_of(a=has(A100, ("g0", "g1"))).nodes()
+    assert (node.devices, node.rank_memory_bytes) == (("g0", "g1"), 0)
+
+
+def test_nodes_that_differ_are_no_fleet() -> None:
+    other = dataclasses.replace(CPU, deepspeed_version="0.18.0")
+    with pytest.raises(FleetError) as raised:
+        common_environment(fleet_of(a=has(), b=has(other), c=has()))
+    assert "a, c: a processor, torch 2.13.0, DeepSpeed 0.19.8" in raised.value.message
+    assert "b: a processor, torch 2.13.0, DeepSpeed 0.18.0" in raised.value.message
+
+
+def test_a_fleet_has_what_all_its_nodes_have() -> None:
+    poor = dataclasses.replace(CPU, precisions=("fp32",), device_memory_bytes=2**30)
+    found = common_environment(fleet_of(a=has(), b=has(poor)))
+    assert (found.n_devices, found.precisions) == (3, ("fp32",))
+    assert found.device_memory_bytes == 2**30 * 2 // 3
+
+
+def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
+    machines = Machines(good="")
+    os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR", "")
+    try:
+        machines.nodes()
+    finally:
+        os.environ["TMPDIR"] = before
+    deadline_s = time.monotonic() + 10
+    while left := list(tmp_path.glob("autotune-run-*")):
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
