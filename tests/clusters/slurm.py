@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.base.kept_process import Kept
@@ -65,7 +66,8 @@ class SlurmCluster:
     """Nodes `n0`, `n1`, ... of a cluster that runs."""
 
     folder: Path
-    n_nodes: int
+    daemons: ExitStack
+    """Ends them."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -95,6 +97,33 @@ class SlurmCluster:
         """The state of a job, such as `RUNNING`."""
         shown = self.run("scontrol", "show", "job", "-o", job)
         return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def processes(self) -> list[psutil.Process]:
+        """What its jobs run."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                own = process.environ()
+                is_ours = own.get("SLURM_CONF") == self.variables["SLURM_CONF"]
+                if is_ours and "SLURM_JOB_ID" in own:
+                    found.append(process)
+        return found
+
+    def start_daemon(self, node: int) -> None:
+        """Start the slurmd of a node."""
+        (self.folder / f"spool-n{node}").mkdir(exist_ok=True)
+        self.daemons.enter_context(_daemon(self, "slurmd", "-D", "-N", f"n{node}"))
+
+    def mend(self, node: int) -> None:
+        """Take a node back that is down or drained."""
+        with contextlib.suppress(AssertionError):  # it has come back by itself
+            self.run("scontrol", "update", f"nodename=n{node}", "state=resume")
+
+    def n_idle(self) -> int:
+        """How many nodes are up and have nothing to do."""
+        with contextlib.suppress(AssertionError):
+            return self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%t").split().count("idle")
+        return 0
 
     def kill_daemon(self, node: int) -> None:
         """Kill the slurmd of a node; the steps that it has started run on."""
@@ -144,13 +173,12 @@ def slurm_cluster(
     )
     (folder / "slurm.conf").write_text(configuration)
     (folder / "state").mkdir()
-    cluster = SlurmCluster(folder, n_nodes)
     with ExitStack() as daemons:
+        cluster = SlurmCluster(folder, daemons)
         daemons.enter_context(_daemon(cluster, "slurmctld", "-D", "-i"))
         for i in range(n_nodes):
-            (folder / f"spool-n{i}").mkdir()
-            daemons.enter_context(_daemon(cluster, "slurmd", "-D", "-N", f"n{i}"))
-        cluster.wait_until(lambda: _n_idle(cluster) == n_nodes, "all nodes are up")
+            cluster.start_daemon(i)
+        cluster.wait_until(lambda: cluster.n_idle() == n_nodes, "all nodes are up")
         yield cluster
 
 
@@ -158,7 +186,7 @@ def slurm_cluster(
 def _daemon(cluster: SlurmCluster, program: str, *arguments: str) -> Iterator[None]:
     """Run a daemon; what it has started outlives it, and ends here at the latest."""
     name = "-".join((program, *arguments[2:]))
-    with (cluster.folder / f"{name}.log").open("wb") as log:
+    with (cluster.folder / f"{name}.log").open("ab") as log:
         process = Kept(
             ["sh", "-c", '"$@"; exec sleep infinity', "sh", program, *arguments],
             env=_environment(cluster),
@@ -175,12 +203,6 @@ def _daemon(cluster: SlurmCluster, program: str, *arguments: str) -> Iterator[No
 def _environment(cluster: SlurmCluster) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return {**kept, **cluster.variables}
-
-
-def _n_idle(cluster: SlurmCluster) -> int:
-    with contextlib.suppress(AssertionError):
-        return cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%t").split().count("idle")
-    return 0
 
 
 def _free_ports(n: int) -> list[int]:

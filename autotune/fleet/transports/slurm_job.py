@@ -37,7 +37,11 @@ _SCRIPT = f"""\
 fifo={_FIFO}
 trap 'rm -f "$fifo"' EXIT
 mkfifo -m 600 "$fifo" || exit 1
-(sleep {_HOLDER_WAIT_S}; [ -p "$fifo" ] && : > "$fifo") &
+(
+    left={_HOLDER_WAIT_S}
+    while [ -p "$fifo" ] && [ $left -gt 0 ]; do sleep 1; left=$((left - 1)); done
+    [ -p "$fifo" ] && : > "$fifo"
+) &
 cat "$fifo"
 """
 """The job runs until whoever has opened the pipe for writing is gone. That is a step whose input
@@ -259,8 +263,9 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 def _sbatch(first: str, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     # Nobody watches a job that begins again by itself, and its other nodes survive one's failure.
-    own = ("--no-requeue", "--no-kill", "--output=/dev/null", f"--wrap={_SCRIPT}")
-    return _run(["sbatch", first, "--job-name=autotune", "--chdir=/", *arguments, *own])
+    own = ("--job-name=autotune", "--chdir=/", "--no-requeue", "--no-kill", "--output=/dev/null")
+    # Ours come first: what follows the name of a script would be arguments of that.
+    return _run(["sbatch", first, *own, f"--wrap={_SCRIPT}", *arguments])
 
 
 def _submit(arguments: Sequence[str]) -> str:
@@ -295,15 +300,15 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
                 end_of(job, n_restarts=0) or f"job {job} of Slurm is {status.state}", _AGAIN
             )
         now_s = time.monotonic()
+        is_new = status.reason not in (reason, "None")
+        if is_new or now_s - said_s > _SAID_AGAIN_S:
+            say(f"job {job} of Slurm waits for its nodes: {status.reason}")
+            reason, said_s = status.reason, now_s
         if now_s - started_s > wait_s:
             raise FleetError(
                 f"job {job} of Slurm has no nodes after {wait_s:.0f} s: {status.reason}",
                 "ask for fewer, wait longer (--fleet-option wait=1h), or name another partition",
             )
-        is_new = status.reason not in (reason, "None")
-        if is_new or now_s - said_s > _SAID_AGAIN_S:
-            say(f"job {job} of Slurm waits for its nodes: {status.reason}")
-            reason, said_s = status.reason, now_s
         time.sleep(min(look_s, max(0.0, started_s + wait_s - now_s)))
         look_s = min(2 * look_s, _LONGEST_LOOK_S)
 
