@@ -10,11 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -211,3 +213,18 @@ def _free_ports(n: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def main() -> int:
+    """Run a command on a cluster of its own: `python -m tests.clusters.slurm NODES COMMAND ...`.
+
+    The command finds the cluster as users find theirs, and a CPU of each node for every core.
+    """
+    with TemporaryDirectory() as folder:
+        n_nodes = int(sys.argv[1])
+        with slurm_cluster(Path(folder), n_nodes, cpus=os.cpu_count() or 1) as cluster:
+            return subprocess.run(sys.argv[2:], env=_environment(cluster)).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,7 @@ from autotune.fleet.transports.slurm_job import (
     check_slurm,
     end_of,
     look_at_request,
+    not_running,
     obtained,
     run_slurm,
     slurm_environment,
@@ -83,8 +84,7 @@ class SlurmTransport(RemoteTransport):
         self._job = job
         self._status = status_of(job)
         if self._status.state != "RUNNING":
-            why = end_of(job, n_restarts=self._status.n_restarts)
-            raise FleetError(why or f"job {job} of Slurm is {self._status.state}", _HOW)
+            raise FleetError(not_running(job, self._status), _HOW)
 
     def hosts(self) -> Sequence[Host]:
         """See `RemoteTransport.hosts`."""

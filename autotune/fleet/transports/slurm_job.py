@@ -29,6 +29,8 @@ waited for the nodes."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 10.0
 """Time between two looks at a job that waits; it grows, since each costs the controller."""
 _SAID_AGAIN_S = 60.0
+_SILENT_S = 300.0
+"""Time for a controller that is started again, while a job waits."""
 _ENDING_S = 10.0
 """Time for a job that is being ended to say how."""
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
@@ -142,6 +144,13 @@ def end_of(job: str, *, n_restarts: int) -> str:
         return f"job {job} of Slurm was requeued: it waits for nodes again"
     if status.state in ("RUNNING", "SUSPENDED"):
         return ""
+    return not_running(job, status)
+
+
+def not_running(job: str, status: JobStatus) -> str:
+    """A job that holds no nodes, in words."""
+    if status.state in _STARTING:
+        return f"job {job} of Slurm waits for its nodes: {status.reason}"
     limit = f" ({status.time_limit})" if status.state == "TIMEOUT" else ""
     why = _ENDS.get(status.state, "it holds no nodes any more")
     return f"job {job} of Slurm has ended ({status.state}): {why}{limit}"
@@ -289,20 +298,26 @@ def _refused(found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]
 
 
 def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> JobStatus:
-    started_s = said_s = time.monotonic()
+    started_s = said_s = answered_s = time.monotonic()
     look_s, reason = _FIRST_LOOK_S, ""
     while True:
-        status = status_of(job)
+        try:
+            status = status_of(job)
+            answered_s = time.monotonic()
+        except FleetError as error:
+            if time.monotonic() - answered_s > _SILENT_S:
+                raise
+            say(f"job {job} of Slurm is asked for again: {error.message}")
+            time.sleep(_LONGEST_LOOK_S)
+            continue
         if status.state == "RUNNING":
             return status
         if status.state not in _STARTING:
-            raise FleetError(
-                end_of(job, n_restarts=0) or f"job {job} of Slurm is {status.state}", _AGAIN
-            )
+            raise FleetError(end_of(job, n_restarts=0) or not_running(job, status), _AGAIN)
         now_s = time.monotonic()
         is_new = status.reason not in (reason, "None")
         if is_new or now_s - said_s > _SAID_AGAIN_S:
-            say(f"job {job} of Slurm waits for its nodes: {status.reason}")
+            say(not_running(job, status))
             reason, said_s = status.reason, now_s
         if now_s - started_s > wait_s:
             raise FleetError(
