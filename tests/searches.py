@@ -56,7 +56,7 @@ class Search:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())},
         )
 
     def _flags(self) -> list[str]:
@@ -75,6 +75,11 @@ class Search:
             for trial in self.study.trials()
             if trial.result is not None and trial.result.outcome is not Outcome.LOST
         }
+
+
+def _python_path() -> list[str]:
+    """This tree, and where the tests were told to look besides."""
+    return [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def digest(trial: Trial) -> str:

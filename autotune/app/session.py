@@ -1,6 +1,7 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from autotune.devices.accelerators import Accelerator, accelerators_with, shippe
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import bind_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.base import Fleet, FleetPlugin, Place
+from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
@@ -117,6 +118,31 @@ def open_session(
         make_fleet=place.fleet_for(job, engine, lattice),
         table=table,
     )
+
+
+@contextmanager
+def obtained_fleet(
+    fleet: str,
+    options: FleetOptions,
+    *,
+    say: Callable[[str], None],
+    agree: Callable[[str], None],
+) -> Iterator[str]:
+    """Hold what a fleet has to ask for while the block runs; the value is the fleet's name then.
+
+    `say` and `agree` are as of `Obtaining.obtain`.
+
+    Raises:
+        JobError: There is no such fleet, or it is asked for something else.
+        FleetError: The nodes are not given.
+    """
+    kind, _, of = fleet.partition(":")
+    plugin = load_plugin("fleet", kind, where="--fleet")
+    if not isinstance(plugin, Obtaining):
+        yield fleet
+        return
+    with plugin.obtain(of, options, say=say, agree=agree) as held:
+        yield f"{kind}:{held}"
 
 
 def find_place(

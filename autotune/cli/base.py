@@ -7,7 +7,8 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
 from autotune.cli.quick import QuickGroup
+from autotune.fleet.options import FleetOptions
 from autotune.report.terminal.console import console_on
 
 cli = typer.Typer(
@@ -77,8 +79,9 @@ FleetName = Annotated[
     str,
     typer.Option(
         "--fleet",
-        help="Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh); or who "
-        "answers: simulate or simulate:8xH100 (the cost model), replay:FILE.csv#GROUP (a table).",
+        help="Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh), slurm "
+        "(this allocation), slurm:'-N 4 -t 2:00:00' (asks for one); or who answers: simulate or "
+        "simulate:8xH100 (the cost model), replay:FILE.csv#GROUP (a table).",
     ),
 ]
 FleetOption = Annotated[
@@ -118,6 +121,27 @@ def agreed_job(
 
     asks = confirm if is_answered() else None
     return agree_to_job(job, flags, is_trusted=is_trusted, say=say, ask=asks)
+
+
+@contextmanager
+def obtained_fleet(
+    fleet: str, options: FleetOptions, *, yes: bool = False, dry_run: bool = False
+) -> Iterator[str]:
+    """Hold the nodes that a fleet has to ask for, once the user has agreed; its name then."""
+    from autotune.app import session
+
+    def agree(request: str) -> None:
+        say(request)
+        if dry_run:
+            raise JobError(
+                "--dry-run: the nodes are known once they are given, and nothing was asked for",
+                "plan on devices that you name, such as --fleet simulate:8xH100",
+            )
+        if not yes and is_answered() and not confirm("Ask for them?"):
+            raise typer.Exit(ExitCode.INTERRUPTED)
+
+    with session.obtained_fleet(fleet, options, say=say, agree=agree) as held:
+        yield held
 
 
 def is_answered() -> bool:

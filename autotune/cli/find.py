@@ -25,6 +25,7 @@ from autotune.cli.base import (
     TrustJob,
     agreed_job,
     cli,
+    obtained_fleet,
     print_files,
     print_json,
     say,
@@ -219,31 +220,32 @@ def search(
     options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
-    if command:
-        session = _script_session(
-            command, job, flags, results=results, fleet=fleet, options=options, fresh=fresh
-        )
-        fresh = False  # it was set aside before the command ran
-    else:
-        agreed = agreed_job(job, flags, is_trusted=trust_job)
-        session = open_session(
-            job, flags, results=results, fleet=fleet, options=options, agreed=agreed
-        )
-    plan = plan_search(session, fresh=fresh)
-    if dry_run:
-        as_dict = plan.as_dict
-        print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
-        return
-    print_plan(PROGRESS, plan, reasons=False)
-    _confirm(yes)
-    with view_for(PROGRESS, session.lattice.context) as view:
-        ending = run(
-            session,
-            view,
-            fresh=fresh,
-            metrics_file=metrics_file,
-            knowledge=None if no_knowledge else knowledge or default_file(),
-        )
+    agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
+    with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
+        if command:
+            session = _script_session(
+                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
+            )
+            fresh = False  # it was set aside before the command ran
+        else:
+            session = open_session(
+                job, flags, results=results, fleet=held, options=options, agreed=agreed
+            )
+        plan = plan_search(session, fresh=fresh)
+        if dry_run:
+            as_dict = plan.as_dict
+            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
+            return
+        print_plan(PROGRESS, plan, reasons=False)
+        _confirm(yes)
+        with view_for(PROGRESS, session.lattice.context) as view:
+            ending = run(
+                session,
+                view,
+                fresh=fresh,
+                metrics_file=metrics_file,
+                knowledge=None if no_knowledge else knowledge or default_file(),
+            )
     if as_json:
         print_json(ending.answer.to_dict(), indent=None)
     if ending.error is not None:

@@ -8,9 +8,10 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from autotune.base.errors import JobError
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
@@ -174,6 +175,32 @@ class Place(ABC):
             FleetError: Nothing can be written there.
         """
         return ()
+
+
+@runtime_checkable
+class Obtaining(Protocol):
+    """A `FleetPlugin` whose nodes may have to be asked for, and given back."""
+
+    def obtain(
+        self,
+        of: str,
+        options: FleetOptions,
+        *,
+        say: Callable[[str], None],
+        agree: Callable[[str], None],
+    ) -> AbstractContextManager[str]:
+        """Hold the nodes that a search asks for; the value is what `find` takes for them.
+
+        Args:
+            of: Text after the name, as of `FleetPlugin.find`.
+            options: What was said of the fleet besides.
+            say: Takes a line of what happens meanwhile.
+            agree: Shows the user what is asked for, and raises where they do not agree.
+
+        Raises:
+            JobError: That is no request.
+            FleetError: The nodes are not given.
+        """
 
 
 class FleetPlugin(Protocol):

@@ -81,6 +81,8 @@ class GangFleet:
         """
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
+            if ended := self._transport.ended():
+                raise FleetError(ended, "run the same command again on other nodes: it resumes")
             why = "; ".join(lost.problem for lost in self._lost.values())
             raise FleetError(
                 f"{len(self._lost)} of {len(self._nodes)} nodes are lost, and a gang of {world} "
@@ -160,7 +162,7 @@ class GangFleet:
                 "many slots",
                 "let it start fewer, or name nodes with as many slots",
             )
-        if not self._allocator.capacity(spec.layout.world):
+        if not self.capacity(spec.layout.world):
             self._allocator.allocate(spec.layout.world)  # says what there is
         trial = GangTrial(self, spec, folder.resolve())
         self._waiting.append(trial)

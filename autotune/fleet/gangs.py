@@ -207,7 +207,7 @@ class GangAllocator:
     def _gang(self, size: int, free: Sequence[Slot]) -> Gang | None:
         """The best gang of some slots; None: they make up none."""
         k = self.per_node(size)
-        parts = [_Part.of(slots, k, self._faults) for slots in _by_node(free).values()]
+        parts = [_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values()]
         fit = sorted((part for part in parts if part is not None), key=lambda part: part.cost)
         if not size or len(fit) < size // k:
             return None
@@ -236,7 +236,7 @@ class GangAllocator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _NodeShare:
     """Slots of one node for a gang."""
 
     slots: tuple[Slot, ...]
@@ -246,7 +246,7 @@ class _Part:
     @classmethod
     def of(
         cls, free: Sequence[Slot], size: int, faults: Mapping[Slot, Sequence[str]]
-    ) -> "_Part | None":
+    ) -> "_NodeShare | None":
         """The best part of a node's free slots; None: they are too few."""
         if len(free) < size:
             return None

@@ -25,6 +25,8 @@ class FleetOptions:
     alike."""
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
+    wait: str = ""
+    """Longest time to wait for nodes that were asked for, such as `10m`; empty: any."""
 
     def refuse(self, fleet: str) -> None:
         """Refuse any, for a fleet that takes none.

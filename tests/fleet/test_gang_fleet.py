@@ -74,6 +74,9 @@ class Rack:
             self.agents[node.name][-1].say("ready")
         return self.agents[node.name][-1]
 
+    def ended(self) -> str:
+        return ""
+
     def problems(self) -> tuple[str, ...]:
         return ()
 

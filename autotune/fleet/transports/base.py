@@ -63,6 +63,9 @@ class Transport(Protocol):
     def problems(self) -> tuple[str, ...]:
         """Nodes that were asked for and are not among them, each with the reason, in words."""
 
+    def ended(self) -> str:
+        """Why all its nodes are gone for good, in words; empty: they are not."""
+
     def variables(self) -> Mapping[str, str]:
         """Environment variables of this process that ranks on the nodes get."""
 

@@ -106,6 +106,10 @@ class LocalTransport:
         """See `Transport.problems`: this machine is there."""
         return ()
 
+    def ended(self) -> str:
+        """See `Transport.ended`: not before this process."""
+        return ""
+
     def variables(self) -> Mapping[str, str]:
         """See `Transport.variables`."""
         return dict(os.environ)
@@ -118,8 +122,14 @@ class LocalTransport:
 class LocalProcess:
     """A process of this machine that ends with this one; implements `NodeProcess`."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(
+        self, command: list[str], *, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start it, in a session of its own.
+
+        Args:
+            command: With its arguments.
+            environment: Its variables; None: those of this process.
 
         Raises:
             OSError: It cannot be started.
@@ -128,6 +138,7 @@ class LocalProcess:
             command,
             # The agent, and all searches of this machine, lease ports in one folder in TMPDIR.
             is_tmpdir=False,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -93,6 +93,10 @@ class RemoteTransport(ABC):
         """See `Transport.problems`."""
         return tuple(f"{name} is left out: {why}" for name, why in self.reasons.items())
 
+    def ended(self) -> str:
+        """See `Transport.ended`: a machine may always come back."""
+        return ""
+
     def variables(self) -> Mapping[str, str]:
         """See `Transport.variables`: what changes speed, and what the user named."""
         return forwarded_environment(self.options.forward)

@@ -15,6 +15,7 @@ from autotune.base.plugins import load_plugin, plugin_names
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.door import can_start
+from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
 
@@ -174,6 +175,26 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     )
     assert wrong.returncode == 2
     assert "holds no launch.sh" in wrong.stderr
+
+
+@pytest.mark.real
+@needs_slurm
+def test_a_batch_job_trains_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name, value in {**extensions_environment("cpu"), "PYTHON": sys.executable}.items():
+        monkeypatch.setenv(name, value)
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, "deepspeed", "slurm")
+    monkeypatch.chdir(out)
+    (tmp_path / "cluster").mkdir()
+    with slurm_cluster(tmp_path / "cluster", 1, cpus=2) as cluster:
+        job = cluster.run("sbatch", "--parsable", "job.sbatch", "--steps", "2")
+        cluster.wait_until(lambda: cluster.jobs() == [], "it has ended", 240)
+        (log,) = out.glob(f"*-{job}.log")
+        said = log.read_text()
+        assert cluster.state_of(job) == "COMPLETED", said
+    steps = [line for line in said.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2, said
+    assert all(4 < float(line.split()[3]) < 8 for line in steps)
 
 
 @pytest.mark.parametrize(("job", "n_workers"), [(TWO_NODES, 1), ({}, 0)])

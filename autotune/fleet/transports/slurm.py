@@ -1,0 +1,128 @@
+"""Nodes of an allocation of Slurm, reached by its steps: `--fleet slurm`.
+
+Within an allocation `slurm` takes that one, and `slurm:JOB` names one. `slurm:"-N 4 -t 2:00:00"`
+asks for one with arguments of `sbatch`, and gives it back.
+"""
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import FleetError, JobError
+from autotune.base.units import parse_seconds
+from autotune.fleet.options import FleetOptions
+from autotune.fleet.transports.base import NodeProcess
+from autotune.fleet.transports.local import LocalProcess
+from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
+from autotune.fleet.transports.slurm_job import (
+    JobStatus,
+    check_slurm,
+    end_of,
+    look_at_request,
+    not_running,
+    obtained,
+    run_slurm,
+    slurm_environment,
+    status_of,
+    step_command,
+)
+
+_HOW = "name one, --fleet slurm:JOB, or ask for one: --fleet slurm:'-N 4 -t 2:00:00'"
+
+
+class SlurmNodes:
+    """Nodes of an allocation; implements `FleetPlugin` and `Obtaining`."""
+
+    @contextmanager
+    def obtain(
+        self,
+        of: str,
+        options: FleetOptions,
+        *,
+        say: Callable[[str], None],
+        agree: Callable[[str], None],
+    ) -> Iterator[str]:
+        """See `Obtaining.obtain`."""
+        check_slurm()
+        if not of or of.isdigit():
+            yield of
+            return
+        arguments = _split(of)
+        wait_s = parse_seconds(options.wait, where="--fleet-option wait") if options.wait else 0.0
+        agree(f"asks Slurm for nodes: sbatch {of}\n{look_at_request(arguments)}")
+        with obtained(arguments, wait_s=wait_s or math.inf, say=say) as job:
+            yield job
+
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> Elsewhere:
+        """See `FleetPlugin.find`."""
+        check_slurm()
+        job = of or os.environ.get("SLURM_JOB_ID", "")
+        if not job:
+            raise JobError("--fleet slurm: this is no allocation of Slurm", _HOW)
+        if not job.isdigit():
+            raise JobError(f"--fleet slurm:{of}: no nodes were asked for", _HOW)
+        return Elsewhere(SlurmTransport(job, options), flags)
+
+
+class SlurmTransport(RemoteTransport):
+    """A step of a job for each process on a node; implements `Transport`."""
+
+    def __init__(self, job: str, options: FleetOptions) -> None:
+        """Take a job that runs.
+
+        Raises:
+            FleetError: It does not run, or Slurm does not answer.
+        """
+        super().__init__(options)
+        self._job = job
+        self._status = status_of(job)
+        if self._status.state != "RUNNING":
+            raise FleetError(not_running(job, self._status), _HOW)
+
+    def hosts(self) -> Sequence[Host]:
+        """See `RemoteTransport.hosts`."""
+        return self._hosts
+
+    def open(self, host: str, command: Sequence[str]) -> NodeProcess:
+        """See `RemoteTransport.open`."""
+        named = {name: os.environ[name] for name in self.options.forward if name in os.environ}
+        return LocalProcess(
+            step_command(self._job, host, command), environment={**slurm_environment(), **named}
+        )
+
+    def ended(self) -> str:
+        """See `Transport.ended`."""
+        return end_of(self._job, n_restarts=self._status.n_restarts)
+
+    @cached_property
+    def _hosts(self) -> tuple[Host, ...]:
+        return tuple(
+            Host(name=name, n_slots=n_slots)
+            for names, n_slots in slots_of(self._status)
+            for name in run_slurm("scontrol", "show", "hostnames", names).split()
+        )
+
+
+def slots_of(status: JobStatus) -> list[tuple[str, int]]:
+    """Nodes as Slurm writes several, and the slots of each: its GPUs, else tasks, else CPUs."""
+    return [
+        (share.nodes, share.n_gpus or status.tasks_per_node or share.n_cpus)
+        for share in status.shares
+    ]
+
+
+def _split(of: str) -> list[str]:
+    try:
+        arguments = shlex.split(of)
+    except ValueError as error:
+        raise JobError(f"--fleet slurm:{of}: {error}", "close the quotation") from error
+    if not arguments or not arguments[0].startswith("-"):
+        raise JobError(f"--fleet slurm:{of}: is no job and no request", _HOW)
+    return arguments

@@ -1,0 +1,371 @@
+"""A job of Slurm that holds nodes: asking for one, how it is, its end, giving it back.
+
+Slurm's own programs are run, and what they say is passed on.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from autotune.base.errors import FleetError, JobError
+from autotune.base.kept_process import run_kept
+from autotune.base.secrecy import is_secret
+from autotune.fleet.transports.local import LocalProcess
+
+_ANSWER_S = 60.0
+"""Time for Slurm's controller to answer; its programs give up by themselves before."""
+_HOLDER_WAIT_S = 120
+"""Seconds after which a job that nobody came to hold ends: its coordinator was killed while it
+waited for the nodes."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 10.0
+"""Time between two looks at a job that waits; it grows, since each costs the controller."""
+_SAID_AGAIN_S = 60.0
+_SILENT_S = 300.0
+"""Time for a controller that is started again, while a job waits."""
+_ENDING_S = 10.0
+"""Time for a job that is being ended to say how."""
+_OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
+_FIFO = '"/tmp/autotune-allocation-$SLURM_JOB_ID"'
+_SCRIPT = f"""\
+fifo={_FIFO}
+trap 'rm -f "$fifo"' EXIT
+mkfifo -m 600 "$fifo" || exit 1
+(
+    left={_HOLDER_WAIT_S}
+    while [ -p "$fifo" ] && [ $left -gt 0 ]; do sleep 1; left=$((left - 1)); done
+    [ -p "$fifo" ] && : > "$fifo"
+) &
+cat "$fifo"
+"""
+"""The job runs until whoever has opened the pipe for writing is gone. That is a step whose input
+the coordinator holds: however either of them ends, so does the job, and its nodes are free."""
+_HOLDER = f"exec cat > {_FIFO}"
+_ENDS = {
+    "BOOT_FAIL": "its nodes did not start",
+    "CANCELLED": "it was cancelled",
+    "COMPLETED": "its script has ended",
+    "DEADLINE": "its deadline is over",
+    "FAILED": "its script failed",
+    "GONE": "Slurm does not know it, or not any more",
+    "NODE_FAIL": "a node failed, and with it the job, which was asked for without --no-kill",
+    "OUT_OF_MEMORY": "it ran out of memory",
+    "PREEMPTED": "a job that comes first took its nodes",
+    "TIMEOUT": "its time limit is over",
+}
+_STARTING = ("PENDING", "CONFIGURING")
+_AGAIN = "run the same command again once there are nodes: it resumes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Part of some nodes that a job holds, the same of each."""
+
+    nodes: str
+    """The nodes as Slurm writes several: `n[0-3]`."""
+    n_cpus: int
+    n_gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """State of a job, as `scontrol show job` tells it."""
+
+    state: str
+    """Such as `RUNNING`."""
+    reason: str
+    """Why it waits, such as `Resources`."""
+    n_restarts: int
+    time_limit: str
+    end_time: str
+    first_node: str
+    """Node that runs its script; empty: it does not run yet, or has none."""
+    tasks_per_node: int
+    """Value of `--ntasks-per-node`; 0: it was not said."""
+    shares: tuple[Share, ...] = ()
+
+
+def read_status(text: str) -> JobStatus:
+    """A job from one line of `scontrol show job --details --oneliner`."""
+    said: dict[str, str] = {}
+    for name, value in re.findall(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)", text):
+        said.setdefault(name, value)
+    shares = re.findall(r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)", text)
+    per_node = said.get("NtasksPerN:B:S:C", "").partition(":")[0]
+    batch_host = said.get("BatchHost", "")
+    return JobStatus(
+        state=said.get("JobState", ""),
+        reason=said.get("Reason", ""),
+        n_restarts=int(said.get("Restarts", "0")),
+        time_limit=said.get("TimeLimit", ""),
+        end_time=said.get("EndTime", ""),
+        first_node="" if batch_host == "(null)" else batch_host,
+        tasks_per_node=int(per_node) if per_node.isdigit() else 0,
+        shares=tuple(
+            Share(nodes=nodes, n_cpus=_n_numbers(cpus), n_gpus=_n_gpus(gres))
+            for nodes, cpus, gres in shares
+        ),
+    )
+
+
+def status_of(job: str) -> JobStatus:
+    """State of a job now; `GONE` where Slurm does not know it.
+
+    Raises:
+        FleetError: Slurm does not answer.
+    """
+    show = ("scontrol", "show", "job", "--details", "--oneliner", job)
+    done = _run(show)
+    if done.returncode and "Invalid job id" in done.stderr:
+        return read_status("JobState=GONE")
+    return read_status(_output(show, done))
+
+
+def end_of(job: str, *, n_restarts: int) -> str:
+    """Why a job holds its nodes no more, in words; empty: it does, or that is not known."""
+    deadline_s = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            status = status_of(job)
+        except FleetError:
+            return ""
+        if status.state != "COMPLETING" or time.monotonic() > deadline_s:
+            break
+        time.sleep(_FIRST_LOOK_S)
+    if status.n_restarts > n_restarts or status.state in (*_STARTING, "REQUEUED"):
+        return f"job {job} of Slurm was requeued: it waits for nodes again"
+    if status.state in ("RUNNING", "SUSPENDED"):
+        return ""
+    return not_running(job, status)
+
+
+def not_running(job: str, status: JobStatus) -> str:
+    """A job that holds no nodes, in words."""
+    if status.state in _STARTING:
+        return f"job {job} of Slurm waits for its nodes: {status.reason}"
+    limit = f" ({status.time_limit})" if status.state == "TIMEOUT" else ""
+    why = _ENDS.get(status.state, "it holds no nodes any more")
+    return f"job {job} of Slurm has ended ({status.state}): {why}{limit}"
+
+
+def look_at_request(arguments: Sequence[str]) -> str:
+    """Slurm's answer to a request that is not made yet: when it could start, and where.
+
+    Raises:
+        JobError: It refuses the arguments.
+        FleetError: It cannot be asked.
+    """
+    found = _sbatch("--test-only", arguments)
+    if found.returncode:
+        raise _refused(found, arguments)
+    return _words(found.stderr) or _words(found.stdout)
+
+
+@contextmanager
+def obtained(
+    arguments: Sequence[str], *, wait_s: float, say: Callable[[str], None]
+) -> Iterator[str]:
+    """A job of one's own that holds nodes while the block runs; its number.
+
+    It is given back whatever ends the block, and ends by itself once this process is gone.
+
+    Args:
+        arguments: Of `sbatch`.
+        wait_s: Longest time to wait for the nodes.
+        say: Takes a line.
+
+    Raises:
+        JobError: Slurm refuses the arguments.
+        FleetError: The nodes were not given in time, or not at all.
+    """
+    with _terminated_as_interrupted():
+        job = _submit(arguments)
+        holder: LocalProcess | None = None
+        try:
+            status = _wait_for_nodes(job, wait_s=wait_s, say=say)
+            holder = LocalProcess(
+                step_command(job, status.first_node, ["sh", "-c", _HOLDER]),
+                environment=slurm_environment(),
+            )
+            names = ",".join(share.nodes for share in status.shares)
+            say(f"job {job} of Slurm holds {names} until {status.end_time}")
+            yield job
+        finally:
+            _give_back(job, say)
+            if holder is not None:
+                holder.end()
+
+
+def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
+    """Command that runs another one on a node of a job, as one task with all that the job has."""
+    return [
+        *("srun", "--quiet", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1"),
+        # Without these a task gets a core and its share of the memory; and the working folder
+        # need not be there.
+        *(f"--nodelist={node}", "--mem=0", "--cpu-bind=none", "--chdir=/"),
+        *command,
+    ]
+
+
+def slurm_environment() -> dict[str, str]:
+    """The environment of Slurm's programs, and of what they start on the nodes.
+
+    No secret goes there. What an allocation says of itself would be taken for options.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _OWN_VARIABLES
+        or not (name.startswith(("SLURM", "SBATCH_", "SRUN_")) or is_secret(name))
+    }
+
+
+def run_slurm(*command: str) -> str:
+    """Output of one of Slurm's programs.
+
+    Raises:
+        FleetError: It is not there, fails, or does not answer.
+    """
+    return _output(command, _run(command))
+
+
+def check_slurm() -> None:
+    """See that Slurm's programs are here.
+
+    Raises:
+        FleetError: One is not.
+    """
+    missing = [name for name in ("srun", "scontrol", "sbatch") if shutil.which(name) is None]
+    if missing:
+        raise FleetError(
+            f"--fleet slurm: {', '.join(missing)} is not on this machine",
+            "run it on a node of the cluster, such as the login node; or load Slurm's module",
+        )
+
+
+def _output(command: Sequence[str], done: "subprocess.CompletedProcess[str]") -> str:
+    if done.returncode:
+        said = _words(done.stderr) or f"exit code {done.returncode}"
+        raise FleetError(f"{' '.join(command[:3])}: {said}", "see whether `sinfo` answers here")
+    return done.stdout.strip()
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return run_kept(command, timeout_s=_ANSWER_S, env=slurm_environment())
+    except OSError as error:
+        raise FleetError(f"{command[0]} cannot be started: {error}", "") from error
+    except subprocess.TimeoutExpired as error:
+        raise FleetError(
+            f"{' '.join(command[:3])}: no answer within {_ANSWER_S:.0f} s",
+            "see whether `sinfo` answers here",
+        ) from error
+
+
+def _sbatch(first: str, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    # Nobody watches a job that begins again by itself, and its other nodes survive one's failure.
+    own = ("--job-name=autotune", "--chdir=/", "--no-requeue", "--no-kill", "--output=/dev/null")
+    # Ours come first: what follows the name of a script would be arguments of that.
+    return _run(["sbatch", first, *own, f"--wrap={_SCRIPT}", *arguments])
+
+
+def _submit(arguments: Sequence[str]) -> str:
+    # An interrupt half way would leave a job whose number nobody knows.
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        found = _sbatch("--parsable", arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if found.returncode:
+        raise _refused(found, arguments)
+    return found.stdout.strip().partition(";")[0]
+
+
+def _refused(found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]) -> JobError:
+    return JobError(
+        f"--fleet slurm: sbatch refuses {shlex.join(arguments)}: {_words(found.stderr)}",
+        "they are arguments of `sbatch`, such as -N 4 --gpus-per-node 8 -t 2:00:00",
+    )
+
+
+def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> JobStatus:
+    started_s = said_s = answered_s = time.monotonic()
+    look_s, reason = _FIRST_LOOK_S, ""
+    while True:
+        try:
+            status = status_of(job)
+            answered_s = time.monotonic()
+        except FleetError as error:
+            if time.monotonic() - answered_s > _SILENT_S:
+                raise
+            say(f"job {job} of Slurm is asked for again: {error.message}")
+            time.sleep(_LONGEST_LOOK_S)
+            continue
+        if status.state == "RUNNING":
+            return status
+        if status.state not in _STARTING:
+            raise FleetError(end_of(job, n_restarts=0) or not_running(job, status), _AGAIN)
+        now_s = time.monotonic()
+        is_new = status.reason not in (reason, "None")
+        if is_new or now_s - said_s > _SAID_AGAIN_S:
+            say(not_running(job, status))
+            reason, said_s = status.reason, now_s
+        if now_s - started_s > wait_s:
+            raise FleetError(
+                f"job {job} of Slurm has no nodes after {wait_s:.0f} s: {status.reason}",
+                "ask for fewer, wait longer (--fleet-option wait=1h), or name another partition",
+            )
+        time.sleep(min(look_s, max(0.0, started_s + wait_s - now_s)))
+        look_s = min(2 * look_s, _LONGEST_LOOK_S)
+
+
+def _give_back(job: str, say: Callable[[str], None]) -> None:
+    try:
+        run_slurm("scancel", job)
+    except FleetError as error:
+        say(f"job {job} of Slurm may still hold its nodes: {error.message}; scancel {job}")
+        return
+    say(f"job {job} of Slurm is given back")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Have SIGTERM end the block as Ctrl-C does, so that the nodes are given back."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _words(text: str) -> str:
+    """Words of a program of Slurm, without its name before each line."""
+    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in text.splitlines())
+    return "; ".join(filter(None, lines))
+
+
+def _n_numbers(ranges: str) -> int:
+    """How many numbers `0-3,8` names."""
+    total = 0
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def _n_gpus(gres: str) -> int:
+    """GPUs in `gpu:a100:4(IDX:0-3),nic:1`."""
+    return sum(int(n) for n in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))

@@ -1,0 +1,230 @@
+"""A Slurm cluster on this machine: a slurmctld and a slurmd for each of some nodes.
+
+All nodes are this machine under other names, and share its loopback and files. Slurm is told not
+to authenticate anybody (no munge), so that only root can run it so.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from autotune.base.kept_process import Kept
+
+_PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
+needs_slurm = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, _PROGRAMS)),
+    reason="needs root, slurmctld and slurmd, for a cluster on this machine",
+)
+_UP_WAIT_S = 60.0
+NODE_TIMEOUT_S = 5
+"""Time after which Slurm takes a node to be down that does not answer."""
+_CONFIGURATION = """\
+ClusterName=autotune
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout={node_timeout_s}
+KillWait=2
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode={preempt_mode}
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=high Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@dataclass(frozen=True)
+class SlurmCluster:
+    """Nodes `n0`, `n1`, ... of a cluster that runs."""
+
+    folder: Path
+    daemons: ExitStack
+    """Ends them."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which Slurm's programs find it."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def run(self, *command: str) -> str:
+        """Output of one of Slurm's programs, which has to succeed."""
+        done = subprocess.run(
+            command, env=_environment(self), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout.strip()
+
+    def allocate(self, *arguments: str) -> str:
+        """The number of a job that holds nodes and runs."""
+        wait = ("--output=/dev/null", "--parsable", "--wrap=sleep infinity")
+        job = self.run("sbatch", *arguments, *wait)
+        self.wait_until(lambda: self.state_of(job) == "RUNNING", f"job {job} runs")
+        return job
+
+    def jobs(self) -> list[str]:
+        """The jobs that wait or run."""
+        return self.run("squeue", "-h", "-o", "%i").split()
+
+    def state_of(self, job: str) -> str:
+        """The state of a job, such as `RUNNING`."""
+        shown = self.run("scontrol", "show", "job", "-o", job)
+        return shown.partition("JobState=")[2].partition(" ")[0]
+
+    def processes(self) -> list[psutil.Process]:
+        """What its jobs run."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                own = process.environ()
+                is_ours = own.get("SLURM_CONF") == self.variables["SLURM_CONF"]
+                if is_ours and "SLURM_JOB_ID" in own:
+                    found.append(process)
+        return found
+
+    def start_daemon(self, node: int) -> None:
+        """Start the slurmd of a node."""
+        (self.folder / f"spool-n{node}").mkdir(exist_ok=True)
+        self.daemons.enter_context(_daemon(self, "slurmd", "-D", "-N", f"n{node}"))
+
+    def mend(self, node: int) -> None:
+        """Take a node back that is down or drained."""
+        with contextlib.suppress(AssertionError):  # it has come back by itself
+            self.run("scontrol", "update", f"nodename=n{node}", "state=resume")
+
+    def n_idle(self) -> int:
+        """How many nodes are up and have nothing to do."""
+        with contextlib.suppress(AssertionError):
+            return self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%t").split().count("idle")
+        return 0
+
+    def kill_daemon(self, node: int) -> None:
+        """Kill the slurmd of a node; the steps that it has started run on."""
+        pid = int((self.folder / f"slurmd-n{node}.pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+
+    def wait_until(
+        self, is_so: Callable[[], bool], what: str, within_s: float = _UP_WAIT_S
+    ) -> None:
+        """Wait for something to become true."""
+        deadline_s = time.monotonic() + within_s
+        while not is_so():
+            assert time.monotonic() < deadline_s, f"it took too long until {what}: {self._logs()}"
+            time.sleep(0.1)
+
+    def _logs(self) -> str:
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text()[-1000:]}" for log in logs)
+
+
+@contextmanager
+def slurm_cluster(
+    folder: Path, n_nodes: int, *, cpus: int = 1, preempts: str = "CANCEL"
+) -> Iterator[SlurmCluster]:
+    """Start a cluster; whatever runs on it ends with it, however this process ends.
+
+    Args:
+        folder: For its configuration, state and logs.
+        n_nodes: How many nodes.
+        cpus: CPUs of each.
+        preempts: What happens to a job of the partition `low` where one of `high` needs its
+            nodes: CANCEL or REQUEUE.
+    """
+    host = socket.gethostname()
+    ports = _free_ports(n_nodes + 1)
+    nodes = "\n".join(
+        f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[i]} CPUs={cpus}"
+        for i in range(n_nodes)
+    )
+    configuration = _CONFIGURATION.format(
+        host=host,
+        port=ports[-1],
+        folder=folder,
+        nodes=nodes,
+        node_timeout_s=NODE_TIMEOUT_S,
+        preempt_mode=preempts,
+    )
+    (folder / "slurm.conf").write_text(configuration)
+    (folder / "state").mkdir()
+    with ExitStack() as daemons:
+        cluster = SlurmCluster(folder, daemons)
+        daemons.enter_context(_daemon(cluster, "slurmctld", "-D", "-i"))
+        for i in range(n_nodes):
+            cluster.start_daemon(i)
+        cluster.wait_until(lambda: cluster.n_idle() == n_nodes, "all nodes are up")
+        yield cluster
+
+
+@contextmanager
+def _daemon(cluster: SlurmCluster, program: str, *arguments: str) -> Iterator[None]:
+    """Run a daemon; what it has started outlives it, and ends here at the latest."""
+    name = "-".join((program, *arguments[2:]))
+    with (cluster.folder / f"{name}.log").open("ab") as log:
+        process = Kept(
+            ["sh", "-c", '"$@"; exec sleep infinity', "sh", program, *arguments],
+            env=_environment(cluster),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        process.end()
+
+
+def _environment(cluster: SlurmCluster) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {**kept, **cluster.variables}
+
+
+def _free_ports(n: int) -> list[int]:
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def main() -> int:
+    """Run a command on a cluster of its own: `python -m tests.clusters.slurm NODES COMMAND ...`.
+
+    The command finds the cluster as users find theirs, and a CPU of each node for every core.
+    """
+    with TemporaryDirectory() as folder:
+        n_nodes = int(sys.argv[1])
+        with slurm_cluster(Path(folder), n_nodes, cpus=os.cpu_count() or 1) as cluster:
+            return subprocess.run(sys.argv[2:], env=_environment(cluster)).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

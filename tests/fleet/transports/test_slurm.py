@@ -1,0 +1,286 @@
+"""Nodes of a Slurm allocation: what Slurm says of a job, and searches and faults on a cluster."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.contract import Outcome
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.transports import slurm_job
+from autotune.fleet.transports.base import Transport
+from autotune.fleet.transports.slurm import SlurmNodes, SlurmTransport, slots_of
+from autotune.fleet.transports.slurm_job import read_status, slurm_environment
+from autotune.record.study import Study
+from autotune.testing import TransportContract
+from tests.clusters.slurm import SlurmCluster, needs_slurm, slurm_cluster
+from tests.searches import Search
+from tests.trials import ds_config, files, spec, wait_until
+
+SHOWN = (
+    "JobId=12 JobName=wrap UserId=me(7) JobState=RUNNING Reason=None Requeue=0 Restarts=1 "
+    "TimeLimit=00:05:00 EndTime=2026-11-25T13:20:42 NodeList=n[0-2] BatchHost=n0 NumNodes=3 "
+    "NumTasks=4 NtasksPerN:B:S:C={tasks}:0:*:* JOB_GRES=gpu:6   "
+    "Nodes=n[0-1] CPU_IDs=0-3,8 Mem=0 GRES={gres} "
+    "Nodes=n2 CPU_IDs=0-1 Mem=100 GRES={gres} MinCPUsNode=2 Command=/a Nodes=no/where"
+)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gres", "slots"),
+    [
+        (0, "", [("n[0-1]", 5), ("n2", 2)]),
+        (2, "", [("n[0-1]", 2), ("n2", 2)]),
+        (1, "gpu:2(IDX:0-1)", [("n[0-1]", 2), ("n2", 2)]),
+        (0, "gpu:a100:4(IDX:0-3),nic:1", [("n[0-1]", 4), ("n2", 4)]),
+        (0, "nic:1,gpu:h100:8(IDX:0-3,5-8)", [("n[0-1]", 8), ("n2", 8)]),
+    ],
+)
+def test_slots_are_gpus_or_else_tasks_or_else_cores(tasks, gres, slots):
+    status = read_status(SHOWN.format(tasks=tasks, gres=gres))
+    assert slots_of(status) == slots
+    assert (status.state, status.n_restarts, status.first_node) == ("RUNNING", 1, "n0")
+    assert (status.time_limit, status.end_time) == ("00:05:00", "2026-11-25T13:20:42")
+
+
+def test_no_secret_and_no_option_of_an_allocation_goes_to_the_nodes(monkeypatch):
+    for name in ("HF_TOKEN", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "SLURM_CONF", "MINE"):
+        monkeypatch.setenv(name, "x")
+    made = slurm_environment()
+    assert made.keys() & {"HF_TOKEN", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION"} == set()
+    assert made.keys() >= {"SLURM_CONF", "MINE", "PATH"}
+
+
+def test_where_slurm_is_not_there_that_is_said(monkeypatch):
+    monkeypatch.setattr(slurm_job.shutil, "which", lambda _: None)
+    with pytest.raises(FleetError, match="srun, scontrol, sbatch is not on this machine"):
+        SlurmNodes().find("", None, {}, NO_OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def running_cluster(tmp_path_factory):
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), 3) as made:
+        yield made
+    assert not list(Path("/tmp").glob("autotune-allocation-*")), "a job left its pipe"
+
+
+@pytest.fixture
+def cluster(running_cluster: SlurmCluster, monkeypatch):
+    """Three nodes with a core each, and nothing on them before and after."""
+    for name, value in running_cluster.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
+    yield running_cluster
+    assert running_cluster.jobs() == []
+    running_cluster.wait_until(lambda: running_cluster.processes() == [], "no process is left")
+    running_cluster.wait_until(lambda: running_cluster.n_idle() == 3, "all nodes are free")
+
+
+@pytest.fixture
+def allocate(cluster: SlurmCluster):
+    """Makes allocations that end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments: str) -> str:
+            job = cluster.allocate(*arguments)
+            stack.callback(cluster.run, "scancel", job)
+            return job
+
+        yield make
+    cluster.wait_until(lambda: cluster.jobs() == [], "its jobs are gone")
+
+
+@needs_slurm
+class TestSlurmTransport(TransportContract):
+    @pytest.fixture(autouse=True)
+    def _job(self, allocate):
+        self._number = allocate("-N2")
+
+    def make(self) -> Transport:
+        return SlurmTransport(self._number, NO_OPTIONS)
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("of", "error", "said"),
+    [
+        ("", JobError, "this is no allocation of Slurm"),
+        ("job.sh", JobError, "is no job and no request"),
+        ("-N '2", JobError, "No closing quotation"),
+        ("--nodez=2", JobError, "unrecognized option '--nodez=2'"),
+        ("-N 2 /bin/true", JobError, "Script arguments not permitted with --wrap option"),
+        ("-N 9", JobError, "Requested node configuration is not available"),
+        ("4711", FleetError, "job 4711 of Slurm has ended (GONE)"),
+        ("-N 3", FleetError, "has no nodes after 1 s: Resources"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_slurms_words(cluster, allocate, of, error, said):
+    blocker = allocate("-N1")
+    shown: list[str] = []
+    options = FleetOptions(wait="1s")
+    with (
+        pytest.raises(error) as raised,
+        SlurmNodes().obtain(of, options, say=shown.append, agree=shown.append) as held,
+    ):
+        SlurmNodes().find(held, None, {}, options)
+    assert said in raised.value.message, raised.value.message
+    if of == "-N 3":
+        assert shown[0].startswith("asks Slurm for nodes: sbatch -N 3\nJob "), shown
+        assert shown[1].endswith("waits for its nodes: Resources")
+        assert shown[-1].endswith("is given back")
+    assert cluster.jobs() == [blocker]
+
+
+@needs_slurm
+def test_an_interrupt_while_nodes_are_waited_for_gives_the_job_back(cluster, allocate):
+    blocker = allocate("-N3")
+
+    def interrupt(line: str) -> None:
+        if "waits" in line:
+            assert len(cluster.jobs()) == 2
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    obtained = SlurmNodes().obtain("-N1", NO_OPTIONS, say=interrupt, agree=lambda _: None)
+    with pytest.raises(KeyboardInterrupt), obtained:
+        raise AssertionError("nothing is free")
+    assert cluster.jobs() == [blocker]
+
+
+@pytest.fixture
+def study(tmp_path):
+    study = Study(tmp_path / "results", "test")
+    study.lock()
+    return study
+
+
+def start_hanging(fleet: GangFleet, study: Study, number: int = 0):
+    """A trial whose ranks run and never end."""
+    hung = spec(number, factory="hangs")
+    trial = fleet.submit(hung, study.write_spec(hung, files(ds_config())))
+    wait_until(lambda: trial.poll() or _runs(trial), "its ranks run")
+    return trial
+
+
+def _runs(trial) -> bool:
+    return all((trial.folder / "ranks" / f"0{rank}.json").exists() for rank in (0, 1))
+
+
+@pytest.mark.real
+@needs_slurm
+def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster, allocate, study):
+    fleet = GangFleet(SlurmTransport(allocate("-N3", "--no-kill"), NO_OPTIONS), world=2)
+    with contextlib.closing(fleet):
+        trial = start_hanging(fleet, study)
+        ranks = processes_of(study.folder)
+        assert ranks
+        assert all("HF_TOKEN" not in each.environ() for each in ranks)
+        cluster.kill_daemon(1)
+        result = trial.wait(60)
+        assert result is not None, "Slurm has found out by then"
+        assert result.outcome.is_platform_fault
+        assert "Node failure on n1" in result.evidence, result.evidence
+        assert list(fleet.absent()) == ["n1"]
+        assert fleet.capacity(2) == 1
+        good = spec(1)
+        result = fleet.submit(good, study.write_spec(good, files(ds_config()))).wait(120)
+        assert result.outcome is Outcome.OK, result.evidence
+        assert result.devices == ["n0:0", "n2:0"]
+    cluster.start_daemon(1)
+
+
+@pytest.mark.real
+@needs_slurm
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("scontrol requeue {job}", "was requeued: it waits for nodes again"),
+        (
+            "sbatch --parsable -p high -N3 --output=/dev/null --wrap=true",
+            "has ended (PREEMPTED): a job that comes first took its nodes",
+        ),
+        (
+            "scontrol update nodename=n0 state=down reason=test",
+            "has ended (NODE_FAIL): a node failed, and with it the job, which was asked for "
+            "without --no-kill",
+        ),
+    ],
+)
+def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, said):
+    job = allocate("-N2", "--requeue" if "requeue" in command else "--no-requeue")
+    fleet = GangFleet(SlurmTransport(job, NO_OPTIONS), world=2)
+    with contextlib.closing(fleet):
+        trial = start_hanging(fleet, study)
+        cluster.run(*command.format(job=job).split())
+        result = trial.wait(60)
+        assert result is not None
+        assert result.outcome.is_platform_fault, result.evidence
+        with pytest.raises(FleetError) as raised:
+            fleet.capacity(2)
+        assert raised.value.message == f"job {job} of Slurm {said}"
+        assert "resumes" in raised.value.hint
+    if "state=down" in command:
+        cluster.mend(0)
+
+
+@pytest.mark.real
+@needs_slurm
+def test_a_search_in_an_allocation_uses_it_and_leaves_it(cluster, allocate, tmp_path, monkeypatch):
+    """It ends well on a node that is drained meanwhile: Slurm lets its job end there."""
+    job = allocate("-N2")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    search = Search(tmp_path)
+    process = search.start("--fleet", "slurm", "--trials", "1", "--no-diagnose", "--budget", "20s")
+    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+    cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    stdout, stderr = process.communicate(timeout=300)
+    cluster.mend(1)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    results = [trial.result for trial in search.study.trials()]
+    assert {each.outcome for each in results} == {Outcome.OK}
+    assert {tuple(each.devices) for each in results} == {("n0:0", "n1:0")}
+    assert cluster.state_of(job) == "RUNNING"
+
+
+@pytest.mark.real
+@needs_slurm
+def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, tmp_path):
+    search = Search(tmp_path)
+    flags = ["--fleet", "slurm:-N2 -t 10", "--trials", "1", "--no-diagnose", "--budget", "20s"]
+
+    def begun(number: int):
+        process = search.start(*flags)
+        ranks = f"trials/{number:04}/ranks/01.json"
+        wait_until(lambda: list(search.study.folder.glob(ranks)), "a rank runs", 120)
+        (job,) = cluster.jobs()
+        return process, job
+
+    cancelled, job = begun(0)
+    cluster.run("scancel", job)
+    _, stderr = cancelled.communicate(timeout=60)
+    assert cancelled.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
+    said = " ".join(stderr.split())
+    assert f"job {job} of Slurm has ended (CANCELLED): it was cancelled" in said
+    assert cluster.jobs() == []
+
+    killed, job = begun(1)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    cluster.wait_until(lambda: cluster.state_of(job) == "COMPLETED", "its job ends with it", 20)
+    cluster.wait_until(lambda: cluster.processes() == [], "what it ran ends with it", 20)
+
+    code, stdout, stderr = search.run(*flags)
+    assert code == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    assert "asks Slurm for nodes: sbatch -N2 -t 10" in stderr
+    outcomes = [trial.result.outcome for trial in search.study.trials()]
+    assert outcomes[0].is_platform_fault
+    assert outcomes[1] is Outcome.LOST
+    assert set(outcomes[2:]) == {Outcome.OK}
+    assert cluster.jobs() == []
