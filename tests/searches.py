@@ -56,7 +56,7 @@ class Search:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())},
         )
 
     def _flags(self) -> list[str]:
@@ -75,6 +75,11 @@ class Search:
             for trial in self.study.trials()
             if trial.result is not None and trial.result.outcome is not Outcome.LOST
         }
+
+
+def _paths() -> list[str]:
+    given = os.environ.get("PYTHONPATH", "")
+    return [*filter(None, given.split(os.pathsep)), str(Path(__file__).parents[1])]
 
 
 def digest(trial: Trial) -> str:
