@@ -26,7 +26,10 @@ class FleetOptions:
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
     wait: str = ""
-    """Longest time to wait for nodes that were asked for, such as `10m`; empty: any."""
+    """Longest time to wait for nodes that were asked for, such as `10m`; empty: any for Slurm's,
+    ten minutes for Ray's."""
+    slots: str = ""
+    """Nodes of a Ray cluster and the slots to take on each, such as `2x8`; empty: all."""
 
     def refuse(self, fleet: str) -> None:
         """Refuse any, for a fleet that takes none.

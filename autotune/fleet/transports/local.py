@@ -149,14 +149,14 @@ class LocalProcess:
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
-        self._unsent = b""
+        self._unsent = bytearray()
 
     def send(self, data: bytes) -> None:
         """See `NodeProcess.send`."""
         self._unsent += data
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent and select.select([], [self._input], [], 0)[1]:
-                self._unsent = self._unsent[os.write(self._input, self._unsent) :]
+                del self._unsent[: os.write(self._input, self._unsent)]
 
     def receive(self) -> bytes:
         """See `NodeProcess.receive`."""
@@ -170,6 +170,12 @@ class LocalProcess:
     def poll(self) -> int | None:
         """See `NodeProcess.poll`."""
         return self._process.poll()
+
+    def close_input(self) -> None:
+        """End its input; what was not taken yet is dropped."""
+        assert self._process.stdin is not None
+        self._unsent.clear()
+        self._process.stdin.close()
 
     def end(self) -> None:
         """See `NodeProcess.end`."""
