@@ -14,6 +14,7 @@ import yaml
 
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.contract import Outcome, Role
+from autotune.engines.deepspeed.extensions import environment as extensions
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import FleetOptions, options_of
 from autotune.fleet.transports import hostfile
@@ -204,6 +205,25 @@ def test_a_search_over_two_nodes_outlives_its_coordinator_and_answers(nodes, tmp
     assert all("is not known" in problem for problem in found["problems"]), "too short to tell"
     assert found["checkpoint"]["steps_compared"] == 4
     assert found["checkpoint"]["loss_deviation"] <= found["checkpoint"]["loss_tolerance"]
+    assert launched(nodes, tmp_path / "shared") == [0, 0]
+
+
+def launched(nodes, export: Path) -> list[int]:
+    """Exit codes of an export's script, started on both nodes as its README says."""
+    told = {"MASTER_ADDR": nodes.addresses[0], "GLOO_SOCKET_IFNAME": "eth0"}
+    environment = {**os.environ, **extensions("cpu"), **told, "PYTHON": sys.executable}
+    started = [
+        subprocess.Popen(
+            ["timeout", "-k", "1", "100", *("ip", "netns", "exec", name), "bash", "launch.sh"],
+            cwd=export,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name in nodes.names
+    ]
+    return [process.wait() for process in started]
 
 
 @pytest.mark.real
