@@ -10,7 +10,7 @@ from autotune.app.session import CPU_WORLD
 from autotune.base.errors import FleetError
 from autotune.devices.hardware import detect_environment
 from autotune.fleet.node.ports import PORTS
-from autotune.fleet.transports.remote import Elsewhere, ask_each
+from autotune.fleet.transports.remote import Elsewhere
 from autotune.probe.hardware_file import check_writable
 from autotune.probe.node import MARK, told_by
 from autotune.probe.nodes import Nodes
@@ -99,7 +99,7 @@ def probe_fleet(
         except ValueError as error:
             return FleetError(str(error))
 
-    answers = ask_each(names, measure)
+    answers = transport.ask_each(names, measure)
     failed = {name: each for name, each in answers.items() if isinstance(each, FleetError)}
     told = answers[names[0]]
     if failed or not isinstance(told, Told):

@@ -13,7 +13,7 @@ from autotune.doctor.findings import conclude_of_node
 from autotune.doctor.node import MARK, machine_of
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
-from autotune.fleet.transports.remote import RemoteTransport, ask_each
+from autotune.fleet.transports.remote import RemoteTransport
 
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
@@ -72,7 +72,7 @@ def diagnose_fleet(transport: RemoteTransport) -> FleetExamination:
         except ValueError as error:
             return str(error)
 
-    machines = ask_each(list(found), look)
+    machines = transport.ask_each(list(found), look)
     nodes = []
     for host in transport.hosts():
         own = found.get(host.name)

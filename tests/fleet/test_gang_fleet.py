@@ -456,3 +456,11 @@ def test_a_trial_that_no_gang_fits_is_refused_at_once(tmp_path: Path) -> None:
     fleet = GangFleet(Rack(1), world=2)
     with pytest.raises(FleetError, match="a gang of 4 slots was asked for"):
         fleet.submit(four_ranks(), tmp_path)
+
+
+def test_a_command_of_the_users_own_runs_on_one_node_or_not_at_all(tmp_path: Path) -> None:
+    fleet = GangFleet(Rack(2), world=2)
+    own = spec(command=["torchrun", "train.py"], world=4, dp=4, global_batch=8)
+    with pytest.raises(FleetError, match="starts its 4 ranks on one node, and none has as many"):
+        fleet.submit(own, tmp_path)
+    fleet.submit(spec(command=["torchrun", "train.py"]), tmp_path)

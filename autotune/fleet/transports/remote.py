@@ -64,6 +64,8 @@ class RemoteTransport(ABC):
 
     def __init__(self, options: FleetOptions) -> None:
         self.options = options
+        self._gives_up = False
+        """Whether nobody waits for answers any more."""
         self.clocks_ahead_s: dict[str, float] = {}
         """How far the wall clock of each host that answered is ahead of this machine's, in s."""
 
@@ -129,7 +131,7 @@ class RemoteTransport(ABC):
     @cached_property
     def _asked(self) -> tuple[dict[str, Inventory], dict[str, str]]:
         """What the hosts have, and what is in the way of the others; all are asked at once."""
-        answers = ask_each([host.name for host in self.hosts()], self._ask)
+        answers = self.ask_each([host.name for host in self.hosts()], self._ask)
         found = {name: each for name, each in answers.items() if isinstance(each, Inventory)}
         problems = {name: each for name, each in answers.items() if isinstance(each, str)}
         return found, problems
@@ -147,6 +149,20 @@ class RemoteTransport(ABC):
             return f"it has {device}, and nodes of kind={self.options.kind} are asked for"
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
+
+    def ask_each(self, hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+        """What some hosts answer, by name; they are asked at the same time.
+
+        Args:
+            hosts: Names of some of `hosts`.
+            ask: Asks one by `ask`; an interrupt ends all questions.
+        """
+        with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
+            try:
+                return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+            except BaseException:
+                self._gives_up = True
+                raise
 
     def ask(
         self,
@@ -188,7 +204,7 @@ class RemoteTransport(ABC):
             last = next((line for line in reversed(said) if line.strip()), "")
             if code is not None:
                 raise FleetError(last or f"the way to it ended with code {code}")
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s or self._gives_up:
                 process.end()
                 raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
@@ -200,12 +216,6 @@ class RemoteTransport(ABC):
             arguments=arguments,
             variables=self.variables(),
         )
-
-
-def ask_each(hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
-    """What some hosts answer, by name; they are asked at the same time."""
-    with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
-        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
 
 def boot_command(python: str) -> list[str]:
@@ -381,7 +391,9 @@ class Elsewhere(Place):
             with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".seen-") as file:
                 file.write(token)
                 file.flush()
-                seen = ask_each(hosts, partial(self._reads, path=str(Path(file.name).resolve())))
+                seen = self.transport.ask_each(
+                    hosts, partial(self._reads, path=str(Path(file.name).resolve()))
+                )
         except OSError as error:
             raise FleetError(f"{folder}: cannot be written: {error}", "free some space") from error
         return tuple(host for host in hosts if seen[host] != token)

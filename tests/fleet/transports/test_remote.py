@@ -1,5 +1,6 @@
 """What transports to other machines share, with pipes to this machine in the place of the way."""
 
+import _thread
 import dataclasses
 import os
 import shlex
@@ -188,6 +189,20 @@ def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
         "unreached": "it cannot be reached: [Errno 2] No such file or directory: 'ssh'",
         "noisy": "no inventory: 'environment'",
     }
+
+
+def test_an_interrupt_waits_for_no_answer() -> None:
+    machines = Machines(silent="sleep 600", slow="sleep 600")
+
+    def ask(host: str) -> str:
+        if host == "slow":
+            _thread.interrupt_main()
+        return machines.ask(host, AGENT, "mark")
+
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        machines.ask_each(["silent", "slow"], ask)
+    assert time.monotonic() - began_s < 20
 
 
 def test_only_variables_that_change_speed_and_those_named_travel(
