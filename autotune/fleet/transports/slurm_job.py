@@ -38,6 +38,8 @@ _FIFO = '"/tmp/autotune-allocation-$SLURM_JOB_ID"'
 _SCRIPT = f"""\
 fifo={_FIFO}
 trap 'rm -f "$fifo"' EXIT
+trap 'exit 143' TERM
+rm -f "$fifo"
 mkfifo -m 600 "$fifo" || exit 1
 (
     left={_HOLDER_WAIT_S}
