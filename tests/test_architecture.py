@@ -147,11 +147,12 @@ STARTS = {
     "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},
+    "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
     "trial/launcher.py": {"torch.distributed.run"},
     "trial/warm.py": {"os.fork"},
 }
-"""What starts processes: `Kept`, and a node its ranks."""
+"""What starts processes: `Kept`, a node its ranks, and an actor of Ray a node's keeper."""
 
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"

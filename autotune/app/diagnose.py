@@ -13,6 +13,7 @@ from autotune.base.errors import StudyError
 from autotune.contract import TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed
 from autotune.record.table import make_table, write_table
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
@@ -35,13 +36,17 @@ def diagnose(
     results: Path,
     fresh: bool,
     note: Callable[[str], None],
+    fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
 ) -> ScriptDiagnosis:
     """Run a command as it is for a few steps, and say what it does.
 
     A study of the command that is there already answers without a run. Arguments and errors are
     those of `open_script_session`.
     """
-    session = open_script_session(command, flags, results=results, fresh=fresh, note=note)
+    session = open_script_session(
+        command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=note
+    )
     study, script = session.study, session.job.script
     assert script is not None, "it was observed"
     study.lock()

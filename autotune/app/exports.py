@@ -13,6 +13,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
+from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import make_job, read_job_file
 from autotune.patch.patch import Patched, patched_all
@@ -108,8 +109,16 @@ def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = Fal
             guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
         ),
         soak=_soak_of(study, candidate, engine),
+        hosts=_hosts_of(trials[number]),
     )
     return Chosen(trial=trials[number], engine=engine, handout=handout)
+
+
+def _hosts_of(trial: Trial) -> list[str]:
+    """Other machines that a trial ran on, in the order of its ranks."""
+    devices = trial.result.devices if trial.result is not None else []
+    names = dict.fromkeys(device.rpartition(":")[0] for device in devices)
+    return [name for name in names if name != HERE]
 
 
 def export_study(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.session import CPU_WORLD, Session, open_session
+from autotune.app.session import CPU_WORLD, Session, find_place, open_session
 from autotune.base.errors import JobError, StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.secrecy import scrubbed
@@ -33,11 +33,12 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.devices.hardware import VERSIONED, Environment, detect_environment
+from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.fleet.transports.local import local_fleet
+from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.command import (
     as_typed,
     check_command,
@@ -89,7 +90,8 @@ def open_script_session(
         command: The words after `--`.
         flags: Keys of the job.
         results: Folder of all studies.
-        fleet: As of `open_session`; the first run is always on this machine.
+        fleet: As of `open_session`; one that only answers leaves the first run to this machine.
+            On other machines the command, and the folder that it runs in, have the same paths.
         options: As of `open_session`.
         fresh: Set an old study aside first, and observe the command anew.
         note: Is told what happens.
@@ -120,7 +122,10 @@ def open_script_session(
             "give this one its own --study NAME",
         )
     if script is None or script.digest() != script.observed_digest:
-        script = observe(command, flags, study=study, folder=folder, note=note)
+        place = find_place(fleet, None, {}, options)
+        if not isinstance(place, Elsewhere):
+            place = find_place("local", None, {}, NO_OPTIONS)
+        script = observe(command, flags, place=place, study=study, folder=folder, note=note)
     return open_session(
         None,
         {
@@ -147,6 +152,7 @@ def observe(
     command: Sequence[str],
     flags: Mapping[str, Any],
     *,
+    place: Place,
     study: Study,
     folder: str,
     note: Note,
@@ -158,8 +164,7 @@ def observe(
         StudyError: The study cannot be written.
         FleetError: The devices are not there.
     """
-    environment = detect_environment()
-    world = flags.get("world") or world_of(command, environment)
+    world = flags.get("world") or world_of(command, place.environment)
     hint = "name a folder that you may write, such as --results ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
     typed = as_typed(filled_in(list(command), {}))
@@ -171,7 +176,7 @@ def observe(
                 command,
                 flags,
                 world=world,
-                environment=environment,
+                place=place,
                 study=study,
                 folder=folder,
                 note=note,
@@ -261,13 +266,13 @@ def _run_once(
     flags: Mapping[str, Any],
     *,
     world: int,
-    environment: Environment,
+    place: Place,
     study: Study,
     folder: str,
     note: Note,
 ) -> tuple[TrialResult, dict[str, Any]]:
     """The trial of the command as it is, and what its first rank said."""
-    where = study.folder / FIRST_RUN
+    environment, where = place.environment, study.folder / FIRST_RUN
     shutil.rmtree(where, ignore_errors=True)
     (where / CONFIG_DIR).mkdir(parents=True)
     timeout = flags.get("trial_timeout")
@@ -301,9 +306,10 @@ def _run_once(
     )
     write_json(where / SPEC_FILE, scrubbed(to_dict(spec)))
     (where / CONFIG_DIR / EDITS_FILE).write_text('{"observes": true}\n', encoding="utf-8")
-    if is_of_this_environment(command, os.environ):
+    is_here = not isinstance(place, Elsewhere)
+    if is_here and is_of_this_environment(command, os.environ):
         find_engine(DEFAULT_ENGINE).build(environment.accelerator, note)
-    fleet = local_fleet(environment, world=world)
+    fleet = place.gangs(world)
     try:
         result = fleet.submit(spec, where).wait()
     finally:

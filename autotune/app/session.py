@@ -15,6 +15,7 @@ from autotune.engines.base import bind_engine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
 from autotune.planning.lattice import Lattice, lattice_of
@@ -156,6 +157,21 @@ def find_place(
     kind, _, of = fleet.partition(":")
     plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
     return plugin.find(of, job_file, flags, options)
+
+
+def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:
+    """The place of a fleet of other machines, asked of nothing yet.
+
+    Raises:
+        JobError: There is no such fleet, or it is none of other machines.
+    """
+    place = find_place(fleet, None, {}, options)
+    if not isinstance(place, Elsewhere):
+        raise JobError(
+            f"--fleet {fleet} has no nodes to be asked",
+            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
+        )
+    return place
 
 
 def plan_search(session: Session, *, fresh: bool) -> Plan:

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
-from autotune.base.errors import JobError, StudyError
+from autotune.app.session import find_place
+from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.contract import Role
-from autotune.devices.hardware import Environment, detect_environment
+from autotune.devices.hardware import Environment
 from autotune.export.base import Subject
 from autotune.export.door import read_export
-from autotune.fleet.transports.local import local_fleet
+from autotune.fleet.base import Place
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
@@ -28,8 +30,23 @@ Note = Callable[[str], None]
 MAX_MINUTES = 30 * 24 * 60
 
 
-def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None:
+def soak_study(
+    study: Study,
+    *,
+    minutes: float,
+    note: Note,
+    fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
+) -> SoakResult | None:
     """Soak the best configuration of a study; its export then says so.
+
+    Args:
+        study: Its record is on a file system that the nodes of the fleet share: the checkpoint
+            lies there.
+        minutes: Of training, both halves together.
+        note: Told what happens.
+        fleet: Who runs it, as of `open_session`.
+        options: What was said of the fleet besides.
 
     Returns:
         What it found, also in `soak.json`; None if the user ended it.
@@ -39,11 +56,11 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
         StudyError: There is no best one, another process holds the study, or the disk is full.
         FleetError: The devices are not there.
     """
-    environment = _checked_machine(minutes)
-    subject = _of_study(study, environment)
+    place = _checked_place(minutes, fleet, options)
+    subject = _of_study(study, place.environment)
     study.lock()
     try:
-        found = _soak(subject, environment, minutes, note)
+        found = _soak(subject, place, minutes, note)
         if found is not None:
             export_study(study, study.best_folder)
         return found
@@ -51,7 +68,14 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
         study.unlock()
 
 
-def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | None:
+def soak_export(
+    folder: Path,
+    *,
+    minutes: float,
+    note: Note,
+    fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
+) -> SoakResult | None:
     """Soak the configuration in an export's folder, within its memory limit; see `soak_study`.
 
     Raises:
@@ -59,29 +83,33 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
         StudyError: It is of other devices, another soak holds the folder, or it cannot be written.
         FleetError: The devices are not there.
     """
-    environment = _checked_machine(minutes)
-    subject = read_export(folder, environment, measure=MEASURE)
-    _check_devices(subject.spec.layout.accelerator, environment)
+    place = _checked_place(minutes, fleet, options)
+    subject = read_export(folder, place.environment, measure=MEASURE)
+    _check_devices(subject.spec.layout.accelerator, place.environment)
     if subject.spec.measure.memory_limit_bytes is None:
         note("the export names no memory limit: it may take all of a device")
-    return _soak(subject, environment, minutes, note)
+    return _soak(subject, place, minutes, note)
 
 
-def _checked_machine(minutes: float) -> Environment:
+def _checked_place(minutes: float, fleet: str, options: FleetOptions) -> Place:
     if not 0 < minutes <= MAX_MINUTES:
         raise JobError(
             f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
         )
-    return detect_environment()
+    return find_place(fleet, None, {}, options)
 
 
-def _soak(
-    subject: Subject, environment: Environment, minutes: float, note: Note
-) -> SoakResult | None:
+def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     record = Study(subject.folder, SOAK_FOLDER)
-    fleet = local_fleet(environment, world=subject.spec.layout.world)
+    fleet = place.gangs(subject.spec.layout.world)
+    if blind := place.nodes_without(subject.folder):
+        raise FleetError(
+            f"{subject.folder}: {', '.join(blind)} does not see this folder, and the checkpoint "
+            "that fresh processes resume lies in it",
+            "name one that all nodes share under one name: --results FOLDER, or --from FOLDER",
+        )
     interrupt = Interrupt()
     record.lock()
     try:
@@ -99,7 +127,7 @@ def _soak(
             )
         if ran is None:
             return None
-        found = _result(subject, environment, minutes, *ran)
+        found = _result(subject, place.environment, minutes, *ran)
         write_soak(subject.folder, found)
         return found
     finally:
@@ -164,6 +192,6 @@ def _of_study(study: Study, environment: Environment) -> Subject:
 def _check_devices(theirs: str, environment: Environment) -> None:
     if theirs != environment.accelerator:
         raise StudyError(
-            f"it was measured on {theirs}, this machine trains on {environment.accelerator}",
+            f"it was measured on {theirs}, what is here trains on {environment.accelerator}",
             f"soak it where there is {theirs}",
         )

@@ -355,8 +355,25 @@ def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
     for secret in known:
         if len(secret) >= _LEAST_KNOWN:
             text = text.replace(secret, HIDDEN)
-    if len(text) >= _LEAST_KNOWN:
-        text = _without_known(text)
+    return _without(text, known_secrets())
+
+
+_SHORT = 64
+"""Longest text of which it is remembered what is left of it: names and values come in every
+document of a record."""
+
+
+def _without(text: str, secrets: tuple[str, ...]) -> str:
+    """As `scrubbed_text`, with the values of variables that are secrets."""
+    return (_without_briefly if len(text) <= _SHORT else _without_any)(text, secrets)
+
+
+def _without_any(text: str, secrets: tuple[str, ...]) -> str:
+    if len(text) < 4:
+        return text
+    for value in secrets if len(text) >= _LEAST_KNOWN else ():
+        if value in text:
+            text = text.replace(value, HIDDEN)
     if "-----BEGIN" in text or _MARKS.search(text):
         text = _FORMS.sub(HIDDEN, text)
     if "hook" in text.casefold() or "://" in text:
@@ -387,14 +404,18 @@ def scrubbed_text(text: str, known: Iterable[str] = ()) -> str:
     return _without_opaque(text)
 
 
+_without_briefly = lru_cache(maxsize=16_384)(_without_any)
+
+
 def scrubbed(data: Any) -> Any:
     """A copy of what JSON or YAML may hold, without secrets: values, items of lists, and keys."""
-    return _scrubbed(data, "")
+    return _scrubbed(data, "", known_secrets())
 
 
-def _scrubbed(data: Any, under: str) -> Any:
+def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
     if isinstance(data, str):
-        return data if _names_digest(under) and _HEX.fullmatch(data) else scrubbed_text(data)
+        is_digest = _names_digest(under) and _HEX.fullmatch(data)
+        return data if is_digest else _without(data, secrets)
     if isinstance(data, Mapping):
         kept: dict[Any, Any] = {}
         told = _told_by_pair(data)
@@ -402,14 +423,14 @@ def _scrubbed(data: Any, under: str) -> Any:
             if key in told:
                 kept[key] = HIDDEN
                 continue
-            name = scrubbed_text(key) if isinstance(key, str) else key
+            name = _without(key, secrets) if isinstance(key, str) else key
             while name != key and name in kept:
                 name = f"{name}*"
             hides = under not in _OF_LABELS and holds_secret(key, value)
-            kept[name] = HIDDEN if hides else _scrubbed(value, str(key))
+            kept[name] = HIDDEN if hides else _scrubbed(value, str(key), secrets)
         return kept
     if isinstance(data, list | tuple):
-        return [_of_list(one, under) for one in _command_line(data)]
+        return [_of_list(one, under, secrets) for one in _command_line(data)]
     return data
 
 
@@ -438,8 +459,8 @@ def _told_by_pair(data: Mapping[Any, Any]) -> frozenset[Any]:
     )
 
 
-def _of_list(item: Any, under: str) -> Any:
-    return item if item is HIDDEN else _scrubbed(item, under)
+def _of_list(item: Any, under: str, secrets: tuple[str, ...]) -> Any:
+    return item if item is HIDDEN else _scrubbed(item, under, secrets)
 
 
 def _command_line(items: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
@@ -585,14 +606,6 @@ def _element(match: re.Match[str]) -> str:
 
 _LEAST_KNOWN = 8
 """Shortest value of a variable that is looked for in texts: shorter ones are words."""
-
-
-def _without_known(text: str) -> str:
-    """Without the secrets of this process's own environment."""
-    for value in known_secrets():
-        if value in text:
-            text = text.replace(value, HIDDEN)
-    return text
 
 
 def known_secrets() -> tuple[str, ...]:

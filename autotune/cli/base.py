@@ -80,8 +80,9 @@ FleetName = Annotated[
     typer.Option(
         "--fleet",
         help="Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh), slurm "
-        "(this allocation), slurm:'-N 4 -t 2:00:00' (asks for one); or who answers: simulate or "
-        "simulate:8xH100 (the cost model), replay:FILE.csv#GROUP (a table).",
+        "(this allocation), slurm:'-N 4 -t 2:00:00' (asks for one), ray or ray:ADDRESS (a cluster "
+        "of Ray); or who answers: simulate or simulate:8xH100 (the cost model), "
+        "replay:FILE.csv#GROUP (a table).",
     ),
 ]
 FleetOption = Annotated[
@@ -90,6 +91,12 @@ FleetOption = Annotated[
         "--fleet-option",
         metavar="KEY=VALUE",
         help="Of other machines, such as python=/opt/venv/bin/python; may be repeated.",
+    ),
+]
+Exclusive = Annotated[
+    bool,
+    typer.Option(
+        "--exclusive", help="No two trials at a time share a PCIe switch or a network card."
     ),
 ]
 TOPOLOGY_HELP = (

@@ -15,6 +15,7 @@ from autotune.cli.base import (
     TOPOLOGY_HELP,
     Debug,
     Dialect,
+    Exclusive,
     FleetName,
     FleetOption,
     JobPath,
@@ -191,6 +192,7 @@ def search(
     ] = None,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
+    exclusive: Exclusive = False,
     no_knowledge: Annotated[
         bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
     ] = False,
@@ -215,7 +217,7 @@ def search(
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 
-    options = options_of(fleet_option or ())
+    options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
@@ -293,6 +295,8 @@ def diagnose(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run it anew; the old study is kept beside it.")
     ] = False,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -303,9 +307,18 @@ def diagnose(
     from it.
     """
     from autotune.app.diagnose import diagnose as run
+    from autotune.fleet.options import options_of
     from autotune.report.terminal.study import print_script_diagnosis
 
-    found = run(command, flags, results=results, fresh=fresh, note=say)
+    found = run(
+        command,
+        flags,
+        results=results,
+        fresh=fresh,
+        note=say,
+        fleet=fleet,
+        options=options_of(fleet_option or ()),
+    )
     print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
 
 

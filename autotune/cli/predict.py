@@ -13,6 +13,8 @@ from autotune.cli.base import (
     TOPOLOGY_HELP,
     Debug,
     Dialect,
+    FleetName,
+    FleetOption,
     JobPath,
     Json,
     LauncherName,
@@ -27,6 +29,7 @@ from autotune.cli.base import (
 
 if TYPE_CHECKING:
     from autotune.planning.outlook import Outlook
+    from autotune.probe.run import Probe
 
 _MOST_REASONS = 10
 
@@ -60,27 +63,38 @@ def probe(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer repeats and sizes: sooner, and rougher.")
     ] = False,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Measure the devices and the links between them.
 
     The file goes to --accelerators of search, plan, explain and estimate. Devices and links that
-    are slower than others are warned of. Several nodes know each other by a secret, in
-    AUTOTUNE_TOKEN or a file; `openssl rand -hex 16` prints one.
+    are slower than others are warned of. With --fleet the nodes are started from here; by hand,
+    several know each other by a secret, in AUTOTUNE_TOKEN or a file.
     """
-    from autotune.app.probe import probe_machine
+    from autotune.app.probe import probe_fleet, probe_machine
+    from autotune.app.session import find_far_place
+    from autotune.fleet.options import options_of
     from autotune.probe.hardware_file import write_hardware
     from autotune.probe.nodes import nodes_of
     from autotune.report.terminal.probe import print_probe
 
     place = nodes_of(nodes, node_rank, master, token_file)
+    if place is not None and fleet != "local":
+        raise JobError("--fleet and --nodes are both given", "--fleet starts all its nodes")
     if place is not None:
         say(
             f"node {place.rank} of {place.count}; they meet on port {place.port} of "
             f"{place.address}, by {place.interface}"
         )
-    found = probe_machine(out, world=world, nodes=place, disk=nvme, is_quick=quick)
+    found: Probe | None
+    if fleet == "local":
+        found = probe_machine(out, world=world, nodes=place, disk=nvme, is_quick=quick)
+    else:
+        far = find_far_place(fleet, options_of(fleet_option or ()))
+        found = probe_fleet(out, far, world=world, disk=nvme, is_quick=quick, note=say)
     if found is None:
         say("measured; node 0 has the figures and writes the file")
         if as_json:

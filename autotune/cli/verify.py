@@ -1,5 +1,6 @@
 """Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,8 @@ from autotune.cli.base import (
     DATA,
     RESULTS,
     Debug,
+    FleetName,
+    FleetOption,
     Json,
     Results,
     StudyName,
@@ -150,6 +153,8 @@ def soak(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
     results: Results = RESULTS,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -160,14 +165,17 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
+    from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
+    options = options_of(fleet_option or ())
     if export is not None:
-        found = soak_export(export, minutes=minutes, note=say)
+        found = soak_export(export, minutes=minutes, note=say, fleet=fleet, options=options)
     else:
-        found = soak_study(find_study(results, study), minutes=minutes, note=say)
+        chosen = find_study(results, study)
+        found = soak_study(chosen, minutes=minutes, note=say, fleet=fleet, options=options)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
     print_json(asdict(found)) if as_json else print_soak(DATA, found)
@@ -183,10 +191,17 @@ def doctor(
     measure: Annotated[
         bool, typer.Option(help="Run a matrix product and an all-reduce on the devices.")
     ] = True,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what would not work on this machine, and why."""
+    """Say what would not work on this machine, or on each node of a fleet, and why."""
+    if fleet != "local":
+        if build:
+            raise JobError("--build and --fleet are both given", "a search builds on its nodes")
+        _examine_fleet(fleet, fleet_option or (), as_json=as_json)
+        return
     if build:
         from autotune.base.plugins import load_plugin, plugin_names
         from autotune.devices.hardware import detect_environment
@@ -201,4 +216,17 @@ def doctor(
     diagnosis = diagnose(measure=measure)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
     if diagnosis.level is Level.FAIL:
+        raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
+
+
+def _examine_fleet(fleet: str, options: Sequence[str], *, as_json: bool) -> None:
+    from autotune.app.session import find_far_place
+    from autotune.doctor import Level
+    from autotune.doctor.fleet import diagnose_fleet
+    from autotune.fleet.options import options_of
+    from autotune.report.terminal.overview import print_fleet
+
+    found = diagnose_fleet(find_far_place(fleet, options_of(options)).transport)
+    print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
+    if found.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)

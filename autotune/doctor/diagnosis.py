@@ -1,7 +1,7 @@
 """The answer of the doctor: what is there, how fast it is, and what follows from that."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,6 +27,12 @@ class Remark:
     message: str
     fix: str = ""
     """The shortest way to mend it; empty where there is nothing to mend."""
+
+
+def worst(findings: Iterable[Remark]) -> Level:
+    """The worst level of some findings; `ok` where there are none."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in (Level.FAIL, Level.WARN) if level in levels), Level.OK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +119,7 @@ class Examination:
     @property
     def level(self) -> Level:
         """The worst of the findings."""
-        levels = {finding.level for finding in self.findings}
-        return next((level for level in (Level.FAIL, Level.WARN) if level in levels), Level.OK)
+        return worst(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

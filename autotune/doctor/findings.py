@@ -49,6 +49,11 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
     )
 
 
+def conclude_of_node(machine: Machine) -> tuple[Remark, ...]:
+    """Findings about a node of a fleet: it trains, and the search itself runs elsewhere."""
+    return (*_extensions(machine), *_idle(machine), *_limits(machine))
+
+
 def engine_packages() -> dict[str, EnginePackage]:
     """Packages that the installed engines need, by name."""
     return {package.name: package for each in installed_engines() for package in each.packages}

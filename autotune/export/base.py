@@ -5,7 +5,7 @@ by name under the entry-point groups `autotune.dialects` and `autotune.launchers
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -79,6 +79,9 @@ class Handout:
     """Prediction of the cost model; None: it was not asked."""
     overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
+    hosts: Sequence[str] = ()
+    """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
+    they are this machine's, or nobody's."""
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
 

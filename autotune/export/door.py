@@ -1,7 +1,7 @@
 """The one door of all exports: the files of a dialect and its launcher, marked as ours."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ def handout_of(
     figures: MeasuredFigures | None = None,
     soak: SoakResult | None = None,
     prediction: Mapping[str, Any] | None = None,
+    hosts: Sequence[str] = (),
 ) -> Handout:
     """A candidate with what its engine says of it; of the arguments see `Handout`.
 
@@ -90,6 +91,7 @@ def handout_of(
         figures=figures,
         soak=soak,
         prediction=prediction,
+        hosts=hosts,
         overridden=engine.overridden(candidate),
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )

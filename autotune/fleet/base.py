@@ -156,6 +156,26 @@ class Place(ABC):
             FleetError: Likewise, by the call that is returned as well.
         """
 
+    def gangs(self, world: int) -> Fleet:
+        """A fleet for trials of so many ranks that are no search's.
+
+        Raises:
+            JobError: Nothing runs here: the place only answers for trials.
+            FleetError: There are fewer devices than ranks.
+        """
+        raise JobError(
+            "this fleet only answers for trials, and runs none",
+            "name one that runs them: --fleet local, or one of other machines",
+        )
+
+    def nodes_without(self, folder: Path) -> tuple[str, ...]:
+        """Nodes that do not see a folder of this machine under the same name.
+
+        Raises:
+            FleetError: Nothing can be written there.
+        """
+        return ()
+
 
 @runtime_checkable
 class Obtaining(Protocol):

@@ -13,11 +13,12 @@ from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
+from autotune.contract import NodeReport, Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
+from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
@@ -42,30 +43,31 @@ _ALIVE_S = LEASE_S / 6
 class GangFleet:
     """A ledger of gangs, and an agent on every node; implements `autotune.fleet.base.Fleet`."""
 
-    def __init__(self, transport: Transport, *, world: int) -> None:
+    def __init__(self, transport: Transport, *, world: int, is_exclusive: bool = False) -> None:
         """Take the transport's nodes for a job of `world` ranks; nothing is started yet.
+
+        With `is_exclusive` no two trials share a PCIe switch or a network card.
 
         Raises:
             FleetError: There are fewer slots than the job has ranks.
         """
         self._transport = transport
         self._nodes = {node.name: node for node in transport.nodes()}
-        self._allocator = GangAllocator(
-            tuple(
-                Slot(index=index, device=device, node=node.name)
-                for node in self._nodes.values()
-                for index, device in enumerate(node.devices)
-            )
-        )
+        slots = (slot for node in self._nodes.values() for slot in _slots_of(node))
+        self._allocator = GangAllocator(tuple(slots), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
-            slots = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
+            has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
             raise FleetError(
-                f"the job's world is {world}, the fleet has slots for no such gang: {slots}",
+                f"the job's world is {world}, the fleet has slots for no such gang: {has}",
                 "set --world to what it has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
         self._running: dict[str, GangTrial] = {}
+        self._waiting: list[GangTrial] = []
+        """Trials for which no gang is free yet, in the order in which they were submitted."""
+        self._last_wall_s = 0.0
+        """Wall time of the trial that ended last: what those that run are expected to take."""
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
         self._lost: dict[str, _Lost] = {}
@@ -147,24 +149,30 @@ class GangFleet:
             raise KeyboardInterrupt
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
-        """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
+        """See `Fleet.submit`; what a node says against its start is raised by `poll`.
+
+        Where no gang is free the trial waits for one. Smaller ones that come after it may start
+        before it, on slots that are not kept for it.
+        """
         self.hear()  # an agent that is gone meanwhile is not told anything
-        if self._lost:
-            self.capacity(spec.layout.world)
-        gang = self._allocator.allocate(spec.layout.world)
-        trial = GangTrial(self, spec, folder.resolve(), gang)
-        self._running[str(trial.folder)] = trial
-        try:
-            self._start(trial, next(iter(gang.nodes)))
-        except BaseException:
-            self.release(trial)
-            raise
+        world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
+        if spec.workload.command and per_node < world:
+            raise FleetError(
+                f"a command of your own starts its {world} ranks on one node, and none has as "
+                "many slots",
+                "let it start fewer, or name nodes with as many slots",
+            )
+        if not self.capacity(spec.layout.world):
+            self._allocator.allocate(spec.layout.world)  # says what there is
+        trial = GangTrial(self, spec, folder.resolve())
+        self._waiting.append(trial)
+        self._admit()
         return trial
 
     def close(self) -> None:
         """See `Fleet.close`."""
         try:
-            for trial in list(self._running.values()):
+            for trial in (*self._waiting, *self._running.values()):
                 trial.cancel()
             for trial in list(self._running.values()):
                 with suppress(AutotuneError):
@@ -188,13 +196,50 @@ class GangFleet:
                 with suppress(FleetError):
                     self.agents[name].tell("alive")
 
+        self._admit()
+
     def release(self, trial: "GangTrial") -> None:
-        """Take a gang back."""
+        """Take a trial's gang back, or its place among those that wait."""
         if self._running.pop(str(trial.folder), None) is not None:
             self._allocator.release(trial.gang)
+        elif trial in self._waiting:
+            self._waiting.remove(trial)
 
-    def judge(self, trial: "GangTrial", outcome: Outcome) -> None:
+    def _admit(self) -> None:
+        """Start trials that wait, as far as gangs are free.
+
+        The first for which there is none has slots kept for it, so that smaller ones behind it do
+        not hold it up for ever. Source: Lifka, The ANL/IBM SP Scheduling System (1995), without
+        its estimates of when the smaller ones end.
+        """
+        kept: frozenset[Slot] = frozenset()
+        for trial in tuple(self._waiting):
+            size = trial.spec.layout.world
+            try:
+                gang = self._allocator.allocate(size, kept=kept)
+            except FleetError:
+                kept = kept or self._allocator.reserve(size, self._free_at_s())
+                continue
+            self._waiting.remove(trial)
+            self._running[str(trial.folder)] = trial
+            trial.begin(gang)
+            first = next(iter(gang.nodes))
+            try:
+                self._start(trial, first)
+            except AutotuneError as error:
+                trial.fail(first, error)
+
+    def _free_at_s(self) -> dict[Slot, float]:
+        """When the slots that are taken are expected to be free, by the monotonic clock."""
+        return {
+            slot: trial.submitted_at_s + self._last_wall_s
+            for trial in self._running.values()
+            for slot in trial.gang.slots
+        }
+
+    def judge(self, trial: "GangTrial", outcome: Outcome, wall_s: float) -> None:
         """Take note of how a trial ended on its slots."""
+        self._last_wall_s = wall_s
         if outcome is not Outcome.CANCELLED:
             ran, is_fault = trial.spec.identity.candidate_hash, outcome.is_platform_fault
             self._allocator.judge(trial.gang, ran, is_fault=is_fault)
@@ -233,8 +278,10 @@ class GangFleet:
         trial = self._running.get(folder)
         if said == "reaped":
             self._reaping.discard((name, folder))
-        if said == "ready" and self._lost.pop(name, None) is not None:
+        if said == "ready" and (back := self._lost.pop(name, None)) is not None:
             self._allocator.join(name)
+            for left in back.folders:
+                self._reap(name, left)
         if said == "gone":
             self._replace(name, event["problem"], was_ready=event["was_ready"])
         elif trial is None:
@@ -247,6 +294,9 @@ class GangFleet:
                     self._start(trial, other, port=trial.port)
         elif said == "file":
             trial.take_file(name, event)
+        elif said == "failed" and self._transport.is_remote:
+            # A full disk there or a missing device is no reason to end the whole search.
+            trial.ended(name, f"{name}: {event['message']}")
         elif said == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
@@ -273,8 +323,13 @@ class GangFleet:
 
     def _lose(self, name: str, problem: str) -> None:
         """Go on without a node until it answers again; what it ran ends by its own lease there."""
-        again_s = time.monotonic() + LEASE_S
-        self._lost[name] = _Lost(problem=problem, again_s=again_s)
+        ran = [folder for folder, trial in self._running.items() if name in trial.open]
+        before = self._lost.get(name)
+        self._lost[name] = _Lost(
+            problem=problem,
+            again_s=time.monotonic() + LEASE_S,
+            folders=[*(before.folders if before else ()), *ran],
+        )
         self._allocator.leave(name)
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
@@ -288,6 +343,8 @@ class _Lost:
     problem: str
     again_s: float
     """When it is asked again, by the monotonic clock."""
+    folders: list[str]
+    """Folders of the trials that it had a part in, whose files it may still have."""
     is_asked: bool = False
     """Whether an agent is being started there to see."""
 
@@ -295,10 +352,11 @@ class _Lost:
 class GangTrial(Handle):
     """A trial on the nodes of its gang. The nodes end it step by step; `poll` only listens."""
 
-    def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path, gang: Gang) -> None:
+    def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path) -> None:
         self.spec = spec
         self.folder = folder
-        self.gang = gang
+        self.gang = Gang(slots=())
+        """None of any slot while it waits for one."""
         self.started_at_s = unix_now_s()
         self.submitted_at_s = time.monotonic()
         self.port: int | None = None
@@ -319,10 +377,22 @@ class GangTrial(Handle):
         self._error: AutotuneError | None = None
         self._result: TrialResult | None = None
 
+    def begin(self, gang: Gang) -> None:
+        """Take a gang; its time begins now."""
+        self.gang = gang
+        self.started_at_s = unix_now_s()
+        self.submitted_at_s = time.monotonic()
+
+    @property
+    def _waits(self) -> bool:
+        return not self.gang.slots and not self._was_cancelled
+
     def poll(self) -> TrialResult | None:
         """See `Handle.poll`."""
         if self._result is None:
             self._fleet.hear()
+            if self._waits:
+                return None
             self._end_if_it_is_time()
             if self.open:
                 return None
@@ -330,7 +400,7 @@ class GangTrial(Handle):
             if self._error is not None:
                 raise self._error
             self._result = self._collect()
-            self._fleet.judge(self, self._result.outcome)
+            self._fleet.judge(self, self._result.outcome, self._result.wall_s)
         return self._result
 
     @cached_property
@@ -359,6 +429,8 @@ class GangTrial(Handle):
     def cancel(self) -> None:
         """See `Handle.cancel`."""
         self._was_cancelled |= self.asked_to_end_s is None
+        if not self.gang.slots:
+            self._fleet.release(self)  # or it would still be started
         self._end(hangs=False)
 
     def ended(self, node: str, problem: str) -> None:
@@ -397,9 +469,10 @@ class GangTrial(Handle):
                 self._fleet.agents[name].tell("end", folder=str(self.folder), hangs=hangs)
 
     def _collect(self) -> TrialResult:
-        nodes = [read_node_report(self.folder, index) for index in range(len(self.gang.nodes))]
+        n_nodes = len(self.gang.nodes)
+        nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
         # What ended by itself before its nodes were told keeps its outcome.
-        was_ended = bool(self.problem) or any(node.was_ended for node in nodes)
+        was_ended = not n_nodes or bool(self.problem) or any(node.was_ended for node in nodes)
         ending = Ending(
             started_at_s=self.started_at_s,
             wall_s=self._elapsed_s(),
@@ -409,6 +482,18 @@ class GangTrial(Handle):
             problem=self.problem,
         )
         return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
+
+
+def _slots_of(node: Node) -> Iterator[Slot]:
+    for index, device in enumerate(node.devices):
+        place = node.places[index] if node.places else DevicePlace()
+        yield Slot(
+            index=index,
+            device=device,
+            node=node.name,
+            domain=place.domain,
+            shares=frozenset(place.shares),
+        )
 
 
 def _started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:

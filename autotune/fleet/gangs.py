@@ -1,7 +1,9 @@
 """Gives out gangs: n nodes x k slots, all or nothing; slots that fail are left out."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.base.errors import FleetError
 
@@ -18,11 +20,20 @@ class Slot:
     device: str
     """Name in `CUDA_VISIBLE_DEVICES`; for `cpu`, the number of its core."""
     node: str = "localhost"
+    domain: str = ""
+    """Name of the slots of its node that the fastest link joins (NVLink, a socket); empty: all."""
+    shares: frozenset[str] = frozenset()
+    """Names of what it has in common with other slots of its node: PCIe switch, network card."""
 
     @property
     def name(self) -> str:
         """Its name in results and reports."""
         return f"{self.node}:{self.index}"
+
+    @cached_property
+    def parts(self) -> frozenset[tuple[str, str]]:
+        """What it shares, told apart from the same of other nodes."""
+        return frozenset((self.node, each) for each in self.shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +41,8 @@ class Gang:
     """The slots of one trial: as many on each of its nodes, node after node."""
 
     slots: tuple[Slot, ...]
+    """In the order of its ranks: those that the fastest link joins come one after the other, so
+    that the innermost groups of ranks (tensor parallel ones) stay within it."""
 
     @property
     def nodes(self) -> dict[str, list[Slot]]:
@@ -40,14 +53,26 @@ class Gang:
 class GangAllocator:
     """A ledger of free slots, and of what the platform did to the trials on each."""
 
-    def __init__(self, slots: tuple[Slot, ...]) -> None:
+    def __init__(self, slots: tuple[Slot, ...], *, is_exclusive: bool = False) -> None:
+        """Take the slots of a fleet.
+
+        Args:
+            slots: All of them, node after node.
+            is_exclusive: Whether no two gangs may share a PCIe switch or a network card.
+        """
         self._slots = slots
+        self._places = {slot: place for place, slot in enumerate(slots)}
+        self._is_exclusive = is_exclusive
+        self._largest = max(map(len, _by_node(slots).values()), default=0)
+        self._node_order = {name: n for n, name in enumerate(_by_node(slots))}
         self._faults: dict[Slot, list[str]] = {slot: [] for slot in slots}
         """Candidates whose trials the platform ended there since a trial last went well."""
         self._quarantined: list[Slot] = []
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
+        self._capacities: dict[int, int] = {}
+        """Answers of `capacity`, until slots are left out or come back."""
 
     @property
     def quarantined(self) -> tuple[Slot, ...]:
@@ -59,50 +84,89 @@ class GangAllocator:
 
         Every gang of a size has the same shape, whatever is free, so that its trials compare.
         """
-        largest = max(map(len, _by_node(self._slots).values()), default=0)
-        return next((k for k in range(min(size, largest), 0, -1) if size % k == 0), 1)
+        return next((k for k in range(min(size, self._largest), 0, -1) if size % k == 0), 1)
 
     def capacity(self, size: int) -> int:
         """How many gangs of this size fit at once when all slots are free."""
-        return self._gangs_in(self._healthy(), size)
+        if size not in self._capacities:
+            self._capacities[size] = self._count(size)
+        return self._capacities[size]
 
-    def allocate(self, size: int) -> Gang:
-        """Take a gang: where nothing went wrong last, lowest slots first (neighbours share links).
+    def allocate(self, size: int, *, kept: Collection[Slot] = ()) -> Gang:
+        """Take a gang: where nothing went wrong last, in whole domains, on the fullest nodes.
 
-        So a trial that the platform ended is tried again elsewhere, if there is room.
+        So a trial that the platform ended is tried again elsewhere, if there is room; and what is
+        left over stays together for larger gangs.
+
+        Args:
+            size: Slots of the gang.
+            kept: Slots that are kept for another gang.
 
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        free = [slot for slot in self._healthy() if slot not in self._taken]
-        if not self._gangs_in(free, size):
+        free = self._free(self._taken | {*kept})
+        gang = self._gang(size, free)
+        if gang is None:
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
+        self._taken.update(gang.slots)
+        return gang
+
+    def reserve(self, size: int, free_at_s: Mapping[Slot, float]) -> frozenset[Slot]:
+        """Slots to keep for a gang that does not fit now: those that are free soonest.
+
+        While they are kept, smaller gangs take what is left and never hold this one up.
+
+        Args:
+            size: Slots of the gang.
+            free_at_s: When each slot that is taken is expected to be free; others are now.
+
+        Returns:
+            The slots; none where no such gang fits at all.
+        """
         k = self.per_node(size)
-        parts = [
-            sorted(slots, key=lambda slot: (len(self._faults[slot]), slot.index))[:k]
-            for slots in _by_node(free).values()
-            if len(slots) >= k
-        ]
-        parts.sort(key=lambda part: sum(len(self._faults[slot]) for slot in part))
-        taken = {slot for part in parts[: size // k] for slot in part}
-        self._taken |= taken
-        return Gang(slots=tuple(slot for slot in self._slots if slot in taken))
+        parts = []
+        for slots in _by_node(self._healthy()).values():
+            soonest = sorted(slots, key=lambda slot: free_at_s.get(slot, -math.inf))[:k]
+            if len(soonest) == k:
+                parts.append(soonest)
+        parts.sort(key=lambda part: max(free_at_s.get(s, -math.inf) for s in part))
+        n_nodes = size // k
+        return frozenset(
+            slot for part in parts[:n_nodes] for slot in part if len(parts) >= n_nodes
+        )
 
     def release(self, gang: Gang) -> None:
         """Give a gang back."""
         self._taken -= set(gang.slots)
 
+    def shared(self, gang: Gang) -> frozenset[str]:
+        """Names of what a gang has in common with gangs that are taken besides it."""
+        own = {part for slot in gang.slots for part in slot.parts}
+        others = self._taken - set(gang.slots)
+        common = own & {part for slot in others for part in slot.parts}
+        return frozenset(f"{what} of {node}" for node, what in common)
+
     def leave(self, node: str) -> None:
         """Give out no slot of a node until it joins again."""
         self._away.add(node)
+        self._capacities.clear()
 
     def join(self, node: str) -> None:
-        """Give out the slots of a node again."""
+        """Give out the slots of a node again; those that failed there get another chance.
+
+        A node that was away may have been mended.
+        """
         self._away.discard(node)
+        self._quarantined = [slot for slot in self._quarantined if slot.node != node]
+        for slot in self._slots:
+            if slot.node == node:
+                self._faults[slot] = []
+        self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
         """Take note of how a trial ended; slots that fail again and again are left out.
@@ -113,26 +177,97 @@ class GangAllocator:
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []
+        if not is_fault:
+            return
         sound = [slot for slot in self._healthy() if not self._faults[slot]]
-        if not self._gangs_in(sound, len(gang.slots)):
+        if self._gang(len(gang.slots), sound) is None:
             return
         for slot in gang.slots:
             ended = self._faults[slot]
-            if len(ended) >= MAX_FAULTS and len(set(ended)) > 1:
+            is_new = slot not in self._quarantined
+            if is_new and len(ended) >= MAX_FAULTS and len(set(ended)) > 1:
                 self._quarantined.append(slot)
+                self._capacities.clear()
 
     def _healthy(self) -> list[Slot]:
-        left_out = {*self._quarantined, *(s for s in self._slots if s.node in self._away)}
-        return [slot for slot in self._slots if slot not in left_out]
+        left_out = set(self._quarantined)
+        return [
+            slot for slot in self._slots if slot not in left_out and slot.node not in self._away
+        ]
 
-    def _gangs_in(self, slots: Iterable[Slot], size: int) -> int:
-        """How many gangs fit into some slots at once; no gang holds two parts of one node."""
+    def _free(self, taken: Set[Slot]) -> list[Slot]:
+        """Slots that may be given out beside those that are taken."""
+        used = {part for slot in taken for part in slot.parts} if self._is_exclusive else set()
+        return [
+            slot
+            for slot in self._healthy()
+            if slot not in taken and (not used or used.isdisjoint(slot.parts))
+        ]
+
+    def _gang(self, size: int, free: Sequence[Slot]) -> Gang | None:
+        """The best gang of some slots; None: they make up none."""
         k = self.per_node(size)
-        fit = [len(each) // k for each in _by_node(slots).values()]
-        n_gangs = 0
-        while fit and sum(min(n, n_gangs + 1) for n in fit) >= size // k * (n_gangs + 1):
-            n_gangs += 1
-        return n_gangs
+        parts = [_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values()]
+        fit = sorted((part for part in parts if part is not None), key=lambda part: part.cost)
+        if not size or len(fit) < size // k:
+            return None
+        chosen = [slot for part in fit[: size // k] for slot in part.slots]
+        chosen.sort(key=lambda s: (self._node_order[s.node], s.domain, self._places[s]))
+        return Gang(slots=tuple(chosen))
+
+    def _count(self, size: int) -> int:
+        """How many gangs of this size healthy slots make up at once."""
+        if self._is_exclusive:
+            taken: set[Slot] = set()
+            n_gangs = 0
+            while (gang := self._gang(size, self._free(taken))) is not None:
+                taken.update(gang.slots)
+                n_gangs += 1
+            return n_gangs
+        # No gang holds two parts of one node.
+        k = self.per_node(size)
+        fit = [len(each) // k for each in _by_node(self._healthy()).values()]
+        low, high = 0, sum(fit)
+        while low < high:
+            n_gangs = (low + high + 1) // 2
+            enough = sum(min(n, n_gangs) for n in fit) >= size // k * n_gangs
+            low, high = (n_gangs, high) if enough else (low, n_gangs - 1)
+        return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NodeShare:
+    """Slots of one node for a gang."""
+
+    slots: tuple[Slot, ...]
+    cost: tuple[int, int, int]
+    """Faults there lately, domains that it touches, slots of the node that it leaves free."""
+
+    @classmethod
+    def of(
+        cls, free: Sequence[Slot], size: int, faults: Mapping[Slot, Sequence[str]]
+    ) -> "_NodeShare | None":
+        """The best part of a node's free slots; None: they are too few."""
+        if len(free) < size:
+            return None
+        ordered = sorted(free, key=lambda slot: len(faults[slot]))
+        domains: dict[str, list[Slot]] = {}
+        for slot in ordered:
+            domains.setdefault(slot.domain, []).append(slot)
+        smallest_first = sorted(domains.values(), key=len)
+        # A domain that holds it whole, the smallest first; or as few domains as there can be.
+        choices = [slots[:size] for slots in smallest_first if len(slots) >= size]
+        choices.append([slot for slots in reversed(smallest_first) for slot in slots][:size])
+        choices.append(ordered[:size])
+        left = len(free) - size
+        parts = (
+            cls(
+                slots=tuple(slots),
+                cost=(sum(len(faults[s]) for s in slots), len({s.domain for s in slots}), left),
+            )
+            for slots in choices
+        )
+        return min(parts, key=lambda part: part.cost)
 
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, list[Slot]]:

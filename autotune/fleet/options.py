@@ -9,7 +9,10 @@ from autotune.base.errors import JobError
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """Options of every fleet of other machines."""
+    """Options of a fleet; all but the first are about other machines."""
+
+    exclusive: bool = False
+    """Whether no two trials share a PCIe switch or a network card."""
 
     python: str = ""
     """Interpreter on the nodes; empty: the path of this one, or else `python3`."""
@@ -17,10 +20,16 @@ class FleetOptions:
     """Network interface by which the nodes reach one another; empty: it is found."""
     forward: tuple[str, ...] = ()
     """Environment variables of this machine that trials get besides those that change speed."""
+    kind: str = ""
+    """Words of the device's name: only nodes that have it are taken; empty: all, which must be
+    alike."""
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
     wait: str = ""
-    """Longest time to wait for nodes that were asked for, such as `10m`; empty: any."""
+    """Longest time to wait for nodes that were asked for, such as `10m`; empty: any for Slurm's,
+    ten minutes for Ray's."""
+    slots: str = ""
+    """Nodes of a Ray cluster and the slots to take on each, such as `2x8`; empty: all."""
 
     def refuse(self, fleet: str) -> None:
         """Refuse any, for a fleet that takes none.
@@ -30,22 +39,23 @@ class FleetOptions:
         """
         if self != NO_OPTIONS:
             raise JobError(
-                f"--fleet {fleet} takes no --fleet-option: it is about other machines",
-                "leave it out",
+                f"--fleet {fleet} takes no --fleet-option and no --exclusive: they are about "
+                "machines that run trials",
+                "leave them out",
             )
 
 
 NO_OPTIONS = FleetOptions()
 
 
-def options_of(said: Sequence[str]) -> FleetOptions:
+def options_of(said: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
     """Options as they were typed: `python=/opt/venv/bin/python`, `forward=HF_HOME,WANDB_MODE`.
 
     Raises:
         JobError: One has no value, or there is none of that name.
     """
-    names = [field.name for field in fields(FleetOptions)]
-    values: dict[str, object] = {}
+    names = [field.name for field in fields(FleetOptions) if field.name != "exclusive"]
+    values: dict[str, object] = {"exclusive": exclusive}
     for text in said:
         name, equals, value = text.partition("=")
         if not equals or not value or name not in names:

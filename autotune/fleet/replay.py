@@ -38,6 +38,7 @@ class Replay:
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
+        options.refuse("replay")
         if not of:
             raise JobError(
                 "--fleet replay: no table is named",

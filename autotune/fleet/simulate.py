@@ -64,6 +64,7 @@ class Simulate:
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "_SimulatedPlace":
         """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
+        options.refuse("simulate")
         environment = detect_environment()
         if (found := _DESCRIBED.fullmatch(of)) is not None:
             per_node = None if found[1] is None else int(found[1])

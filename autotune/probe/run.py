@@ -80,6 +80,17 @@ class Probe:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the ranks of a probe reported."""
+
+    reports: list[dict[str, Any]]
+    """By rank."""
+    strangers: list[str]
+    """Who came where the nodes met and did not know the secret, in words."""
+    wall_s: float
+
+
 def run_probe(
     environment: Environment,
     *,
@@ -107,6 +118,28 @@ def run_probe(
         FleetError: There are fewer devices, or a rank failed, died, hung or reported what cannot
             be.
     """
+    told = measure(
+        environment,
+        world=world,
+        nodes=nodes,
+        disk=disk,
+        is_quick=is_quick,
+        timeout_s=timeout_s,
+    )
+    n_nodes = 1 if nodes is None else nodes.count
+    return None if told is None else probe_of(environment, told, world=world, n_nodes=n_nodes)
+
+
+def measure(
+    environment: Environment,
+    *,
+    world: int,
+    nodes: Nodes | None = None,
+    disk: Path | None = None,
+    is_quick: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> Told | None:
+    """Run the ranks of this machine; arguments, None and errors are those of `run_probe`."""
     devices = _devices(environment, world)
     if disk is not None and not disk.is_dir():
         raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
@@ -139,7 +172,16 @@ def run_probe(
         strangers, reports = reports[0]["strangers"], reports[0]["reports"]
         if nodes.rank > 0:
             return None
-    n_nodes = 1 if nodes is None else nodes.count
+    return Told(reports=reports, strangers=strangers, wall_s=wall_s)
+
+
+def probe_of(environment: Environment, told: Told, *, world: int, n_nodes: int) -> Probe:
+    """The figures that follow from what the ranks reported.
+
+    Raises:
+        FleetError: A rank reported what cannot be.
+    """
+    reports, strangers, wall_s = told.reports, told.strangers, told.wall_s
     check_reports(reports, world=n_nodes * world, per_node=world, most_s=wall_s)
     names = _names(reports, environment.accelerator, world)
     points = points_of(reports)

@@ -9,6 +9,7 @@ from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, TrialsInFlight
+from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.stop import n_done
 from autotune.search.study_facts import save_baseline, save_facts
@@ -59,6 +60,8 @@ class _StagedSearch:
             if self._standings.best() is None:
                 raise nothing_feasible(self.flight.history, context)
             self._compare()
+            if slowed := slowed_by_others(self.flight.history):
+                context.note(str(slowed))
         if context.interrupt.draining:
             stop = StopReason.INTERRUPTED
         study.write_state({**study.read_state(), "stop_reason": stop})

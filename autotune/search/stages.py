@@ -212,13 +212,17 @@ class ProposalStage(SearchStage):
         self._baseline = baseline
         self._sampler: Sampler = load_plugin("sampler", context.job.sampler)
         self._reduced = ReducedTrials.of(context)
+        self._is_reducing = self._reduced is not None
         self.stop: StopReason | None = None
         """Why no further trial is proposed; None while one may be."""
 
     @property
     def at_once(self) -> int:
-        """As many trials as the fleet holds."""
-        return self._context.capacity
+        """As many trials as the fleet holds; smaller gangs while reduced trials come."""
+        context, fidelity = self._context, self._context.job.fidelity
+        if self._is_reducing and fidelity is not None and fidelity.world is not None:
+            return context.fleet.capacity(fidelity.world)
+        return context.capacity
 
     @property
     def n_budget(self) -> int:
@@ -249,6 +253,7 @@ class ProposalStage(SearchStage):
         if self.stop is not None:
             return None
         reduced = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
+        self._is_reducing = reduced is not None
         candidate, full = reduced or (self._propose(), None)
         if candidate is None or not self._pays():
             self.stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN

@@ -15,6 +15,8 @@ from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of, read_export
+from autotune.fleet.options import NO_OPTIONS
+from autotune.fleet.transports.local import Here
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
@@ -40,11 +42,12 @@ def study(tmp_path: Path) -> Study:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Lets the next soak run on a scripted fleet; answers with the fleet."""
-    monkeypatch.setattr(app, "detect_environment", lambda: ENVIRONMENT)
+    place = Here(ENVIRONMENT, {})
+    monkeypatch.setattr(app, "find_place", lambda *_: place)
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
-        monkeypatch.setattr(app, "local_fleet", lambda *_, **__: fleet)
+        monkeypatch.setattr(place, "gangs", lambda _: fleet)
         return fleet
 
     return use
@@ -196,7 +199,7 @@ def test_an_export_is_soaked_as_it_was_measured(
     )
 
     fleet = machine()
-    monkeypatch.setattr(app, "detect_environment", lambda: environment)
+    app.find_place("local", None, {}, NO_OPTIONS).environment = environment
     ours = read_export(tmp_path / "out", environment, measure=MEASURE).spec
     check_same(theirs, ours)
     assert ours.workload.lengths == theirs.workload.lengths
@@ -243,7 +246,7 @@ def test_other_devices_than_the_searchs_are_refused(
     study.write_state(state)
     for path in study.trials_folder.glob("*/spec.json"):
         path.write_text(path.read_text().replace('"accelerator": "cpu"', '"accelerator": "cuda"'))
-    with pytest.raises(StudyError, match="measured on cuda, this machine trains on cpu"):
+    with pytest.raises(StudyError, match="measured on cuda, what is here trains on cpu"):
         soak(study)
 
 

@@ -1,8 +1,9 @@
 """Where faults of trials are injected: a study of its own and this machine's fleet."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.contract import Outcome, Start, TrialResult
 from autotune.fleet.gang_fleet import GangTrial
@@ -16,6 +17,13 @@ _BLOCKED_S = 1.0
 """Time for the other ranks to enter the collective that the victim never joins."""
 _TRIAL_S = 180.0
 """Time of a trial that ends by itself; only a machine that stands still takes as long."""
+
+
+class Closes(Protocol):
+    """Something that ends when it is told to."""
+
+    def close(self) -> None:
+        """End."""
 
 
 class Arena:
@@ -83,6 +91,7 @@ class Ground:
         self._folder = folder
         self._n_folders = 0
         self._arena: Arena | None = None
+        self._shared: dict[str, Any] = {}
         self.begun: Path | None = None
         """A folder with a search that has a few trials in its record, to be copied."""
         self.n_cuts = 0
@@ -95,6 +104,12 @@ class Ground:
             self._arena = Arena(self.folder())
         return self._arena
 
+    def shared(self, name: str, make: Callable[[Path], Closes]) -> Any:
+        """What several faults share, by its name; made when it is first asked for."""
+        if name not in self._shared:
+            self._shared[name] = make(self.folder())
+        return self._shared[name]
+
     def folder(self) -> Path:
         """A new one."""
         self._n_folders += 1
@@ -103,7 +118,9 @@ class Ground:
         return folder
 
     def close(self) -> None:
-        """End the arena; the next fault finds a new one."""
+        """End the arena and what is shared; the next fault finds new ones."""
+        while self._shared:
+            self._shared.popitem()[1].close()
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -25,6 +25,7 @@ from tests.chaos import (
     in_coordinators,
     in_figures,
     in_files,
+    in_nodes,
     in_trials,
     out_of_sight,
     retries,
@@ -42,6 +43,7 @@ ROOMS: dict[str, ModuleType] = {
     "files": in_files,
     "outside": from_outside,
     "sight": out_of_sight,
+    "nodes": in_nodes,
 }
 
 

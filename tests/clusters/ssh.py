@@ -6,6 +6,7 @@ its record.
 """
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -22,9 +23,19 @@ from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.node.processes import kill_all
 
 _SSHD = "/usr/sbin/sshd"
+_letters = itertools.cycle("abcdefgijklmnopqr")
+"""Of the clusters of this process; a namespace's end of a link has 15 characters at most."""
+
+
+def lacks_for_ssh_nodes() -> str:
+    """Why no such nodes can be made on this machine; empty: they can."""
+    if os.geteuid() == 0 and all(map(shutil.which, ("ip", "ssh", "ssh-keygen", _SSHD))):
+        return ""
+    return "needs root, iproute2 and OpenSSH's server, for nodes in network namespaces"
+
+
 needs_ssh_nodes = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "ssh", "ssh-keygen", _SSHD))),
-    reason="needs root, iproute2 and OpenSSH's server, for nodes in network namespaces",
+    bool(lacks_for_ssh_nodes()), reason=lacks_for_ssh_nodes() or "nothing is missing"
 )
 
 
@@ -44,6 +55,7 @@ class SshNodes:
     folder: Path
     servers: "list[subprocess.Popen[bytes]]"
     """The sshd of each node."""
+    is_apart: Sequence[Path]
 
     @property
     def ssh(self) -> str:
@@ -65,25 +77,36 @@ class SshNodes:
         path.write_text("".join(f"{line}\n" for line in lines))
         return path
 
-    def processes(self) -> list[psutil.Process]:
-        """What runs on the nodes beside what logs in, or waits to."""
+    def kill(self, node: int) -> None:
+        """Kill all that runs on a node, which then answers nobody."""
+        self.servers[node].kill()
+        self.servers[node].wait()
+        _kill_all_in(self.names[node])
+
+    def boot(self, node: int) -> None:
+        """Let a node that was killed answer again."""
+        name = self.names[node]
+        config = self.folder / f"sshd-{name}.conf"
+        self.servers[node] = _serve(self.folder, name, config, self.is_apart)
+
+    def processes(self, node: int | None = None) -> list[psutil.Process]:
+        """What runs on a node, or on all, beside what logs in, or waits to."""
+        names = self.names if node is None else (self.names[node],)
         found = []
-        for name in self.names:
-            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            for pid in listed.stdout.split():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process = psutil.Process(int(pid))
-                    if process.name() != "sshd":
-                        found.append(process)
+        for pid in (pid for name in names for pid in _pids_in(name)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.name() != "sshd":
+                    found.append(process)
         return found
 
-    def agents(self) -> list[psutil.Process]:
-        """The agents on the nodes."""
+    def agents(self, node: int | None = None) -> list[psutil.Process]:
+        """The agents on a node, or on all."""
         found = []
-        for process in self.processes():
+        for process in self.processes(node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
-                if "-m" in command and command[command.index("-m") + 1] == AGENT:
+                if command[1:4] == ["-P", "-m", AGENT]:
                     found.append(process)
         return found
 
@@ -116,7 +139,7 @@ def ssh_nodes(
         variables: What the environment of a node has besides.
         settings: Lines of the configuration of a node's sshd, before all others.
     """
-    tag = f"as{os.getpid() % 100_000}"
+    tag = f"as{os.getpid() % 100_000}{next(_letters)}"
     head, switch = f"{tag}h", f"{tag}s"
     names = tuple(f"{tag}{i}" for i in range(n_nodes))
     addresses = tuple(f"10.78.0.{i + 1}" for i in range(n_nodes))
@@ -147,18 +170,27 @@ def ssh_nodes(
         config = _client(folder, names, addresses, key, host_key)
         hostfile = folder / "hostfile"
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
-        yield SshNodes(head, names, addresses, hostfile, config, folder, servers)
+        yield SshNodes(head, names, addresses, hostfile, config, folder, servers, is_apart)
     finally:
         for server in servers:
             server.kill()
             server.wait()
         kill_all(folder)
         for name in (*names, head):
-            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            for pid in found.stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
+            _kill_all_in(name)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _pids_in(name: str) -> list[int]:
+    listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def _kill_all_in(name: str) -> None:
+    while pids := _pids_in(name):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
 
 
 def _server(
@@ -188,11 +220,13 @@ def _serve(
     folder: Path, name: str, config: Path, is_apart: Sequence[Path]
 ) -> "subprocess.Popen[bytes]":
     serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
+    # Names in shared memory have the address and the port of a trial in them, and every node has
+    # the same of both on its loopback.
     hidden = "; ".join(
         f"mkdir -p {shlex.quote(str(each))}; mount -t tmpfs none {shlex.quote(str(each))}"
-        for each in is_apart
+        for each in (Path("/dev/shm"), *is_apart)
     )
-    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}" if hidden else serve]
+    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}"]
     with (folder / f"sshd-{name}.log").open("ab") as log:
         return subprocess.Popen(
             ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True

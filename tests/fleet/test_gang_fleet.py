@@ -366,3 +366,93 @@ def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyboardInterrupt):
         GangFleet(rack, world=2).prepare(("builder",), said.append)
     assert "ending once it is done" in said[-1]
+
+
+def said_started(rack: Rack, folder: Path, node: int = 0) -> None:
+    rack.agent(node).say("started", folder=str(folder), port=20_001)
+
+
+def let_end(rack: Rack, folder: Path, *, world: int = 1, node: int = 0) -> None:
+    write(folder, NodeReport(launcher_code=0), world=world)
+    rack.agent(node).say("ended", folder=str(folder), problem="")
+
+
+def folders_of(tmp_path: Path, *names: str) -> list[Path]:
+    found = [tmp_path / name for name in names]
+    for each in found:
+        each.mkdir()
+    return found
+
+
+def started_in(rack: Rack, node: int = 0) -> list[str]:
+    told = [each for agent in rack.agents[f"n{node}"] for each in agent.told]
+    return [Path(each["part"]["folder"]).name for each in told if each["command"] == "start"]
+
+
+def one_rank() -> TrialSpec:
+    return spec(world=1, dp=1, global_batch=8)
+
+
+def test_a_trial_waits_for_its_gang_and_its_time_begins_with_it(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    first_folder, second_folder = folders_of(tmp_path, "first", "second")
+    first = fleet.submit(spec(), first_folder)
+    second = fleet.submit(spec(), second_folder)
+    assert started_in(rack) == ["first"]
+    clock(second.spec.measure.timeout_s - 1)
+    assert second.poll() is None
+    let_end(rack, first_folder, world=2)
+    assert first.poll() is not None
+    assert second.poll() is None
+    assert started_in(rack) == ["first", "second"]
+    clock(2)
+    assert second.progress().elapsed_s == 2
+    let_end(rack, second_folder, world=2)
+    result = second.poll()
+    assert result is not None
+    assert (result.outcome, result.wall_s) == (Outcome.OK, 2)
+
+
+def test_small_trials_pass_a_large_one_but_never_on_what_is_kept_for_it(tmp_path: Path) -> None:
+    rack = Rack(3)
+    fleet = GangFleet(rack, world=4)
+    a, b, large, c, d = folders_of(tmp_path, "a", "b", "large", "c", "d")
+    two_ranks = fleet.submit(spec(), a)
+    fleet.submit(one_rank(), b)
+    waiting = fleet.submit(four_ranks(), large)
+    fleet.submit(one_rank(), c)
+    last = fleet.submit(one_rank(), d)
+    # The free node is kept, and the one whose trial began first; the other has room for one.
+    assert [started_in(rack, node) for node in range(3)] == [["a"], ["b", "c"], []]
+    let_end(rack, a, world=2)
+    assert two_ranks.poll() is not None
+    assert waiting.poll() is None
+    assert [started_in(rack, node) for node in range(3)] == [["a", "large"], ["b", "c"], []]
+    assert waiting.open == {"n0"}
+    let_end(rack, b, node=1)
+    assert last.poll() is None
+    assert started_in(rack, 1) == ["b", "c"]
+
+
+def test_a_trial_that_waits_is_cancelled_without_ever_starting(tmp_path: Path) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    first_folder, second_folder = folders_of(tmp_path, "first", "second")
+    first = fleet.submit(spec(), first_folder)
+    second = fleet.submit(spec(), second_folder)
+    second.cancel()
+    result = second.poll()
+    assert result is not None
+    assert (result.outcome, result.devices) == (Outcome.CANCELLED, [])
+    let_end(rack, first_folder, world=2)
+    assert first.poll() is not None
+    assert started_in(rack) == ["first"]
+
+
+def test_a_trial_that_no_gang_fits_is_refused_at_once(tmp_path: Path) -> None:
+    fleet = GangFleet(Rack(1), world=2)
+    with pytest.raises(FleetError, match="a gang of 4 slots was asked for"):
+        fleet.submit(four_ranks(), tmp_path)

@@ -116,3 +116,98 @@ def test_a_gang_takes_as_few_nodes_as_it_can_and_as_many_slots_of_each(
 def test_a_size_that_no_nodes_make_up_is_refused():
     assert rack(8, 8).capacity(18) == 0
     assert rack(8, 4).capacity(16) == 0
+
+
+def machine(*domains, shares=(), node="n0"):
+    """Slots of one node, each in a domain and sharing something."""
+    return tuple(
+        Slot(
+            index=i,
+            device=str(i),
+            node=node,
+            domain=domain,
+            shares=frozenset([shares[i]] if shares else []),
+        )
+        for i, domain in enumerate(domains)
+    )
+
+
+def indices(gang):
+    return [slot.index for slot in gang.slots]
+
+
+def test_a_gang_takes_a_whole_domain_before_it_splits_one():
+    allocator = GangAllocator(machine(*"aabbab"))
+    assert indices(allocator.allocate(3)) == [0, 1, 4]
+    assert indices(allocator.allocate(2)) == [2, 3]
+    split = GangAllocator(machine(*"aabb"))
+    first = split.allocate(1)
+    assert indices(first) == [0]
+    assert indices(split.allocate(2)) == [2, 3], "the domain that is whole"
+    split.release(first)
+    assert indices(split.allocate(1)) == [0]
+
+
+def test_the_smallest_domain_that_holds_a_gang_is_taken_and_the_large_one_is_kept():
+    allocator = GangAllocator(machine(*"aaaabb"))
+    assert indices(allocator.allocate(2)) == [4, 5]
+    assert indices(allocator.allocate(4)) == [0, 1, 2, 3]
+
+
+def test_ranks_of_one_domain_come_one_after_the_other():
+    assert indices(GangAllocator(machine(*"abab")).allocate(4)) == [0, 2, 1, 3]
+
+
+def test_a_small_gang_goes_where_something_runs_already():
+    allocator = rack(4, 4)
+    allocator.allocate(2)
+    second = allocator.allocate(2)
+    assert [slot.node for slot in second.slots] == ["n0", "n0"]
+    assert [slot.node for slot in allocator.allocate(4).slots] == ["n1"] * 4
+
+
+def test_exclusive_gangs_share_no_switch_and_no_card():
+    slots_of = machine(*"aaaa", shares=("left", "left", "right", "right"))
+    beside = GangAllocator(slots_of)
+    assert beside.capacity(1) == 4
+    first, second = beside.allocate(1), beside.allocate(1)
+    assert beside.shared(first) == beside.shared(second) == {"left of n0"}
+    alone = GangAllocator(slots_of, is_exclusive=True)
+    assert (alone.capacity(1), alone.capacity(2), alone.capacity(4)) == (2, 2, 1)
+    assert indices(alone.allocate(1)) == [0]
+    assert indices(alone.allocate(1)) == [2]
+    with pytest.raises(FleetError):
+        alone.allocate(1)
+
+
+def test_what_two_nodes_call_the_same_is_not_shared():
+    slots_of = (*machine("", shares=("eth0",)), *machine("", shares=("eth0",), node="n1"))
+    allocator = GangAllocator(slots_of, is_exclusive=True)
+    assert allocator.capacity(1) == 2
+    first, _ = allocator.allocate(1), allocator.allocate(1)
+    assert not allocator.shared(first)
+
+
+def test_slots_are_kept_for_a_large_gang_and_small_ones_take_the_rest():
+    allocator = rack(2, 2, 2)
+    running = [allocator.allocate(2) for _ in range(3)]
+    free_at_s = {slot: 10.0 * (n + 1) for n, gang in enumerate(running) for slot in gang.slots}
+    kept = allocator.reserve(4, free_at_s)
+    assert {slot.node for slot in kept} == {"n0", "n1"}
+    for gang in running:
+        allocator.release(gang)
+    assert {slot.node for slot in allocator.allocate(1, kept=kept).slots} == {"n2"}
+    assert {slot.node for slot in allocator.allocate(4).slots} == {"n0", "n1"}
+    assert allocator.reserve(8, {}) == frozenset()
+
+
+def test_a_node_that_is_back_gets_another_chance():
+    allocator = rack(1, 1)
+    gang = allocator.allocate(1)
+    ends(allocator, gang, "a", "b", "c")
+    allocator.release(gang)
+    assert [slot.node for slot in allocator.quarantined] == ["n0"]
+    allocator.leave("n0")
+    assert allocator.capacity(1) == 1
+    allocator.join("n0")
+    assert (allocator.capacity(1), allocator.quarantined) == (2, ())

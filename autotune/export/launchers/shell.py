@@ -14,6 +14,7 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
         "world": handout.candidate.world,
         "n_nodes": handout.n_nodes,
         "per_node": handout.per_node,
+        "hosts": list(handout.hosts) if len(handout.hosts) == handout.n_nodes else [],
         "accelerator": handout.environment.accelerator,
         "variables": sorted(handout.variables.items()),
         "lists": LIST_VARIABLES,

@@ -20,10 +20,11 @@ import psutil
 
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
+from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
 from autotune.trial.launcher import LOOPBACK, family_of
 
 MARK = "autotune-inventory: "
-_REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
+REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
 """Packages whose releases are told, beside Python's own."""
 
 
@@ -34,6 +35,8 @@ class Inventory:
     environment: Environment
     devices: tuple[str, ...]
     """UUIDs of its GPUs, or numbers of its cores."""
+    places: tuple[DevicePlace, ...]
+    """Place of each device among the others."""
     host: str
     """Its own name."""
     address: str
@@ -63,9 +66,11 @@ def take_inventory(interface: str = "") -> Inventory:
     environment = detect_environment()
     is_gpu = environment.accelerator == "cuda"
     address, found = address_of(interface)
+    devices = tuple(gpu.uuid for gpu in visible_gpus()) if is_gpu else _cores()
     return Inventory(
         environment=environment,
-        devices=tuple(g.uuid for g in visible_gpus()) if is_gpu else _cores(),
+        devices=devices,
+        places=gpu_places(devices) if is_gpu else core_places(usable_cores()),
         host=socket.gethostname(),
         address=address,
         interface=found,
@@ -124,6 +129,10 @@ def from_json(line: str) -> Inventory:
         environment = dict(data.pop("environment"))
         environment["precisions"] = tuple(environment["precisions"])
         data["devices"] = tuple(data["devices"])
+        data["places"] = tuple(
+            DevicePlace(domain=each["domain"], shares=tuple(each["shares"]))
+            for each in data["places"]
+        )
         return Inventory(environment=Environment(**environment), **data)
     except (TypeError, KeyError) as error:
         raise ValueError(f"no inventory: {error}") from error
@@ -152,7 +161,7 @@ def _addresses() -> dict[str, list[str]]:
 
 def _releases() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
-    for package in _REPORTED:
+    for package in REPORTED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

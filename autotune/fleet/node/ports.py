@@ -20,7 +20,7 @@ from autotune.base.errors import FleetError
 from autotune.base.private import open_lock, private_folder
 from autotune.trial.launcher import LOOPBACK, family_of
 
-_PORTS = range(20_000, 30_000)
+PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
 _PORT = re.compile("[0-9]{5}")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -46,7 +46,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
     Raises:
         FleetError: None of 200 random ports is free, or the folder of leases cannot be written.
     """
-    for port in random.sample(_PORTS, 200):
+    for port in random.sample(PORTS, 200):
         try:
             lease = _try_lease(port, address)
         except OSError as error:
@@ -62,7 +62,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
         # Another user's, whose name ours would have: the ranks would open it, or fail to.
         os.close(lease._lock)
     raise FleetError(
-        f"no free port found from {_PORTS[0]} to {_PORTS[-1]}",
+        f"no free port found from {PORTS[0]} to {PORTS[-1]}",
         "end the programs that listen on so many ports",
     )
 
@@ -100,7 +100,7 @@ def ports_of_segments() -> set[int]:
         for start in _segments(LOOPBACK)
         for path in _SHARED_MEMORY.glob(f"{start}*_*")
     ]
-    return {int(port) for port in ports if _PORT.fullmatch(port) and int(port) in _PORTS}
+    return {int(port) for port in ports if _PORT.fullmatch(port) and int(port) in PORTS}
 
 
 def leases_folder() -> Path:

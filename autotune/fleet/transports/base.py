@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from autotune.fleet.node.places import DevicePlace
 from autotune.trial.launcher import LOOPBACK
 
 
@@ -19,6 +20,8 @@ class Node:
     """Names its slots in results: `NAME:0`."""
     devices: tuple[str, ...]
     """A slot each: UUIDs of GPUs, or numbers of cores; several slots may share a core."""
+    places: tuple[DevicePlace, ...] = ()
+    """Place of each device; none where nobody can say."""
     address: str = LOOPBACK
     """Address by which the other nodes reach it."""
     interface: str = "lo"

@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ from autotune.devices.hardware import Environment, detect_environment, usable_co
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.node.places import core_places, gpu_places
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+
+HERE = "localhost"
+"""Name of this machine as a node."""
 
 
 class Local:
@@ -29,14 +34,20 @@ class Local:
         self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
     ) -> "Here":
         """See `FleetPlugin.find`."""
-        options.refuse("local")
+        replace(options, exclusive=False).refuse("local")
         if of:
             raise JobError(f"--fleet local:{of}: there is one such machine", "--fleet local")
-        return Here(detect_environment(), flags)
+        return Here(detect_environment(), flags, is_exclusive=options.exclusive)
 
 
 class Here(Place):
     """The devices of this machine."""
+
+    def __init__(
+        self, environment: Environment, flags: Mapping[str, Any], *, is_exclusive: bool = False
+    ) -> None:
+        super().__init__(environment, flags)
+        self._is_exclusive = is_exclusive
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """See `Place.fleet_for`.
@@ -45,16 +56,23 @@ class Here(Place):
             FleetError: A package that trials of the engine need is missing.
         """
         check_installed(find_engine(job.engine))
-        return partial(local_fleet, self.environment, world=job.world)
+        return partial(
+            local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive
+        )
+
+    def gangs(self, world: int) -> GangFleet:
+        """See `Place.gangs`."""
+        return local_fleet(self.environment, world=world)
 
 
-def local_fleet(environment: Environment, *, world: int) -> GangFleet:
-    """A fleet of this machine alone.
+def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:
+    """A fleet of this machine alone; exclusive as of `GangFleet`.
 
     Raises:
         FleetError: The machine has fewer GPUs than the job has ranks.
     """
-    return GangFleet(LocalTransport(environment, world=world), world=world)
+    transport = LocalTransport(environment, world=world)
+    return GangFleet(transport, world=world, is_exclusive=is_exclusive)
 
 
 class LocalTransport:
@@ -68,10 +86,17 @@ class LocalTransport:
             # More ranks than cores train as well, only slowly, and share the cores' memory.
             cores, n_ranks = usable_cores(), max(environment.n_devices, world)
             shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
-            slots = [str(cores[i % len(cores)]) for i in range(max(world, len(cores)))]
+            numbers = [cores[i % len(cores)] for i in range(max(world, len(cores)))]
+            slots, places = [str(core) for core in numbers], core_places(numbers)
         else:
             slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
-        self._node = Node(name="localhost", devices=tuple(slots), rank_memory_bytes=shared_bytes)
+            places = gpu_places(slots)
+        self._node = Node(
+            name=HERE,
+            devices=tuple(slots),
+            places=places,
+            rank_memory_bytes=shared_bytes,
+        )
 
     def nodes(self) -> tuple[Node, ...]:
         """See `Transport.nodes`."""
@@ -124,14 +149,14 @@ class LocalProcess:
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
-        self._unsent = b""
+        self._unsent = bytearray()
 
     def send(self, data: bytes) -> None:
         """See `NodeProcess.send`."""
         self._unsent += data
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent and select.select([], [self._input], [], 0)[1]:
-                self._unsent = self._unsent[os.write(self._input, self._unsent) :]
+                del self._unsent[: os.write(self._input, self._unsent)]
 
     def receive(self) -> bytes:
         """See `NodeProcess.receive`."""
@@ -145,6 +170,12 @@ class LocalProcess:
     def poll(self) -> int | None:
         """See `NodeProcess.poll`."""
         return self._process.poll()
+
+    def close_input(self) -> None:
+        """End its input; what was not taken yet is dropped."""
+        assert self._process.stdin is not None
+        self._unsent.clear()
+        self._process.stdin.close()
 
     def end(self) -> None:
         """See `NodeProcess.end`."""

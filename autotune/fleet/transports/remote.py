@@ -5,41 +5,46 @@ input and output here. Nothing has to be installed on a node but Python and what
 """
 
 import json
+import os
 import shlex
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import MARK as INVENTORY_MARK
-from autotune.fleet.node.inventory import Inventory, from_json
+from autotune.fleet.node.inventory import REPORTED, Inventory, from_json
+from autotune.fleet.node.shared import MARK as SHARED_MARK
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, NodeProcess
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 
 INVENTORY = "autotune.fleet.node.inventory"
+SHARED = "autotune.fleet.node.shared"
 _ANSWER_S = 90.0
 """Time for a node to bring up Python and say what it has; the first time it unpacks and compiles
 the bundle."""
 _PERIOD_S = 0.02
 _MOST_AT_ONCE = 64
 """Nodes that are asked at the same time."""
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,8 @@ class RemoteTransport(ABC):
 
     def __init__(self, options: FleetOptions) -> None:
         self.options = options
+        self.clocks_ahead_s: dict[str, float] = {}
+        """How far the wall clock of each host that answered is ahead of this machine's, in s."""
 
     @abstractmethod
     def hosts(self) -> Sequence[Host]:
@@ -84,7 +91,7 @@ class RemoteTransport(ABC):
 
     def problems(self) -> tuple[str, ...]:
         """See `Transport.problems`."""
-        return tuple(f"{name} is left out: {why}" for name, why in self._asked[1].items())
+        return tuple(f"{name} is left out: {why}" for name, why in self.reasons.items())
 
     def ended(self) -> str:
         """See `Transport.ended`: a machine may always come back."""
@@ -97,6 +104,11 @@ class RemoteTransport(ABC):
     def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
         """See `Transport.start`."""
         return self._start(node.name, module, *arguments)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why the hosts that are left out are, by name."""
+        return self._asked[1]
 
     @property
     def inventory(self) -> Mapping[str, Inventory]:
@@ -117,9 +129,7 @@ class RemoteTransport(ABC):
     @cached_property
     def _asked(self) -> tuple[dict[str, Inventory], dict[str, str]]:
         """What the hosts have, and what is in the way of the others; all are asked at once."""
-        hosts = [host.name for host in self.hosts()]
-        with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
-            answers = dict(zip(hosts, pool.map(self._ask, hosts), strict=True))
+        answers = ask_each([host.name for host in self.hosts()], self._ask)
         found = {name: each for name, each in answers.items() if isinstance(each, Inventory)}
         problems = {name: each for name, each in answers.items() if isinstance(each, str)}
         return found, problems
@@ -127,29 +137,60 @@ class RemoteTransport(ABC):
     def _ask(self, host: str) -> Inventory | str:
         wished = (self.options.interface,) if self.options.interface else ()
         try:
-            process = self._start(host, INVENTORY, *wished)
+            found = from_json(self.ask(host, INVENTORY, INVENTORY_MARK, *wished))
+        except FleetError as error:
+            return f"{error.message}; {error.hint}" if error.hint else error.message
+        except ValueError as error:
+            return str(error)
+        device = found.environment.device_name
+        if self.options.kind.casefold() not in device.casefold():
+            return f"it has {device}, and nodes of kind={self.options.kind} are asked for"
+        self.clocks_ahead_s[host] = found.unix_s - time.time()
+        return found
+
+    def ask(
+        self,
+        host: str,
+        module: str,
+        mark: str,
+        *arguments: str,
+        data: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Run a module of this release on a host, and return the JSON that it says behind a mark.
+
+        Args:
+            host: One of `hosts`.
+            module: What to run.
+            mark: How the line begins.
+            arguments: Of the module.
+            data: Its input.
+            timeout_s: Time that it has; None: that of a question.
+
+        Raises:
+            FleetError: It cannot be started there, or says nothing in time.
+        """
+        try:
+            process = self._start(host, module, *arguments)
         except OSError as error:
-            return f"it cannot be reached: {error}"
-        heard, deadline_s = b"", time.monotonic() + _ANSWER_S
+            raise FleetError(f"it cannot be reached: {error}") from error
+        process.send(data)
+        timeout_s = _ANSWER_S if timeout_s is None else timeout_s
+        heard, deadline_s = b"", time.monotonic() + timeout_s
         while True:
             code = process.poll()
             heard += process.receive()
             said = heard.decode(errors="replace").splitlines()
             for line in said:
-                if line.startswith(INVENTORY_MARK) and line.endswith("}"):
+                if line.startswith(mark) and line.endswith("}"):
                     process.end()
-                    try:
-                        return from_json(line)
-                    except FleetError as error:
-                        return f"{error.message}; {error.hint}"
-                    except ValueError as error:
-                        return str(error)
+                    return line.removeprefix(mark)
             last = next((line for line in reversed(said) if line.strip()), "")
             if code is not None:
-                return last or f"the way to it ended with code {code}"
+                raise FleetError(last or f"the way to it ended with code {code}")
             if time.monotonic() > deadline_s:
                 process.end()
-                return f"no answer within {_ANSWER_S:.0f} s{': ' if last else ''}{last}"
+                raise FleetError(f"no answer within {timeout_s:.0f} s{': ' if last else ''}{last}")
             time.sleep(_PERIOD_S)
 
     def _start(self, host: str, module: str, *arguments: str) -> NodeProcess:
@@ -159,6 +200,12 @@ class RemoteTransport(ABC):
             arguments=arguments,
             variables=self.variables(),
         )
+
+
+def ask_each(hosts: Sequence[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+    """What some hosts answer, by name; they are asked at the same time."""
+    with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE) or 1) as pool:
+        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
 
 def boot_command(python: str) -> list[str]:
@@ -264,14 +311,19 @@ def _node(host: Host, found: Inventory) -> Node:
     if environment.accelerator == "cuda":
         n_slots = has if host.n_slots is None else min(host.n_slots, has)
         devices, memory_bytes = found.devices[:n_slots], 0
+        places = found.places[:n_slots]
     else:
         # More CPU ranks than cores train as well, only slowly, and share the cores' memory.
         n_slots = has if host.n_slots is None else host.n_slots
         devices = tuple(found.devices[i % has] for i in range(n_slots))
+        # Whatever trains on the cores of a node talks to others by its one interface.
+        shares = (f"network interface {found.interface}",)
+        places = tuple(replace(found.places[i % has], shares=shares) for i in range(n_slots))
         memory_bytes = environment.device_memory_bytes * has // max(has, n_slots)
     return Node(
         name=host.name,
         devices=devices,
+        places=places,
         address=found.address,
         interface=found.interface,
         rank_memory_bytes=memory_bytes,
@@ -282,17 +334,65 @@ class Elsewhere(Place):
     """The devices of other machines."""
 
     def __init__(self, transport: RemoteTransport, flags: Mapping[str, Any]) -> None:
-        """Ask the nodes what they have.
+        """Ask nobody yet."""
+        self.transport = transport
+        self.flags = flags
+
+    @cached_property
+    def environment(self) -> Environment:  # type: ignore[override]  # known once they are asked
+        """What all nodes have.
 
         Raises:
             FleetError: None answers, or they are not alike.
         """
-        self._transport = transport
-        super().__init__(common_environment(transport), flags)
+        return common_environment(self.transport)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
-        """See `Place.fleet_for`."""
-        return lambda: GangFleet(self._transport, world=job.world)
+        """See `Place.fleet_for`.
+
+        Raises:
+            FleetError: A package that trials of the engine need is missing on a node.
+        """
+        for package in find_engine(job.engine).packages:
+            lacking = [
+                name
+                for name, found in self.transport.inventory.items()
+                if package.name in REPORTED and package.name not in found.releases
+            ]
+            if lacking:
+                raise FleetError(
+                    f"{package.name} is not installed on {', '.join(lacking)}",
+                    f"pip install {package.name} there, or name an interpreter that has it: "
+                    "--fleet-option python=PATH",
+                )
+        return lambda: self.gangs(job.world)
+
+    def gangs(self, world: int) -> GangFleet:
+        """See `Place.gangs`."""
+        is_exclusive = self.transport.options.exclusive
+        return GangFleet(self.transport, world=world, is_exclusive=is_exclusive)
+
+    def nodes_without(self, folder: Path) -> tuple[str, ...]:
+        """See `Place.nodes_without`."""
+        token = os.urandom(8).hex()
+        hosts = list(self.transport.inventory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".seen-") as file:
+                file.write(token)
+                file.flush()
+                seen = ask_each(hosts, partial(self._reads, path=str(Path(file.name).resolve())))
+        except OSError as error:
+            raise FleetError(f"{folder}: cannot be written: {error}", "free some space") from error
+        return tuple(host for host in hosts if seen[host] != token)
+
+    def _reads(self, host: str, path: str) -> str:
+        """What a host reads in a file; empty where it cannot."""
+        try:
+            found: str = json.loads(self.transport.ask(host, SHARED, SHARED_MARK, path))["text"]
+        except (FleetError, ValueError, KeyError):
+            return ""
+        return found
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
@@ -317,7 +417,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on nodes that are alike, or install the same releases on all",
+            "search on one kind of them with --fleet-option kind=NAME, a study each, and compare; "
+            "or install the same releases on all",
         )
     environments = [each.environment for each in found.values()]
     first = environments[0]

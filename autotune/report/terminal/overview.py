@@ -9,7 +9,8 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
-from autotune.doctor import Examination, Level
+from autotune.doctor import Examination, Level, Remark
+from autotune.doctor.fleet import FleetExamination
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.terminal.tables import plain_table
 from autotune.report.words import format_rate
@@ -97,14 +98,28 @@ def print_soak(console: Console, soak: SoakResult) -> None:
 
 def print_diagnosis(console: Console, diagnosis: Examination) -> None:
     """Print the findings, each with the shortest way to mend it."""
+    _print_remarks(console, diagnosis.findings)
+
+
+def print_fleet(console: Console, fleet: FleetExamination) -> None:
+    """Print what is said of each node, and of all of them together."""
+    for node in fleet.nodes:
+        slots = f"{node.n_slots} slots" if node.n_slots else "left out"
+        console.print(Text(f"{node.name}: {slots}", style="bold"))
+        _print_remarks(console, node.findings)
+    console.print(Text("all nodes", style="bold"))
+    _print_remarks(console, fleet.findings)
+
+
+def _print_remarks(console: Console, remarks: Sequence[Remark]) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
-    for finding in diagnosis.findings:
-        level = Text(finding.level.value, style=_STYLES[finding.level])
-        text = Text(finding.message)
-        if finding.fix:
-            text.append(f"\nfix: {finding.fix}", style="dim")
-        grid.add_row(level, finding.subject, text)
+    for remark in remarks:
+        level = Text(remark.level.value, style=_STYLES[remark.level])
+        text = Text(remark.message)
+        if remark.fix:
+            text.append(f"\nfix: {remark.fix}", style="dim")
+        grid.add_row(level, remark.subject, text)
     console.print(grid)

@@ -1,5 +1,6 @@
 """What launchers start: with stand-ins for the clusters' own commands, and what no pair can do."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -121,6 +122,24 @@ def test_a_hostfile_without_names_is_not_started(tmp_path):
     assert "OMP_NUM_THREADS=3" in text
     assert f"--hostfile {named}" in text
     assert "--no_ssh_check" not in text
+
+
+def test_a_study_of_other_machines_names_them(tmp_path):
+    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
+    handout = dataclasses.replace(handout, hosts=["worker-1", "me@10.0.0.2"])
+    out = export(handout, tmp_path, "deepspeed", "deepspeed")
+    lines = (out / "hostfile").read_text().splitlines()[1:]
+    assert lines == ["worker-1 slots=8", "me@10.0.0.2 slots=8"]
+    assert "`hostfile` names those that it was measured on" in (out / "README.md").read_text()
+    (out / "bin").mkdir()
+    stand_in(out / "bin", "python", 'echo "$@"')
+    text = told(["bash", out / "launch.sh"], out, PYTHON=str(out / "bin" / "python"))
+    assert f"--hostfile {out}/hostfile" in text
+    out = export(handout, tmp_path / "ranks", "deepspeed", "torchrun")
+    assert "measured on worker-1, me@10.0.0.2." in (out / "README.md").read_text()
+    fewer = dataclasses.replace(handout, hosts=["worker-1"])
+    out = export(fewer, tmp_path / "fewer", "deepspeed", "deepspeed")
+    assert "machine-2 slots=8" in (out / "hostfile").read_text()
 
 
 SRUN = """

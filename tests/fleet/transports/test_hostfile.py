@@ -3,13 +3,16 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from autotune.base.errors import FleetError, JobError
+from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.contract import Outcome, Role
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import FleetOptions, options_of
@@ -20,6 +23,8 @@ from autotune.record.study import Study
 from tests.clusters.ssh import needs_ssh_nodes, ssh_nodes
 from tests.searches import Search
 from tests.trials import ds_config, files, spec, wait_until
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
@@ -173,8 +178,74 @@ def test_a_search_over_two_nodes_outlives_its_coordinator_and_answers(nodes, tmp
     assert trials[1].spec.identity.role is Role.BASELINE
     for trial in trials[1:]:
         assert trial.result.devices == [f"{name}:0" for name in nodes.names]
-    best = json.loads((search.study.folder / "best" / "ds_config.json").read_text())
-    assert best["train_micro_batch_size_per_gpu"] > 0
+    best = search.study.folder / "best"
+    assert json.loads((best / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] > 0
+
+    export = tmp_path / "export"
+    words = [sys.executable, "-m", "autotune", "export", "--launcher", "deepspeed"]
+    words += ["--results", str(search.study.root), "--out", str(export)]
+    subprocess.run(words, check=True, capture_output=True)
+    lines = (export / "hostfile").read_text().splitlines()
+    assert lines[1:] == [f"{name} slots=1" for name in nodes.names]
+
+    def soak(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.2"]
+        words = [*command, *nodes.flags, *more]
+        return subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+
+    done = soak("--results", str(search.study.root))
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
+    said = f"{', '.join(nodes.names)} does not see this folder"
+    assert said in " ".join(done.stderr.split())
+    shutil.copytree(best, tmp_path / "shared")
+    done = soak("--from", str(tmp_path / "shared"))
+    assert done.returncode in (ExitCode.FOUND, ExitCode.SOAK_FAILED), done.stderr
+    found = json.loads(done.stdout)
+    assert all("is not known" in problem for problem in found["problems"]), "too short to tell"
+    assert found["checkpoint"]["steps_compared"] == 4
+    assert found["checkpoint"]["loss_deviation"] <= found["checkpoint"]["loss_tolerance"]
+
+
+@pytest.mark.real
+@needs_ssh_nodes
+def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
+    hosts = nodes.choose(f"{nodes.names[1]} slots=2")
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = [sys.executable, "-P", "-m", "autotune", "diagnose", "--json"]
+    flags = ["--results", str(tmp_path), *nodes.flags_of(hosts)]
+    done = subprocess.run(
+        [*command, *flags, "--", torchrun, "--nproc-per-node", "2", "train.py"],
+        cwd=EXAMPLES / "deepspeed_dict",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["row"]["outcome"] == "ok"
+    assert found["settings"]["world"] == 2
+    (observed,) = tmp_path.glob("*/observed.json")
+    assert json.loads(observed.read_text())["result"]["devices"] == [
+        f"{nodes.names[1]}:{slot}" for slot in (0, 1)
+    ]
+
+
+@pytest.mark.real
+@needs_ssh_nodes
+def test_the_nodes_are_probed_together(nodes, tmp_path):
+    out = tmp_path / "hardware.yaml"
+    words = [sys.executable, "-m", "autotune", "probe", "--quick", "--json", "--out", str(out)]
+    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    about = json.loads(done.stdout)["probe"]
+    assert (about["nodes"], about["ranks"]) == (2, 2)
+    (entry,) = yaml.safe_load(out.read_text())["accelerators"].values()
+    assert entry["measured"]["network"]["gb_per_s"] > 0
+    wait_until(lambda: nodes.processes() == [], "a probe leaves something", 20)
+    words += ["--nvme", "/no/such/folder"]
+    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
+    said = " ".join(done.stderr.split())
+    assert f"{nodes.names[1]}: --nvme /no/such/folder: is no folder" in said
 
 
 def test_no_node_is_an_error_that_names_each(tmp_path: Path) -> None:

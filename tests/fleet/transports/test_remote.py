@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ import pytest
 from autotune.base.errors import FleetError
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
-from autotune.fleet.node.inventory import Inventory
+from autotune.fleet.node.inventory import Inventory, to_json
+from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.local import LocalProcess
@@ -204,6 +206,7 @@ def has(environment=CPU, devices=("0", "1"), **fields) -> Inventory:
     return Inventory(
         environment=environment,
         devices=devices,
+        places=(DevicePlace(),) * len(devices),
         host="h",
         address="10.0.0.1",
         interface="eth0",
@@ -219,6 +222,23 @@ def fleet_of(**found: Inventory) -> Machines:
     machines = Machines(**dict.fromkeys(found, ""))
     vars(machines)["_asked"] = (found, {})
     return machines
+
+
+def test_of_several_kinds_one_is_chosen_by_words_of_its_name() -> None:
+    hopper = dataclasses.replace(A100, device_name="NVIDIA H100 80GB HBM3")
+    says = {
+        name: f"echo {shlex.quote(to_json(has(environment)))}; sleep 9"
+        for name, environment in (("old", A100), ("new", hopper))
+    }
+    chosen = Machines(FleetOptions(kind="h100"), **says)
+    assert [node.name for node in chosen.nodes()] == ["new"]
+    (problem,) = chosen.problems()
+    assert problem == (
+        f"old is left out: it has {A100.device_name}, and nodes of kind=h100 are asked for"
+    )
+    with pytest.raises(FleetError, match="differ") as raised:
+        common_environment(Machines(**says))
+    assert "--fleet-option kind=NAME" in raised.value.hint
 
 
 def test_cpu_nodes_share_cores_and_memory_among_their_slots() -> None:

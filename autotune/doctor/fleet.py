@@ -1,0 +1,174 @@
+"""The diagnosis of a fleet of other machines: each node, and what differs between them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.base.errors import FleetError
+from autotune.base.units import format_bytes
+from autotune.devices.hardware import VERSIONED
+from autotune.doctor.diagnosis import Level, Machine, Remark, worst
+from autotune.doctor.findings import conclude_of_node
+from autotune.doctor.node import MARK, machine_of
+from autotune.fleet.node.inventory import Inventory
+from autotune.fleet.transports.base import Node
+from autotune.fleet.transports.remote import RemoteTransport, ask_each
+
+CLOCK_AHEAD_S = 2.0
+"""Difference of two wall clocks from which on it is said; asking takes a part of a second."""
+LOW_DISK_BYTES = 2**30
+_MACHINE = "autotune.doctor.node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExamination:
+    """One node."""
+
+    name: str
+    n_slots: int
+    """Accelerators that trials may take; 0: it is left out."""
+    inventory: Inventory | None
+    """None: it does not answer."""
+    clock_ahead_s: float | None
+    """How far its wall clock is ahead of this machine's; None: it does not answer."""
+    findings: tuple[Remark, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetExamination:
+    """Everything that the doctor has to say about a fleet."""
+
+    nodes: tuple[NodeExamination, ...]
+    findings: tuple[Remark, ...]
+    """Findings about all of them together."""
+
+    @property
+    def level(self) -> Level:
+        """The worst of what keeps the whole fleet from running; a node alone can be left out."""
+        together = worst(self.findings)
+        is_odd = any(worst(node.findings) is not Level.OK for node in self.nodes)
+        return Level.WARN if together is Level.OK and is_odd else together
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"level": self.level, **dataclasses.asdict(self)}
+
+
+def diagnose_fleet(transport: RemoteTransport) -> FleetExamination:
+    """Ask every node what it has, and what would not work there; all at the same time."""
+    problems = transport.reasons
+    found: Mapping[str, Inventory] = {}
+    slots: Mapping[str, Node] = {}
+    if len(problems) < len(transport.hosts()):
+        found = transport.inventory
+        slots = {node.name: node for node in transport.nodes()}
+
+    def look(host: str) -> Machine | str:
+        try:
+            return machine_of(transport.ask(host, _MACHINE, MARK))
+        except FleetError as error:
+            return error.message
+        except ValueError as error:
+            return str(error)
+
+    machines = ask_each(list(found), look)
+    nodes = []
+    for host in transport.hosts():
+        own = found.get(host.name)
+        ahead_s = transport.clocks_ahead_s.get(host.name)
+        if own is None:
+            remarks = [_fail("reached", problems[host.name], "see docs/fleet.md, Faults")]
+        else:
+            remarks = [*_of_node(own, ahead_s or 0.0), *_of_machine(machines[host.name])]
+        nodes.append(
+            NodeExamination(
+                name=host.name,
+                n_slots=len(slots[host.name].devices) if host.name in slots else 0,
+                inventory=own,
+                clock_ahead_s=ahead_s,
+                findings=tuple(remarks),
+            )
+        )
+    return FleetExamination(nodes=tuple(nodes), findings=tuple(conclude_fleet(nodes)))
+
+
+def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
+    """Findings about some nodes together: how many there are, and what differs."""
+    there = {node.name: node.inventory for node in nodes if node.inventory is not None}
+    missing = [node.name for node in nodes if node.inventory is None]
+    n_slots = sum(node.n_slots for node in nodes)
+    count = f"{len(there)} of {len(nodes)} answer, with {n_slots} slots"
+    if not there:
+        yield _fail("nodes", count, "mend what is said of each")
+        return
+    if missing:
+        yield _warn("nodes", f"{count}; without {', '.join(missing)}", "mend what is said of them")
+    else:
+        yield _ok("nodes", count)
+    devices = {name: each.environment.device_name for name, each in there.items()}
+    yield from _alike("devices", devices, Level.FAIL, "search on nodes that have the same")
+    packages = {package for each in there.values() for package in each.releases}
+    for package in sorted(packages):
+        releases = {name: each.releases.get(package, "missing") for name, each in there.items()}
+        level = Level.FAIL if package in VERSIONED else Level.WARN
+        yield from _alike(package, releases, level, f"install one release of {package} on all")
+    if len(there) > 1:
+        alone = [name for name, each in there.items() if each.interface == "lo"]
+        if alone:
+            yield _fail(
+                "addresses",
+                f"{', '.join(alone)}: only known by a loopback address, which no other reaches",
+                "name the interface that joins them: --fleet-option interface=NAME",
+            )
+
+
+def _alike(subject: str, values: Mapping[str, str], level: Level, fix: str) -> Iterator[Remark]:
+    by_value: dict[str, list[str]] = {}
+    for name, value in values.items():
+        by_value.setdefault(value, []).append(name)
+    if len(by_value) > 1:
+        parts = (f"{value} on {', '.join(names)}" for value, names in by_value.items())
+        yield Remark(level=level, subject=subject, message=f"differ: {'; '.join(parts)}", fix=fix)
+    else:
+        yield _ok(subject, f"{next(iter(by_value))} on all")
+
+
+def _of_node(found: Inventory, ahead_s: float) -> Iterator[Remark]:
+    own = found.environment
+    memory = format_bytes(own.device_memory_bytes)
+    yield _ok("devices", f"{len(found.devices)} x {own.device_name}, {memory} each")
+    yield _ok("address", f"{found.address} on {found.interface} (its own name: {found.host})")
+    if abs(ahead_s) > CLOCK_AHEAD_S:
+        way = "ahead of" if ahead_s > 0 else "behind"
+        yield _warn(
+            "clock",
+            f"{abs(ahead_s):.0f} s {way} this machine's: dates in logs do not agree",
+            "set it: timedatectl set-ntp true",
+        )
+    else:
+        yield _ok("clock", f"within {CLOCK_AHEAD_S:.0f} s of this machine's")
+    free = f"{format_bytes(found.free_disk_bytes)} free for temporary files"
+    if found.free_disk_bytes < LOW_DISK_BYTES:
+        yield _warn("disk", free, "free some space, or name a folder with more in TMPDIR there")
+    else:
+        yield _ok("disk", free)
+
+
+def _of_machine(found: Machine | str) -> Iterator[Remark]:
+    if isinstance(found, str):
+        yield _warn("machine", f"it cannot be looked into: {found}", "mend what the line says")
+    else:
+        yield from conclude_of_node(found)
+
+
+def _ok(subject: str, message: str) -> Remark:
+    return Remark(level=Level.OK, subject=subject, message=message)
+
+
+def _warn(subject: str, message: str, fix: str) -> Remark:
+    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
+
+
+def _fail(subject: str, message: str, fix: str) -> Remark:
+    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)

@@ -1,0 +1,135 @@
+"""Places of a node's devices among each other: fastest links, PCIe switches, network cards.
+
+NVML says which GPUs NVLink joins, and /sys how they, cores and network cards hang on the machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlace:
+    """Place of a device among those of its node."""
+
+    domain: str = ""
+    """Name of the devices that the fastest link joins (NVLink, a socket); empty: all."""
+    shares: tuple[str, ...] = ()
+    """Names of what it has in common with others: PCIe root port, network card."""
+
+
+def gpu_places(
+    uuids: Sequence[str], *, driver: Any = None, sysfs: Path = Path("/sys")
+) -> tuple[DevicePlace, ...]:
+    """Places of GPUs; empty ones where driver or kernel do not say.
+
+    Two GPUs below one root port share its link to the processor, whatever switches are below it.
+    The network card of a GPU is the nearest one; where several are as near, GPUs take turns.
+
+    Args:
+        uuids: GPUs in the order of their slots.
+        driver: Functions of NVML by name; None: those of pynvml.
+        sysfs: Where the kernel shows devices.
+    """
+    if driver is None:
+        import pynvml  # tens of milliseconds
+
+        driver = pynvml
+    try:
+        driver.nvmlInit()
+    except driver.NVMLError:
+        return tuple(DevicePlace() for _ in uuids)
+    try:
+        handles = [driver.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        domains = _domains(handles, driver)
+        paths = [_pci_path(_bus_of(handle, driver), sysfs) for handle in handles]
+    except driver.NVMLError:
+        return tuple(DevicePlace() for _ in uuids)
+    finally:
+        with suppress(driver.NVMLError):
+            driver.nvmlShutdown()
+    cards = _cards(sysfs)
+    turns: dict[tuple[str, ...], int] = {}
+    places = []
+    for domain, path in zip(domains, paths, strict=True):
+        nearest = _nearest(path, cards)
+        turn = turns.get(nearest, 0)
+        turns[nearest] = turn + 1
+        shares = [f"PCIe root port {path[1]}"] if len(path) > 1 else []
+        shares += [f"network card {nearest[turn % len(nearest)]}"] if nearest else []
+        places.append(DevicePlace(domain=domain, shares=tuple(shares)))
+    return tuple(places)
+
+
+def core_places(cores: Sequence[int], *, sysfs: Path = Path("/sys")) -> tuple[DevicePlace, ...]:
+    """Places of cores: those of a NUMA node share its memory."""
+    of_core: dict[int, str] = {}
+    for folder in sorted((sysfs / "devices/system/node").glob("node[0-9]*")):
+        with suppress(OSError, ValueError):
+            listed = (folder / "cpulist").read_text(encoding="ascii").strip()
+            for part in filter(None, listed.split(",")):
+                first, _, last = part.partition("-")
+                for core in range(int(first), int(last or first) + 1):
+                    of_core[core] = f"NUMA {folder.name}"
+    return tuple(DevicePlace(domain=of_core.get(core, "")) for core in cores)
+
+
+def _domains(handles: Sequence[Any], driver: Any) -> list[str]:
+    """The name of each GPU's NVLink domain; empty where it has none."""
+    of = list(range(len(handles)))
+    for one in range(len(handles)):
+        for other in range(one):
+            with suppress(driver.NVMLError):
+                status = driver.nvmlDeviceGetP2PStatus(
+                    handles[one], handles[other], driver.NVML_P2P_CAPS_INDEX_NVLINK
+                )
+                if status == driver.NVML_P2P_STATUS_OK:
+                    joined = of[one], of[other]
+                    of = [min(joined) if each in joined else each for each in of]
+    return [f"NVLink of GPU {each}" if of.count(each) > 1 else "" for each in of]
+
+
+def _bus_of(handle: Any, driver: Any) -> str:
+    """The PCI address of a GPU as the kernel spells it: `0000:3b:00.0`."""
+    said = driver.nvmlDeviceGetPciInfo(handle).busId
+    text = said.decode() if isinstance(said, bytes) else str(said)
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _pci_path(address: str, sysfs: Path) -> tuple[str, ...]:
+    """Bridges from the host's to a device, the device last; empty where the kernel has none."""
+    link = sysfs / "bus/pci/devices" / address
+    return _bridges(link.resolve()) if link.exists() else ()
+
+
+def _bridges(path: Path) -> tuple[str, ...]:
+    at = next((n for n, part in enumerate(path.parts) if part.startswith("pci")), None)
+    return () if at is None else tuple(p for p in path.parts[at:] if p.count(":") in (1, 2))
+
+
+def _cards(sysfs: Path) -> Mapping[str, tuple[str, ...]]:
+    """Network cards by name, with the bridges to each; virtual ones are none."""
+    for kind in ("infiniband", "net"):
+        found = {
+            each.name: path
+            for each in sorted((sysfs / "class" / kind).glob("*"))
+            if (each / "device").exists() and (path := _bridges((each / "device").resolve()))
+        }
+        if found:
+            return found
+    return {}
+
+
+def _nearest(path: Sequence[str], cards: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of the cards with most bridges in common with a device."""
+    common = {name: _in_common(path, of_card) for name, of_card in cards.items()}
+    most = max(common.values(), default=0)
+    return tuple(name for name, n in common.items() if n == most)
+
+
+def _in_common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,260 @@
+"""Nodes of a Ray cluster: `--fleet ray` or `--fleet ray:ADDRESS`; KubeRay at the same address.
+
+One placement group holds the slots of a whole search, all or none of them, so that two searches
+never wait for each other with half of the nodes each. Within it the search's own ledger gives out
+gangs: a placement group for every trial would start and end an actor, an agent and its warm
+templates each time, could lose its place to another user between two trials, and would know
+nothing of slots that are quarantined or on which a candidate is to be tried again elsewhere.
+"""
+
+import base64
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import FleetError, JobError
+from autotune.base.units import parse_seconds
+from autotune.fleet.options import FleetOptions
+from autotune.fleet.transports.base import NodeProcess
+from autotune.fleet.transports.local import LocalProcess
+from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
+
+DRIVER = "autotune.fleet.transports.ray_driver"
+DEFAULT_WAIT_S = 600.0
+"""Time for the slots to be free; a cluster that grows on demand takes minutes for a node."""
+_END_S = 10.0
+"""Time after which a line that was ended from here is over, whether its node says so or not."""
+_CLOSE_S = 10.0
+_PERIOD_S = 0.02
+_SHAPE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
+
+_HELD: dict[str, "RayDriver"] = {}
+"""Clusters that `obtain` has joined, by their address: `find` is told that alone."""
+
+
+class RayNodes:
+    """Nodes of a Ray cluster; implements `FleetPlugin` and `Obtaining`."""
+
+    @contextmanager
+    def obtain(
+        self,
+        of: str,
+        options: FleetOptions,
+        *,
+        say: Callable[[str], None],
+        agree: Callable[[str], None],
+    ) -> Iterator[str]:
+        """See `Obtaining.obtain`; nobody is asked, since a cluster is there or grows by itself."""
+        driver = RayDriver(of, options, say=say)
+        _HELD[of] = driver
+        try:
+            yield of
+        finally:
+            del _HELD[of]
+            driver.close()
+
+    def find(
+        self, of: str, job_file: Path | None, flags: Mapping[str, Any], options: FleetOptions
+    ) -> Elsewhere:
+        """See `FleetPlugin.find`."""
+        driver = _HELD.get(of) or RayDriver(of, options, say=lambda text: None)
+        return Elsewhere(RayTransport(driver, options), flags)
+
+
+class RayTransport(RemoteTransport):
+    """An actor on each node, which runs our programs there; implements `Transport`."""
+
+    def __init__(self, driver: "RayDriver", options: FleetOptions) -> None:
+        super().__init__(options)
+        self._driver = driver
+
+    def hosts(self) -> Sequence[Host]:
+        """See `RemoteTransport.hosts`."""
+        return self._driver.hosts
+
+    def open(self, host: str, command: Sequence[str]) -> NodeProcess:
+        """See `RemoteTransport.open`."""
+        return self._driver.open(host, command)
+
+    def ended(self) -> str:
+        """See `Transport.ended`."""
+        return self._driver.ended()
+
+
+class RayDriver:
+    """The process that speaks to Ray, and what it holds there.
+
+    See `autotune.fleet.transports.ray_driver`, which says why it is one of its own.
+    """
+
+    def __init__(self, address: str, options: FleetOptions, *, say: Callable[[str], None]) -> None:
+        """Join a cluster and wait until it gives the slots.
+
+        Args:
+            address: Of the cluster's head; empty: `RAY_ADDRESS`, else the one of this machine.
+            options: `slots` and `wait` are looked at.
+            say: Takes a line of what is waited for.
+
+        Raises:
+            JobError: An option is no such thing.
+            FleetError: Ray is not installed, there is no cluster, or it does not give the slots.
+        """
+        wait_s = DEFAULT_WAIT_S
+        if options.wait:
+            wait_s = parse_seconds(options.wait, where="--fleet-option wait")
+        shape = _shape(options.slots)
+        if find_spec("ray") is None:
+            raise FleetError(
+                "--fleet ray: Ray is not installed here", "pip install 'autotune[ray]'"
+            )
+        self._lock = threading.Lock()
+        """The nodes are first asked in several threads."""
+        self._unread = b""
+        self._last_words = ""
+        self._lines: dict[int, _RayLine] = {}
+        self._n_lines = 0
+        self._process = LocalProcess([sys.executable, "-P", "-m", DRIVER])
+        self._tell(address=address, shape=shape, wait_s=wait_s)
+        try:
+            self.hosts = self._hosts(say)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, host: str, command: Sequence[str]) -> "_RayLine":
+        """Run a command on a node.
+
+        Raises:
+            OSError: The cluster is gone.
+        """
+        if problem := self.ended():
+            raise OSError(problem)
+        with self._lock:
+            self._n_lines += 1
+            line = self._lines[self._n_lines] = _RayLine(self, self._n_lines)
+            self._tell(do="open", line=self._n_lines, node=host, command=list(command))
+        return line
+
+    def ended(self) -> str:
+        """Why the cluster is gone, in words; empty: it is not."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        said = f": {self._last_words}" if self._last_words else ""
+        return f"the way to the Ray cluster ended with code {code}{said}"
+
+    def tell(self, line: int, do: str, **what: Any) -> None:
+        """Pass something on to a line."""
+        with self._lock:
+            if self._process.poll() is None:
+                self._tell(do=do, line=line, **what)
+
+    def hear(self) -> None:
+        """Hand out what has come in to the lines; does not wait."""
+        with self._lock:
+            code = self._process.poll()
+            for event in self._events():
+                line = self._lines.get(event["line"]) if "line" in event else None
+                if line is not None and event["said"] == "heard":
+                    line.heard += base64.b64decode(event["data"])
+                elif line is not None and event["said"] == "over":
+                    line.heard += f"{event['why']}\n".encode() if event["why"] else b""
+                    line.code = event["code"]
+                    del self._lines[event["line"]]
+            if code is not None:
+                said = self._last_words or f"the way to the Ray cluster ended with code {code}"
+                for line in self._lines.values():
+                    line.heard += f"{said}\n".encode()
+                    line.code = code or 1
+                self._lines.clear()
+
+    def close(self) -> None:
+        """Give back what is held there: Ray does once the driver is gone."""
+        self._process.close_input()
+        deadline_s = time.monotonic() + _CLOSE_S
+        while self._process.poll() is None and time.monotonic() < deadline_s:
+            self._process.receive()
+            time.sleep(_PERIOD_S)
+        self._process.end()
+
+    def _hosts(self, say: Callable[[str], None]) -> tuple[Host, ...]:
+        while True:
+            code = self._process.poll()
+            for event in self._events():
+                if event["said"] == "held":
+                    return tuple(Host(name=name, n_slots=n) for name, n in event["nodes"])
+                if event["said"] == "failed":
+                    raise FleetError(event["message"], event["hint"])
+                say(event["text"])
+            if code is not None:
+                raise FleetError(self.ended(), "see whether `ray status` reaches the cluster")
+            time.sleep(_PERIOD_S)
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        *texts, self._unread = (self._unread + self._process.receive()).split(b"\n")
+        for text in texts:
+            try:
+                event = json.loads(text)
+                event["said"]
+            except (ValueError, TypeError, KeyError):
+                self._last_words = text.decode(errors="replace").strip() or self._last_words
+                continue
+            yield event
+
+    def _tell(self, **what: Any) -> None:
+        self._process.send((json.dumps(what) + "\n").encode())
+
+
+class _RayLine:
+    """A program on a node; implements `NodeProcess`."""
+
+    def __init__(self, driver: RayDriver, number: int) -> None:
+        self.heard = b""
+        self.code: int | None = None
+        self._driver = driver
+        self._number = number
+        self._is_over_s: float | None = None
+
+    def send(self, data: bytes) -> None:
+        """See `NodeProcess.send`."""
+        if self.code is None:
+            encoded = base64.b64encode(data).decode()
+            self._driver.tell(self._number, "send", data=encoded)
+
+    def receive(self) -> bytes:
+        """See `NodeProcess.receive`."""
+        self._driver.hear()
+        heard, self.heard = self.heard, b""
+        return heard
+
+    def poll(self) -> int | None:
+        """See `NodeProcess.poll`."""
+        self._driver.hear()
+        if self._is_over_s is not None and time.monotonic() > self._is_over_s:
+            self.code = self.code or 1  # a node that is cut off says nothing
+        return self.code
+
+    def end(self) -> None:
+        """See `NodeProcess.end`."""
+        if self._is_over_s is None:
+            self._is_over_s = time.monotonic() + _END_S
+            self._driver.tell(self._number, "end")
+
+
+def _shape(slots: str) -> tuple[int, int] | None:
+    """Nodes, and slots of each; None: all that there are."""
+    if not slots:
+        return None
+    if (found := _SHAPE.fullmatch(slots)) is None:
+        raise JobError(
+            f"--fleet-option slots={slots}: no number of nodes and of slots on each",
+            "write NODESxEACH, such as slots=2x8",
+        )
+    return int(found[1]), int(found[2])

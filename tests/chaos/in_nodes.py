@@ -1,0 +1,326 @@
+"""Faults of nodes that are reached by ssh: killed, stopped, cut off, full, slow, another time.
+
+Trials take four ranks on two nodes, in network namespaces. Whatever happens to one of them, the
+trial ends, nothing stays on any node, and the next trial runs on both.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.contract import Outcome, TrialResult
+from autotune.fleet import gang_fleet
+from autotune.fleet.gang_fleet import GangFleet, GangTrial
+from autotune.fleet.options import FleetOptions
+from autotune.fleet.transports.hostfile import HostfileTransport
+from autotune.record.study import Study
+from tests.chaos.arena import Ground
+from tests.chaos.disks import fill, needs_mounts
+from tests.chaos.faults import HANGING, Fault, must
+from tests.chaos.invariants import Digests, check_record
+from tests.chaos.models import PLACES
+from tests.clusters.ssh import SshNodes, lacks_for_ssh_nodes, run, ssh_nodes
+from tests.searches import Search
+from tests.trials import TESTS, ds_config, files, spec, wait_until
+
+_LEASE_S = 6.0
+"""Time without a word after which a node is given up; a minute outside of tests."""
+_ENDS_S = 60.0
+"""Time for a trial to end once something happened to a node."""
+_FAR_TIME = """
+import time
+_true = time.time
+time.time = lambda: _true() + {seconds}
+"""
+
+
+class Nodes:
+    """Two nodes with two slots each, a fleet of them, and a study."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make them; whoever hears nothing for `_LEASE_S` gives up."""
+        records = folder / "records"
+        records.mkdir()
+        self._stack = contextlib.ExitStack()
+        self.cluster: SshNodes = self._stack.enter_context(
+            ssh_nodes(folder, 2, slots=2, is_apart=[records])
+        )
+        patched = {"LEASE_S": _LEASE_S, "_ALIVE_S": _LEASE_S / 6, "_OTHERS_WAIT_S": 2.0}
+        for name, value in patched.items():
+            self._stack.callback(setattr, gang_fleet, name, getattr(gang_fleet, name))
+            setattr(gang_fleet, name, value)
+        self.study = Study(records, "nodes")
+        self.study.lock()
+        self._stack.callback(self.study.unlock)
+        options = FleetOptions(ssh=self.cluster.ssh)
+        transport = HostfileTransport(str(self.cluster.hostfile), options)
+        self.fleet = GangFleet(transport, world=4)
+        self._stack.callback(self.fleet.close)
+        self._digests: Digests = {}
+
+    def close(self) -> None:
+        """End all of it."""
+        self._stack.close()
+
+    def submit(self, factory: str) -> GangTrial:
+        """Start a trial of `models:FACTORY` on both nodes."""
+        model = {
+            "factory": f"tests.chaos.models:{factory}",
+            "vocab": 64,
+            "path": [str(TESTS.parent)],
+        }
+        number = self.study.next_number()
+        wide: dict[str, Any] = {"world": 4, "dp": 4, "global_batch": 8}
+        trial = spec(number, model=model, **wide)
+        return self.fleet.submit(trial, self.study.write_spec(trial, files(ds_config())))
+
+    def hang(self, place: str) -> GangTrial:
+        """A trial whose last rank hangs at a place by now; the others are there or wait for it."""
+        trial = self.submit(f"hang_in_{place}")
+        pattern = f"tmp-*/autotune-*/trials/**/{HANGING}"
+
+        def hangs() -> bool:
+            must(trial.poll() is None, f"it ended before: {trial.poll()}")
+            return any(self.cluster.folder.glob(pattern))
+
+        wait_until(hangs, f"a rank hangs in {place}")
+        return trial
+
+    def ends(self, trial: GangTrial) -> TrialResult:
+        """Its result, in the record by then."""
+        deadline_s = time.monotonic() + _ENDS_S
+        while (result := trial.poll()) is None:
+            must(time.monotonic() < deadline_s, "the trial does not end")
+            time.sleep(0.02)
+        self.study.write_result(trial.folder, result)
+        return result
+
+    def check(self) -> None:
+        """Both nodes are back, nothing of a trial is on them, and they train a sound one.
+
+        Raises:
+            NotSurvivedError: One of these does not hold.
+        """
+        self._wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
+        sound = self.ends(self.submit("nothing_in_first"))
+        must(sound.outcome is Outcome.OK, f"the next trial: {sound.outcome} {sound.evidence}")
+        self._wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")
+        left = list(self.cluster.folder.glob("tmp-*/autotune-*/trials/**/spec.json"))
+        must(not left, f"files of trials are left: {left}")
+        self._digests = check_record(self.study, self._digests)
+
+    def ranks(self, node: int | None = None) -> list[psutil.Process]:
+        """Ranks on a node, or on both."""
+        found = []
+        for process in self.cluster.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if "autotune.trial.wrapper" in process.cmdline():
+                    found.append(process)
+        return found
+
+    def agent(self, node: int) -> psutil.Process:
+        """The agent of a node."""
+        return self.cluster.agents(node)[0]
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + _ENDS_S
+        while not holds():
+            must(time.monotonic() < deadline_s, what)
+            self.fleet.hear()
+            time.sleep(0.05)
+
+
+def nodes_of(ground: Ground) -> Nodes:
+    """The nodes that the faults share; made when they are first asked for."""
+    return ground.shared("nodes", Nodes)
+
+
+def _agent_killed(nodes: Nodes, node: int) -> Callable[[], None]:
+    nodes.agent(node).kill()
+    return _nothing
+
+
+def _agent_stopped(nodes: Nodes, node: int) -> Callable[[], None]:
+    nodes.agent(node).suspend()
+    return _nothing
+
+
+def _node_killed(nodes: Nodes, node: int) -> Callable[[], None]:
+    nodes.cluster.kill(node)
+    return functools.partial(nodes.cluster.boot, node)
+
+
+def _cable_cut(nodes: Nodes, node: int) -> Callable[[], None]:
+    nodes.cluster.cut(node)
+    return functools.partial(nodes.cluster.mend, node)
+
+
+def _ranks_killed(nodes: Nodes, node: int) -> Callable[[], None]:
+    for rank in nodes.ranks(node):
+        rank.kill()
+    return _nothing
+
+
+def _nothing() -> None:
+    """Mend nothing."""
+
+
+_EVENTS: dict[str, Callable[[Nodes, int], Callable[[], None]]] = {
+    "agent killed": _agent_killed,
+    "agent stopped": _agent_stopped,
+    "node killed": _node_killed,
+    "network cut and restored": _cable_cut,
+    "all ranks of a node killed": _ranks_killed,
+}
+"""What happens to a node, by its name; each returns what mends it."""
+
+
+def faults() -> Iterator[Fault]:
+    """All of them."""
+    for subject, event in _EVENTS.items():
+        for place in PLACES:
+            for node in (0, 1):
+                yield Fault(
+                    name=f"{subject}: in {place}, of {'the first' if node == 0 else 'another'}",
+                    inject=functools.partial(_inject, event, place, node),
+                    in_short=(place, node) == ("forward", 1),
+                    needs=lacks_for_ssh_nodes,
+                )
+    for name, inject in (
+        ("coordinator of nodes killed: another one goes on", _coordinator_killed),
+        ("disk of a node full: while a trial runs", _full),
+        ("clock of a node: an hour ahead", functools.partial(_clock, 3600)),
+        ("clock of a node: a day behind", functools.partial(_clock, -86400)),
+        ("slow node: a network of 4 Mbit/s", _slow),
+    ):
+        yield Fault(
+            name=name,
+            inject=inject,
+            in_short=name in _SHORT,
+            needs=lambda: lacks_for_ssh_nodes() or needs_mounts(),
+        )
+
+
+_SHORT = {
+    "coordinator of nodes killed: another one goes on",
+    "disk of a node full: while a trial runs",
+    "clock of a node: an hour ahead",
+    "slow node: a network of 4 Mbit/s",
+}
+
+
+def _inject(
+    event: Callable[[Nodes, int], Callable[[], None]], place: str, node: int, ground: Ground
+) -> None:
+    nodes = nodes_of(ground)
+    trial = nodes.hang(place)
+    mend = event(nodes, node)
+    try:
+        result = nodes.ends(trial)
+    finally:
+        mend()
+    must(result.outcome.is_platform_fault, f"not the platform's: {result.outcome}")
+    must(result.evidence, "no evidence")
+    nodes.check()
+
+
+def _coordinator_killed(ground: Ground) -> None:
+    """Killed while ranks run on both nodes; another one takes the record where it was moved."""
+    folder = ground.folder()
+    with ssh_nodes(folder, 2) as cluster:
+        search = Search(folder)
+        flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "45s"]
+        first = search.start(*flags)
+        wait_until(
+            lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs"
+        )
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate()
+        elsewhere = folder / "elsewhere"
+        elsewhere.mkdir()
+        shutil.move(search.study.root, elsewhere / "results")
+        for name in ("config.json", "baseline.json"):
+            shutil.copy(folder / name, elsewhere / name)
+        wait_until(lambda: not cluster.processes(), "something is left on a node", 30)
+        code, stdout, stderr = search.run(*flags, "--results", str(elsewhere / "results"))
+        must(code == 0, f"exit code {code}: {stderr[-500:]}")
+        must(json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0, "no answer")
+        told = [t.result for t in Study(elsewhere / "results", "it").trials()]
+        must(told[0] is not None and told[0].outcome is Outcome.LOST, f"the first: {told[0]}")
+        wait_until(lambda: not cluster.processes(), "something is left on a node", 30)
+
+
+def _full(ground: Ground) -> None:
+    """The node's temporary files have no room any more."""
+    nodes = nodes_of(ground)
+    server = nodes.cluster.servers[1].pid
+    home = nodes.cluster.folder / f"tmp-{nodes.cluster.names[1]}"
+    inside = ("nsenter", "-t", str(server), "-m")
+    nodes.ends(nodes.submit("nothing_in_first"))
+    run(*inside, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(home))
+    try:
+        nodes.agent(1).kill()  # the next one begins with the small disk
+        nodes.ends(nodes.submit("nothing_in_first"))
+        filler = fill(Path(f"/proc/{server}/root") / home.relative_to("/"))
+        result = nodes.ends(nodes.submit("nothing_in_first"))
+        said = result.evidence
+        must(result.outcome.is_platform_fault, f"not the platform's: {said}")
+        must(
+            "No space left" in said and nodes.cluster.names[1] in said, f"nobody says why: {said}"
+        )
+        filler.unlink()
+    finally:
+        run(*inside, "umount", "-l", str(home))
+    nodes.agent(1).kill()
+    nodes.ends(nodes.submit("nothing_in_first"))  # it may be lost with the agent
+    nodes.check()
+
+
+def _clock(seconds: int, ground: Ground) -> None:
+    """A search whose second node has another time."""
+    folder = ground.folder()
+    packages = folder / "packages"
+    packages.mkdir()
+    (packages / "sitecustomize.py").write_text(_FAR_TIME.format(seconds=seconds))
+    with ssh_nodes(folder, 2, variables={1: {"PYTHONPATH": str(packages)}}) as cluster:
+        search = Search(folder)
+        flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "45s"]
+        code, _, stderr = search.run(*flags)
+        must(code == 0, f"exit code {code}: {stderr[-500:]}")
+        _check_phases(search.study)
+
+
+def _check_phases(study: Study) -> None:
+    now_s = time.time()
+    for trial in study.trials():
+        must(trial.result is not None, "a trial without a result")
+        assert trial.result is not None
+        phases = trial.result.phases_s
+        must(trial.result.outcome is Outcome.OK, str(trial.result.evidence))
+        must(all(0 <= s <= trial.result.wall_s for s in phases.values()), f"{phases}")
+        must(abs(trial.result.started_at_s - now_s) < 600, "it has the node's time")
+
+
+def _slow(ground: Ground) -> None:
+    """Little gets through to one node: its trials take longer, and no one gives it up."""
+    nodes = nodes_of(ground)
+    device = f"{nodes.cluster.names[1]}p"
+    at = ("ip", "netns", "exec", nodes.cluster.head, "tc", "qdisc")
+    rate = ("rate", "4mbit", "burst", "32kb", "latency", "400ms")
+    run(*at, "add", "dev", device, "root", "tbf", *rate)
+    try:
+        result = nodes.ends(nodes.submit("nothing_in_first"))
+        must(result.outcome is Outcome.OK, f"{result.outcome}: {result.evidence}")
+        must(not nodes.fleet.absent(), "a slow node was given up")
+    finally:
+        run(*at, "del", "dev", device, "root")
+    nodes.check()

@@ -1,0 +1,189 @@
+"""Nodes of a Ray cluster: what is asked of it, and trials and searches on two nodes."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError, JobError
+from autotune.contract import Outcome
+from autotune.fleet import gang_fleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.fleet.transports import ray
+from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
+from autotune.record.study import Study
+from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
+from tests.searches import Search
+from tests.trials import ds_config, files, spec, wait_until
+
+pytestmark = pytest.mark.xdist_group("ranks")
+"""The cluster takes the machine's cores."""
+
+AGENT = "autotune.fleet.node.agent"
+
+
+@pytest.mark.parametrize("slots", ["8", "2x", "0x8", "2x8x1", "x"])
+def test_slots_are_nodes_and_each(slots: str) -> None:
+    with pytest.raises(JobError, match="NODESxEACH"):
+        RayDriver("", FleetOptions(slots=slots), say=print)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "find_spec", lambda name: None)
+    with pytest.raises(FleetError, match=r"not installed(.|\n)*autotune\[ray\]"):
+        RayDriver("", NO_OPTIONS, say=print)
+
+
+@needs_ray
+def test_no_cluster_is_said_at_once() -> None:
+    started_s = time.monotonic()
+    with pytest.raises(FleetError, match=r"no cluster of Ray at 127\.0\.0\.1:1"):
+        RayDriver("127.0.0.1:1", NO_OPTIONS, say=print)
+    assert time.monotonic() - started_s < 10
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(2) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def far_fleet(cluster: RayCluster, world: int) -> Iterator[tuple[GangFleet, RayDriver]]:
+    driver = RayDriver(cluster.address, NO_OPTIONS, say=print)
+    try:
+        fleet = GangFleet(RayTransport(driver, NO_OPTIONS), world=world)
+        with contextlib.closing(fleet):
+            yield fleet, driver
+    finally:
+        driver.close()
+
+
+@needs_ray
+def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
+    said: list[str] = []
+    agree: list[str] = []
+    with RayNodes().obtain(
+        cluster.address, NO_OPTIONS, say=said.append, agree=agree.append
+    ) as held:
+        place = RayNodes().find(held, None, {}, NO_OPTIONS)
+        assert place.environment.accelerator == "cpu"
+        with pytest.raises(FleetError, match="2 x 1 CPUs within 3 s: in the cluster, 0 of 2 CPUs"):
+            RayDriver(cluster.address, FleetOptions(wait="3s"), say=said.append)
+        assert "waiting for 2 x 1 CPUs" in said[0]
+    with far_fleet(cluster, 2) as (fleet, driver):
+        assert [(host.name, host.n_slots) for host in driver.hosts] == [("n0", 1), ("n1", 1)]
+        assert fleet.capacity(2) == 1
+    with pytest.raises(FleetError, match="1 x 5 CPUs"):
+        RayDriver(cluster.address, FleetOptions(wait="1s", slots="1x5"), say=said.append)
+
+
+@needs_ray
+def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
+    cluster: RayCluster,
+) -> None:
+    with far_fleet(cluster, 2) as (_, driver):
+        transport = RayTransport(driver, NO_OPTIONS)
+        node = transport.nodes()[0]
+        agent = transport.start(node, AGENT)
+        wait_until(lambda: b"ready" in agent.receive(), "the agent is up")
+        for actor in cluster.actors():
+            actor.kill()
+        wait_until(lambda: agent.poll() is not None, "its line is over")
+        assert b"n0: Ray says: The actor died" in agent.receive()
+        wait_until(lambda: cluster.programs() == [], "it ends with its actor")
+        again = transport.start(node, AGENT)
+        again.send(b'{"command": "alive"}\n')
+        wait_until(lambda: b'"alive"' in again.receive(), "another one answers")
+        data = b"x" * 3_000_000
+        echo = driver.open("n1", ["sh", "-c", "cat"])
+        for at in range(0, len(data), 400_000):
+            echo.send(data[at : at + 400_000])
+        heard = b""
+        while len(heard) < len(data):
+            assert echo.poll() is None
+            heard += echo.receive()
+            time.sleep(0.01)
+        assert heard == data
+        echo.end()
+        wait_until(lambda: echo.poll() is not None, "it is ended")
+    wait_until(lambda: cluster.programs() == [] == cluster.actors(), "something is left")
+
+
+@needs_ray
+def test_a_search_outlives_its_coordinator_and_answers(cluster: RayCluster, tmp_path: Path):
+    search = Search(tmp_path)
+    flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "45s"]
+    first = search.start(*flags)
+    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    wait_until(lambda: cluster.programs() == [], "what it ran ends with it", 30)
+
+    code, stdout, stderr = search.run(*flags)
+    assert code == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    trials = search.study.trials()
+    assert trials[0].result.outcome is Outcome.LOST
+    assert {t.result.outcome for t in trials[1:]} == {Outcome.OK}
+    assert all(t.result.devices == ["n0:0", "n1:0"] for t in trials[1:])
+    wait_until(lambda: cluster.actors() == [], "an actor is left")
+
+
+@needs_ray
+def test_a_lost_actor_costs_its_trial_and_a_lost_node_and_head_the_fleet(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
+    monkeypatch.setattr(gang_fleet, "LEASE_S", 15.0)
+    study = Study(tmp_path, "faults")
+    study.lock()
+    with far_fleet(cluster, 1) as (fleet, _):
+
+        def run(number: int):
+            trial = spec(number, world=1, dp=1, global_batch=2, factory="hangs")
+            handle = fleet.submit(trial, study.write_spec(trial, files(ds_config())))
+            wait_until(lambda: handle.poll() or ranks_in(handle.folder), "it runs")
+            return handle
+
+        first, second = run(0), run(1)
+        kill_actor_of(cluster, first.folder)
+        result = first.wait(30)
+        assert result.outcome is Outcome.LOST, result
+        assert "n0: Ray says: The actor died" in result.evidence
+        assert not ranks_in(first.folder)
+        assert second.poll() is None
+        assert fleet.absent() == {}
+
+        cluster.kill_node("n1")
+        result = second.wait(60)
+        assert result.outcome is Outcome.LOST, result
+        wait_until(lambda: set(fleet.absent()) == {"n1"}, "it is left out")
+        assert fleet.capacity(1) == 1
+
+        third = run(2)
+        cluster.kill_head()
+        result = third.wait(60)
+        assert result.outcome is Outcome.LOST, result
+        wait_until(lambda: fleet.hear() or len(fleet.absent()) == 2, "it is lost as well")
+        with pytest.raises(FleetError, match="the way to the Ray cluster ended"):
+            fleet.capacity(1)
+    wait_until(lambda: cluster.programs() == [], "something is left")
+
+
+def ranks_in(folder: Path) -> bool:
+    return bool(processes_of(folder)) and any((folder / "ranks").glob("0*.json"))
+
+
+def kill_actor_of(cluster: RayCluster, folder: Path) -> None:
+    """Kill the actor below which a trial runs."""
+    above = {parent.pid for p in processes_of(folder) for parent in p.parents()}
+    (actor,) = (each for each in cluster.actors() if each.pid in above)
+    actor.kill()

@@ -1,0 +1,298 @@
+"""What goes wrong with nodes by ssh, on real ones: each is named, and what is left goes on."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import ExitCode, FleetError
+from autotune.contract import Outcome
+from autotune.fleet import gang_fleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.options import FleetOptions
+from autotune.fleet.transports import remote
+from autotune.fleet.transports.hostfile import HostfileTransport
+from autotune.record.study import Study
+from tests.clusters.ssh import SshNodes, needs_ssh_nodes, ssh_nodes
+from tests.searches import Search
+from tests.trials import ds_config, files, spec, wait_until
+
+pytestmark = [pytest.mark.real, needs_ssh_nodes]
+
+_SILENT = (
+    "import socket, time\n"
+    "server = socket.create_server(('10.78.0.100', 2222))\n"
+    "print('listens', flush=True)\n"
+    "held = [server.accept() for _ in range(100)]\n"
+)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Nodes of which only the first is as it should be."""
+    folder = tmp_path_factory.mktemp("odd")
+    other = folder / "packages" / "deepspeed-0.0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.0.1\n")
+    variables = {
+        1: {"XDG_CACHE_HOME": "/proc/none"},
+        2: {"PYTHONPATH": str(other.parent)},
+    }
+    settings = {3: "ForceCommand cat >/dev/null\n"}
+    with ssh_nodes(folder, 4, variables=variables, settings=settings) as made:
+        key = (folder / "key.pub").read_text()
+        with (folder / "known_hosts").open("a") as known:
+            known.write(f"another {key}")
+        aliases = (
+            "Host refused\n  Port 23\n",
+            "Host changed\n  HostKeyAlias another\n",
+            "Host locked\n  PreferredAuthentications password\n",
+            "Host silent\n  HostName 10.78.0.100\n  Port 2222\n",
+            f"Host refused changed locked\n  HostName {made.addresses[0]}\n",
+        )
+        made.config.write_text("".join(aliases) + made.config.read_text())
+        listener = subprocess.Popen(
+            ["ip", "netns", "exec", made.head, sys.executable, "-c", _SILENT],
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert listener.stdout is not None
+            listener.stdout.readline()
+            yield made
+        finally:
+            listener.kill()
+            listener.wait()
+
+
+def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTransport:
+    options = FleetOptions(ssh=nodes.ssh, python=python)
+    return HostfileTransport(str(nodes.choose(*lines)), options)
+
+
+def test_every_node_that_cannot_be_used_is_named_with_its_reason(odd, monkeypatch):
+    monkeypatch.setattr(remote, "_ANSWER_S", 14.0)
+    good, unwritable, _, half_dead = odd.names
+    bad = ("refused", "changed", "locked", "silent", "nowhere.invalid", unwritable, half_dead)
+    found = transport(odd, f"{good} slots=2", *bad)
+    assert [node.name for node in found.nodes()] == [good]
+    problems = dict(said.split(" is left out: ", 1) for said in found.problems())
+    assert set(problems) == set(bad)
+    for name, said in {
+        "refused": "Connection refused",
+        "changed": "Host key verification failed",
+        "locked": "Permission denied",
+        "silent": "timed out",
+        "nowhere.invalid": "Could not resolve hostname",
+        unwritable: "autotune cannot be unpacked there: [Errno 2] No such file or directory",
+        half_dead: "no answer within 14 s",
+    }.items():
+        assert said in problems[name]
+
+
+def test_a_python_that_is_missing_or_too_old_is_named(odd):
+    with pytest.raises(FleetError, match="/no/such/python"):
+        transport(odd, odd.names[0], python="/no/such/python").nodes()
+    old = odd.folder / "old-python"
+    old.write_text(
+        "#!/bin/sh\n"
+        f'exec {shutil.which("python3")} -c "import sys; sys.hexversion = 0x03080000; '
+        'exec(sys.argv[1])" "$3"\n'
+    )
+    old.chmod(0o755)
+    with pytest.raises(FleetError, match=r"and 3\.11 is the oldest; name another one"):
+        transport(odd, odd.names[0], python=str(old)).nodes()
+
+
+def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_path):
+    search = Search(tmp_path)
+    good, _, other, _ = odd.names
+
+    def run(*lines: str) -> tuple[int, str, str]:
+        flags = odd.flags_of(odd.choose(*lines))
+        return search.run(*flags, "--trials", "1", "--budget", "25s", "--no-diagnose")
+
+    code, _, stderr = run("refused slots=2", "locked slots=2")
+    assert code == ExitCode.FLEET_UNAVAILABLE
+    assert "no node of the fleet can be used: refused: ssh: connect to host" in _flat(stderr)
+    assert "locked: " in _flat(stderr)
+    code, _, stderr = run(f"{good} slots=2", f"{other} slots=2")
+    assert code == ExitCode.FLEET_UNAVAILABLE
+    said = _flat(stderr).partition("the nodes of the fleet differ")[2]
+    assert f"; {other}: " in said
+    assert "DeepSpeed 0.0.1" in said.partition(f"{other}: ")[2]
+    code, stdout, stderr = run(f"{good} slots=2", "refused slots=2")
+    assert code == 0, stderr
+    assert "refused is left out: ssh: connect to host" in _flat(stderr)
+    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    wait_until(lambda: odd.processes() == [], "something is left on a node", 20)
+
+
+def test_the_doctor_looks_at_every_node(odd):
+    good, _, other, _ = odd.names
+    flags = odd.flags_of(odd.choose(f"{good} slots=2", f"{other} slots=2", "refused slots=2"))
+    command = [sys.executable, "-m", "autotune", "doctor", "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
+    found = json.loads(done.stdout)
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert (nodes[good]["n_slots"], nodes["refused"]["n_slots"]) == (2, 0)
+    assert nodes[good]["inventory"]["interface"] == "eth0"
+    assert abs(nodes[good]["clock_ahead_s"]) < 2
+    subjects = {remark["subject"] for remark in nodes[good]["findings"]}
+    assert {"devices", "disk", "extensions"} <= subjects
+    said = {remark["subject"]: remark for remark in found["findings"]}
+    assert said["deepspeed"]["level"] == "fail"
+    assert f"0.0.1 on {other}" in said["deepspeed"]["message"]
+    assert said["torch"]["level"] == "ok"
+
+
+def _flat(text: str) -> str:
+    """A text without the line breaks that a terminal's width made."""
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two good nodes."""
+    folder = tmp_path_factory.mktemp("two")
+    records = folder / "records"
+    records.mkdir()
+    with ssh_nodes(folder, 2, is_apart=[records]) as made:
+        yield made
+        wait_until(lambda: made.processes() == [], "something is left on a node", 20)
+    assert not any(folder.glob("tmp-*/autotune-*/trials/**/spec.json")), "files of trials are left"
+
+
+@pytest.fixture
+def fleet(two, monkeypatch):
+    """Two slots on each; who hears nothing for six seconds gives up."""
+    monkeypatch.setattr(gang_fleet, "LEASE_S", 6.0)
+    monkeypatch.setattr(gang_fleet, "_ALIVE_S", 1.0)
+    monkeypatch.setattr(gang_fleet, "_OTHERS_WAIT_S", 2.0)
+    made = GangFleet(transport(two, *(f"{name} slots=2" for name in two.names)), world=2)
+    with contextlib.closing(made):
+        yield made
+
+
+@pytest.fixture
+def submit(two, fleet, request):
+    study = Study(two.folder / "records", request.node.name[:40])
+    study.lock()
+
+    def start(number: int, **fields):
+        wanted = spec(number, **fields)
+        return fleet.submit(wanted, study.write_spec(wanted, files(ds_config())))
+
+    yield start
+    study.unlock()
+
+
+def ranks_run(two: SshNodes, n_ranks: int) -> bool:
+    count = sum(b"autotune.trial.wrapper" in _command(each.pid) for each in two.processes())
+    return count >= n_ranks
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def polled(*trials) -> bool:
+    """All are asked, as a coordinator does."""
+    return all([trial.poll() is not None for trial in trials])
+
+
+def test_an_agent_that_is_killed_costs_its_trial_and_no_other(two, fleet, submit):
+    first, second = submit(0, factory="hangs"), submit(1, factory="hangs")
+    wait_until(lambda: polled(first, second) or ranks_run(two, 4), "they run")
+    agents = {agent: agent.children(recursive=True) for agent in two.agents()}
+    assert len(agents) == 2
+    agent = next(iter(agents))
+    agent.kill()
+    wait_until(lambda: polled(first) or polled(second), "the trial ends with its agent", 30)
+    lost, other = (first, second) if first.poll() else (second, first)
+    assert lost.poll().outcome is Outcome.LAUNCH
+    assert "the agent of the node ended" in lost.poll().evidence
+    assert other.poll() is None
+    assert not any(process.is_running() for process in agents[agent])
+    again = submit(2)
+    wait_until(lambda: polled(again), "the node goes on")
+    assert again.poll().outcome is Outcome.OK, again.poll().evidence
+    other.cancel()
+    assert other.wait(30).outcome is Outcome.CANCELLED
+
+
+def test_a_node_that_dies_is_left_out_until_it_is_back(two, fleet, submit):
+    trial = submit(0, world=4, dp=4, global_batch=8, factory="hangs")
+    wait_until(lambda: polled(trial) or ranks_run(two, 4), "it runs")
+    two.kill(1)
+    wait_until(lambda: polled(trial), "it ends with the node")
+    assert trial.poll().outcome.is_platform_fault
+    assert two.names[1] in trial.poll().evidence
+    assert set(fleet.absent()) == {two.names[1]}
+    assert fleet.capacity(2) == 1
+    with pytest.raises(FleetError, match=two.names[1]):
+        fleet.capacity(4)
+    goes_on = submit(1)
+    two.boot(1)
+    wait_until(lambda: polled(goes_on), "the search goes on")
+    assert goes_on.poll().outcome is Outcome.OK, goes_on.poll().evidence
+    _wait_for_both(fleet)
+    assert not any(two.folder.glob("tmp-*/autotune-*/trials/**/0000/spec.json")), "it is cleared"
+    wide = submit(2, world=4, dp=4, global_batch=8)
+    wait_until(lambda: polled(wide), "both run again")
+    assert wide.poll().outcome is Outcome.OK, wide.poll().evidence
+
+
+def test_a_cut_cable_ends_what_runs_on_both_sides_of_it(two, fleet, submit):
+    trial = submit(0, world=4, dp=4, global_batch=8, factory="hangs")
+    wait_until(lambda: polled(trial) or ranks_run(two, 4), "it runs")
+    two.cut(1)
+    try:
+        wait_until(lambda: polled(trial), "it ends", 60)
+        assert trial.poll().outcome.is_platform_fault
+        assert f"{two.names[1]}: " in trial.poll().evidence
+        assert set(fleet.absent()) == {two.names[1]}
+        wait_until(lambda: len(two.agents()) <= 1, "the agent beyond the cut ends by itself", 20)
+    finally:
+        two.mend(1)
+    _wait_for_both(fleet)
+    assert not ranks_run(two, 1)
+
+
+def _wait_for_both(fleet: GangFleet) -> None:
+    deadline_s = time.monotonic() + 40
+    while fleet.absent():
+        fleet.hear()
+        assert time.monotonic() < deadline_s, "a node that is back is not taken back"
+        time.sleep(0.05)
+    fleet.reap(Path("/none"))  # it answers one after the other
+    assert fleet.capacity(4) == 1
+
+
+def test_a_search_that_cannot_go_on_names_the_node_and_goes_on_later(two, tmp_path):
+    search = Search(tmp_path)
+    search.study = Study(two.folder / "records", "it")
+    flags = [*two.flags, "--results", str(search.study.root), "--trials", "1", "--no-diagnose"]
+    flags += ["--budget", "40s"]
+    first = search.start(*flags)
+    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+    two.kill(1)
+    _, stderr = first.communicate(timeout=120)
+    two.boot(1)
+    assert first.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
+    assert (
+        f"1 of 2 nodes are lost, and a gang of 2 does not fit into the others: {two.names[1]}"
+        in (_flat(stderr))
+    )
+    code, _, stderr = search.run(*flags)
+    assert code == 0, stderr
+    outcomes = [trial.result.outcome for trial in search.study.trials()]
+    assert outcomes[0].is_platform_fault
+    assert set(outcomes[1:]) == {Outcome.OK}
