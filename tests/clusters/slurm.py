@@ -92,8 +92,8 @@ class SlurmCluster:
         return job
 
     def jobs(self) -> list[str]:
-        """The jobs that wait or run."""
-        return self.run("squeue", "-h", "-o", "%i").split()
+        """The jobs that wait or run; those that are being ended hold nothing for long."""
+        return self.run("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split()
 
     def state_of(self, job: str) -> str:
         """The state of a job, such as `RUNNING`."""

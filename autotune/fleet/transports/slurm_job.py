@@ -198,7 +198,8 @@ def obtained(
                 environment=slurm_environment(),
             )
             names = ",".join(share.nodes for share in status.shares)
-            say(f"job {job} of Slurm holds {names} until {status.end_time}")
+            until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
+            say(f"job {job} of Slurm holds {names}{until}")
             yield job
         finally:
             _give_back(job, say)
