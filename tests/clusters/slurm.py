@@ -32,7 +32,7 @@ _UP_WAIT_S = 60.0
 NODE_TIMEOUT_S = 5
 """Time after which Slurm takes a node to be down that does not answer."""
 _CONFIGURATION = """\
-ClusterName=autotune
+ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
@@ -166,6 +166,7 @@ def slurm_cluster(
         for i in range(n_nodes)
     )
     configuration = _CONFIGURATION.format(
+        name=f"autotune{os.getpid()}",
         host=host,
         port=ports[-1],
         folder=folder,
