@@ -310,15 +310,11 @@ def diagnose(
     from autotune.fleet.options import options_of
     from autotune.report.terminal.study import print_script_diagnosis
 
-    found = run(
-        command,
-        flags,
-        results=results,
-        fresh=fresh,
-        note=say,
-        fleet=fleet,
-        options=options_of(fleet_option or ()),
-    )
+    options = options_of(fleet_option or ())
+    with obtained_fleet(fleet, options) as held:
+        found = run(
+            command, flags, results=results, fresh=fresh, note=say, fleet=held, options=options
+        )
     print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
 
 

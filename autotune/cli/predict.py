@@ -21,6 +21,7 @@ from autotune.cli.base import (
     TrustJob,
     agreed_job,
     cli,
+    obtained_fleet,
     print_files,
     print_json,
     say,
@@ -93,8 +94,10 @@ def probe(
     if fleet == "local":
         found = probe_machine(out, world=world, nodes=place, disk=nvme, is_quick=quick)
     else:
-        far = find_far_place(fleet, options_of(fleet_option or ()))
-        found = probe_fleet(out, far, world=world, disk=nvme, is_quick=quick, note=say)
+        options = options_of(fleet_option or ())
+        with obtained_fleet(fleet, options) as held:
+            far = find_far_place(held, options)
+            found = probe_fleet(out, far, world=world, disk=nvme, is_quick=quick, note=say)
     if found is None:
         say("measured; node 0 has the figures and writes the file")
         if as_json:

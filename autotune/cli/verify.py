@@ -21,6 +21,7 @@ from autotune.cli.base import (
     cli,
     emit,
     explain,
+    obtained_fleet,
     print_json,
     say,
 )
@@ -171,11 +172,12 @@ def soak(
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
     options = options_of(fleet_option or ())
-    if export is not None:
-        found = soak_export(export, minutes=minutes, note=say, fleet=fleet, options=options)
-    else:
-        chosen = find_study(results, study)
-        found = soak_study(chosen, minutes=minutes, note=say, fleet=fleet, options=options)
+    with obtained_fleet(fleet, options) as held:
+        if export is not None:
+            found = soak_export(export, minutes=minutes, note=say, fleet=held, options=options)
+        else:
+            chosen = find_study(results, study)
+            found = soak_study(chosen, minutes=minutes, note=say, fleet=held, options=options)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
     print_json(asdict(found)) if as_json else print_soak(DATA, found)
@@ -226,7 +228,9 @@ def _examine_fleet(fleet: str, options: Sequence[str], *, as_json: bool) -> None
     from autotune.fleet.options import options_of
     from autotune.report.terminal.overview import print_fleet
 
-    found = diagnose_fleet(find_far_place(fleet, options_of(options)).transport)
+    chosen = options_of(options)
+    with obtained_fleet(fleet, chosen) as held:
+        found = diagnose_fleet(find_far_place(held, chosen).transport)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)

@@ -32,7 +32,7 @@ _UP_WAIT_S = 60.0
 NODE_TIMEOUT_S = 5
 """Time after which Slurm takes a node to be down that does not answer."""
 _CONFIGURATION = """\
-ClusterName=autotune
+ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
@@ -92,8 +92,8 @@ class SlurmCluster:
         return job
 
     def jobs(self) -> list[str]:
-        """The jobs that wait or run."""
-        return self.run("squeue", "-h", "-o", "%i").split()
+        """The jobs that wait or run; those that are being ended hold nothing for long."""
+        return self.run("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split()
 
     def state_of(self, job: str) -> str:
         """The state of a job, such as `RUNNING`."""
@@ -166,6 +166,7 @@ def slurm_cluster(
         for i in range(n_nodes)
     )
     configuration = _CONFIGURATION.format(
+        name=f"autotune{os.getpid()}",
         host=host,
         port=ports[-1],
         folder=folder,

@@ -5,6 +5,7 @@ Slurm's own programs are run, and what they say is passed on.
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -34,10 +35,10 @@ _SILENT_S = 300.0
 _ENDING_S = 10.0
 """Time for a job that is being ended to say how."""
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
-_FIFO = '"/tmp/autotune-allocation-$SLURM_JOB_ID"'
 _SCRIPT = f"""\
-fifo={_FIFO}
 trap 'rm -f "$fifo"' EXIT
+trap 'exit 143' TERM
+rm -f "$fifo"
 mkfifo -m 600 "$fifo" || exit 1
 (
     left={_HOLDER_WAIT_S}
@@ -48,7 +49,7 @@ cat "$fifo"
 """
 """The job runs until whoever has opened the pipe for writing is gone. That is a step whose input
 the coordinator holds: however either of them ends, so does the job, and its nodes are free."""
-_HOLDER = f"exec cat > {_FIFO}"
+_HOLDER = 'exec cat > "$0"'
 _ENDS = {
     "BOOT_FAIL": "its nodes did not start",
     "CANCELLED": "it was cancelled",
@@ -163,7 +164,7 @@ def look_at_request(arguments: Sequence[str]) -> str:
         JobError: It refuses the arguments.
         FleetError: It cannot be asked.
     """
-    found = _sbatch("--test-only", arguments)
+    found = _sbatch("--test-only", "", arguments)
     if found.returncode:
         raise _refused(found, arguments)
     return _words(found.stderr) or _words(found.stdout)
@@ -187,16 +188,19 @@ def obtained(
         FleetError: The nodes were not given in time, or not at all.
     """
     with _terminated_as_interrupted():
-        job = _submit(arguments)
+        # A name that nobody on the nodes can prepare.
+        fifo = f"/tmp/autotune-{secrets.token_hex(8)}"
+        job = _submit(fifo, arguments)
         holder: LocalProcess | None = None
         try:
             status = _wait_for_nodes(job, wait_s=wait_s, say=say)
             holder = LocalProcess(
-                step_command(job, status.first_node, ["sh", "-c", _HOLDER]),
+                step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
                 environment=slurm_environment(),
             )
             names = ",".join(share.nodes for share in status.shares)
-            say(f"job {job} of Slurm holds {names} until {status.end_time}")
+            until = "" if status.end_time == "Unknown" else f" until {status.end_time}"
+            say(f"job {job} of Slurm holds {names}{until}")
             yield job
         finally:
             _give_back(job, say)
@@ -270,19 +274,19 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         ) from error
 
 
-def _sbatch(first: str, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+def _sbatch(first: str, fifo: str, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     # Nobody watches a job that begins again by itself, and its other nodes survive one's failure.
     own = ("--job-name=autotune", "--chdir=/", "--no-requeue", "--no-kill", "--output=/dev/null")
     # Ours come first: what follows the name of a script would be arguments of that.
-    return _run(["sbatch", first, *own, f"--wrap={_SCRIPT}", *arguments])
+    return _run(["sbatch", first, *own, f"--wrap=fifo={fifo}\n{_SCRIPT}", *arguments])
 
 
-def _submit(arguments: Sequence[str]) -> str:
+def _submit(fifo: str, arguments: Sequence[str]) -> str:
     # An interrupt half way would leave a job whose number nobody knows.
     held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
-        found = _sbatch("--parsable", arguments)
+        found = _sbatch("--parsable", fifo, arguments)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if found.returncode:
