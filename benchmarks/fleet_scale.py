@@ -25,7 +25,6 @@ from autotune.app.pages import write_page
 from autotune.app.run import begin_study, search
 from autotune.app.session import Session, lattice_of, read_job
 from autotune.contract import (
-    Identity,
     NodeReport,
     Outcome,
     Phase,
@@ -49,7 +48,6 @@ from autotune.record.table import write_table
 from autotune.search.base import Observer, Snapshot
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.trial_spec import Run, make_spec
-from autotune.space.candidate import candidate_of
 
 PER_NODE = 8
 RATE_PER_S = 100 / 60
@@ -351,9 +349,7 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
     watch, lengths = Watch(), random.Random(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        session = open_scale(
-            folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(1.5, 3.0)
-        )
+        session = open_scale(folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(1.5, 3.0))
         begun_s = time.perf_counter()
         record(session, n_trials - n_run)
         recorded_s = time.perf_counter() - begun_s
@@ -367,8 +363,10 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         cpu_s = time.process_time() - watch.begun_cpu_s
         times = {}
-        for name, write in (("page", lambda: write_page(session.study, session.study.page_file)),
-                            ("table", lambda: write_table(session.study))):
+        for name, write in (
+            ("page", lambda: write_page(session.study, session.study.page_file)),
+            ("table", lambda: write_table(session.study)),
+        ):
             begun_s = time.perf_counter()
             write()
             times[name] = time.perf_counter() - begun_s
