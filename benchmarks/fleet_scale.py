@@ -38,7 +38,7 @@ from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
-from autotune.fleet.gang_fleet import GangFleet, GangTrial
+from autotune.fleet.gang_fleet import AGENT, GangFleet, GangTrial
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -52,14 +52,14 @@ from autotune.search.trial_spec import Run, make_spec
 PER_NODE = 8
 RATE_PER_S = 100 / 60
 """Trials that end in a second of the fleet that the limits are for."""
-_SPACE = {
+_PHASES_S = {str(phase): 0.1 for phase in Phase}
+_SPACE: dict[str, Any] = {
     "name": "scale",
     "description": "As many candidates as trials.",
     "knobs": {
         "zero.stage": [0, 1, 2, 3],
         "micro_batch": {"powers_of_two": [1, 64]},
         "recompute": ["none", "full"],
-        "reduce_bucket_size": [3_000_000 * n for n in range(1, 41)],
         "overlap_comm": [False, True],
         "communication_dtype": ["model", "fp32"],
         "stage3.prefetch_bucket_size": {
@@ -154,12 +154,16 @@ class SimulatedTransport:
 
     def start(self, node: Node, module: str, *arguments: str) -> SimulatedNode:
         """See `Transport.start`."""
-        return SimulatedNode(self._trial_s)
+        agent = SimulatedNode(self._trial_s)
+        if module != AGENT:
+            agent.end()  # what prepares a node finds nothing to do
+            agent.receive()
+        return agent
 
 
 def step_time_s(spec: TrialSpec) -> float:
     """A figure that depends on the candidate."""
-    return 0.5 + 0.5 * random.Random(spec.identity.candidate_hash).random()
+    return 0.001 + 0.001 * random.Random(spec.identity.candidate_hash).random()
 
 
 def reports_of(spec: TrialSpec) -> dict[str, RankReport | NodeReport]:
@@ -169,8 +173,8 @@ def reports_of(spec: TrialSpec) -> dict[str, RankReport | NodeReport]:
         f"{rank:02d}.json": RankReport(
             rank=rank,
             phase=Phase.TEARDOWN,
-            ended_at_s=20.0,
-            phases_s={str(phase): 1.0 for phase in Phase},
+            ended_at_s=sum(_PHASES_S.values()),
+            phases_s=_PHASES_S,
             warmup_step_times_s=steps[:2],
             step_times_s=steps,
             memory_bytes={"peak": 20 * 2**30, "reserved": 19 * 2**30},
@@ -228,7 +232,10 @@ class Silent(Observer):
 def open_scale(folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s: Any) -> Session:
     """A session of a study in a folder."""
     space = folder / "scale.yaml"
-    space.write_text(yaml.safe_dump(_SPACE))
+    # As many sizes as make more candidates than trials: to make a lattice is not what is measured.
+    sizes = [3_000_000 * n for n in range(1, min(40, n_trials // 250 + 2) + 1)]
+    knobs = {**_SPACE["knobs"], "reduce_bucket_size": sizes}
+    space.write_text(yaml.safe_dump({**_SPACE, "knobs": knobs}))
     flags = {
         "model": "gpt2",
         "seq_len": 1024,
@@ -291,6 +298,7 @@ def result_of(spec: TrialSpec, number: int) -> TrialResult:
         outcome=Outcome.OK,
         started_at_s=time.time() - 86400.0 + number,
         wall_s=20.0,
+        phases_s=_PHASES_S,
         step_times_s=[step_s] * 10,
         step_time_s=step_s,
         step_time_low_s=step_s,
@@ -341,9 +349,7 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
     watch, lengths = Watch(), random.Random(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        session = open_scale(
-            folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(2.0, 20.0)
-        )
+        session = open_scale(folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(1.5, 3.0))
         begun_s = time.perf_counter()
         record(session, n_trials - n_run)
         recorded_s = time.perf_counter() - begun_s

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.contract import NodeReport, Outcome, Phase, TrialResult, TrialSpec
+from autotune.contract import RANKS_DIR, NodeReport, Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
@@ -33,6 +34,11 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
+_LOOK_S = 0.01
+"""Time that one look at the nodes takes at the most: those after them come first the next time."""
+_SHARE_OF_TIME = 0.02
+"""Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
+_LONGEST_PAUSE_S = 0.5
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -63,6 +69,9 @@ class GangFleet:
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
+        self._turns = deque(self.agents)
+        """Names of the nodes, the one to be looked at next first."""
+        self._not_before_s = 0.0
         self._running: dict[str, GangTrial] = {}
         self._waiting: list[GangTrial] = []
         """Trials for which no gang is free yet, in the order in which they were submitted."""
@@ -185,11 +194,19 @@ class GangFleet:
                 agent.wait(deadline_s)
 
     def hear(self) -> None:
-        """Take in what the nodes have said; does not wait."""
-        for name, agent in self.agents.items():
-            for event in agent.hear():
+        """Take in what the nodes have said; does not wait. Of many nodes, some each time."""
+        begun_s = now_s = time.monotonic()
+        if begun_s < self._not_before_s:
+            return
+        for _ in range(len(self._turns)):
+            name = self._turns[0]
+            self._turns.rotate(-1)
+            for event in self.agents[name].hear():
                 self._take(name, event)
-        now_s = time.monotonic()
+            now_s = time.monotonic()
+            if now_s - begun_s > _LOOK_S:
+                break
+        self._not_before_s = now_s + min((now_s - begun_s) / _SHARE_OF_TIME, _LONGEST_PAUSE_S)
         for name, lost in self._lost.items():
             if now_s >= lost.again_s and not lost.is_asked:
                 lost.is_asked = True
@@ -372,6 +389,8 @@ class GangTrial(Handle):
         self._fleet = fleet
         self._incoming = Incoming(folder)
         self._one_ended_s: float | None = None
+        self._phase = (0, Phase.SPAWN)
+        """When a report last came, and the phase then."""
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
@@ -421,10 +440,16 @@ class GangTrial(Handle):
 
     def progress(self) -> Progress:
         """See `Handle.progress`."""
-        reports = read_reports(self.folder, self.spec.layout.world)
-        order = list(Phase)
-        phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
-        return Progress(phase=phase, elapsed_s=self._elapsed_s())
+        # Reports are moved to their place, which the folder's time tells: with a thousand trials
+        # in flight it is too much to read all of them twice a second.
+        with suppress(FileNotFoundError):
+            changed_ns = (self.folder / RANKS_DIR).stat().st_mtime_ns
+            if changed_ns != self._phase[0]:
+                reports = read_reports(self.folder, self.spec.layout.world)
+                order = list(Phase)
+                phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
+                self._phase = changed_ns, phase
+        return Progress(phase=self._phase[1], elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
         """See `Handle.cancel`."""

@@ -106,6 +106,8 @@ class Study:
         self.recalled_file = self.folder / "recalled.json"
         """The lessons of other studies as they were when the search began."""
         self._lock: int | None = None
+        self._next = -1
+        """The number after that of the last trial that was written here; -1: none was."""
 
     def trial_folder(self, number: int) -> Path:
         """Folder of one trial."""
@@ -223,6 +225,8 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or has all numbers.
         """
+        if 0 <= self._next <= _MAX_NUMBER and not os.path.lexists(self.trial_folder(self._next)):
+            return self._next
         folders = self._folders()
         number = max((int(folder.name) for folder in folders), default=-1) + 1
         if number > _MAX_NUMBER:
@@ -257,6 +261,7 @@ class Study:
                 clean = scrubbed_document(name, text)
                 (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
             write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
+            self._next = spec.identity.number + 1
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder

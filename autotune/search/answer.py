@@ -149,7 +149,7 @@ class RecordStandings:
         return tuple(self._standing(key, figures[key]) for key in tied)
 
     def _standing(self, key: str, figure: Figure) -> Standing:
-        tried = next(t for t in self._history.tried if t.candidate.hash == key)
+        tried = self._history.of_hash(key)
         files = tried.measured or counting(tried.trials)
         assert files is not None, "a figure comes from a measured trial"
         return Standing(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.record.spread import Spread, spread_of
@@ -34,25 +35,27 @@ class Tried:
     """Numbers of trials to repeat, as in `History.to_repeat`."""
     spread: Spread = field(default_factory=Spread)
     """How much runs differ, as in `History.spread`."""
+    said: dict[object, Any] = field(default_factory=dict, compare=False)
+    """What others have computed of it, by who did: with thousands of trials that pays."""
 
-    @property
+    @cached_property
     def explored(self) -> tuple[Trial, ...]:
         """Its trials outside the final comparison."""
         return tuple(
             trial for trial in self.trials if trial.spec.identity.role is not Role.CONFIRM
         )
 
-    @property
+    @cached_property
     def measured(self) -> TrialResult | None:
         """The result that its figure rests on; the final comparison's do not count."""
         return counting(self.explored)
 
-    @property
+    @cached_property
     def fault(self) -> TrialResult | None:
         """The first result that is a fault of the configuration, in any role: it would recur."""
         return next((r for r in results(self.trials) if r.outcome.is_config_fault), None)
 
-    @property
+    @cached_property
     def given_up(self) -> str:
         """Why it is left without a figure although it did nothing wrong; empty: it is not."""
         if self.measured is not None or self.fault is not None or not self.is_settled:
@@ -66,22 +69,22 @@ class Tried:
             )
         return f"the coordinator ended {len(ended)} times while it ran"
 
-    @property
+    @cached_property
     def is_out_of_memory(self) -> bool:
         """Whether it ran out of memory."""
         return self.fault is not None and self.fault.outcome is Outcome.OOM
 
-    @property
+    @cached_property
     def is_running(self) -> bool:
         """Whether one of its trials is in flight."""
         return any(trial.result is None for trial in self.trials)
 
-    @property
+    @cached_property
     def is_settled(self) -> bool:
         """Whether no further trial is owed to it; a cancelled trial settles nothing."""
         return is_settled(self.explored, self.to_repeat)
 
-    @property
+    @cached_property
     def is_owed(self) -> bool:
         """Whether a trial is due.
 
@@ -90,10 +93,17 @@ class Tried:
         """
         return not self.is_settled and not self.is_running
 
-    @property
+    @cached_property
     def is_searched(self) -> bool:
         """Whether the search proper proposed it, or may have: the record of that is gone."""
         return not self.explored or any(t.spec.identity.role is Role.SEARCH for t in self.trials)
+
+
+_DERIVED = (
+    *("recorded", "trials", "reduced", "explored", "tried", "_by_hash", "counts", "typical_s"),
+    *("spread", "to_repeat"),
+)
+"""What `History` derives from its trials, until one is put."""
 
 
 class History:
@@ -113,31 +123,33 @@ class History:
         """Group the trials of one job; a part of a record takes the `to_repeat` of all of it."""
         self._of_reduced = of_reduced
         self._trials = {trial.spec.identity.number: trial for trial in trials}
+        self._made: dict[str, Tried] = {}
+        """Candidates as they were last handed out, by hash."""
         if to_repeat is not None:
             self.to_repeat = to_repeat
 
     def put(self, trial: Trial) -> None:
         """Add a trial, or replace it now that it has a result."""
         self._trials[trial.spec.identity.number] = trial
-        self.__dict__.pop("spread", None)
-        self.__dict__.pop("to_repeat", None)
+        for name in _DERIVED:
+            self.__dict__.pop(name, None)
 
-    @property
+    @cached_property
     def recorded(self) -> tuple[Trial, ...]:
         """All trials, reduced or not, by number."""
         return tuple(self._trials[number] for number in sorted(self._trials))
 
-    @property
+    @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """The trials of the job itself, or of the history of reduced trials those, by number."""
         return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
 
-    @property
+    @cached_property
     def reduced(self) -> "History":
         """The reduced trials, grouped by what they ran."""
         return History(self.recorded, of_reduced=True)
 
-    @property
+    @cached_property
     def explored(self) -> "History":
         """The same without the final comparison, which must not change what led to it.
 
@@ -149,21 +161,42 @@ class History:
             to_repeat=self.to_repeat,
         )
 
-    @property
+    @cached_property
     def tried(self) -> tuple[Tried, ...]:
         """The candidates in the order in which they were first tried."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-        return tuple(self._tried(candidate_of(group[0].spec), group) for group in groups.values())
+        made = self._made
+        self._made = {
+            key: self._tried(before.candidate if before else candidate_of(group[0].spec), group)
+            for key, group, before in ((k, g, made.get(k)) for k, g in groups.items())
+        }
+        return tuple(self._made.values())
 
     def find(self, candidate: Candidate) -> Tried | None:
         """Trials of a candidate in the record."""
-        # By the recorded hash: to make each trial's candidate anew takes forty times as long.
-        group = [t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash]
-        return self._tried(candidate, group) if group else None
+        return self._by_hash.get(candidate.hash)
+
+    def of_hash(self, key: str) -> Tried:
+        """The trials of a candidate that is known to have some."""
+        return self._by_hash[key]
+
+    @cached_property
+    def _by_hash(self) -> dict[str, Tried]:
+        return {tried.trials[0].spec.identity.candidate_hash: tried for tried in self.tried}
 
     def _tried(self, candidate: Candidate, group: Sequence[Trial]) -> Tried:
+        """The candidate's trials; the same object where nothing has changed."""
+        before = self._made.get(group[0].spec.identity.candidate_hash)
+        if (
+            before is not None
+            and len(before.trials) == len(group)
+            and all(a is b for a, b in zip(before.trials, group, strict=True))
+            and before.to_repeat == self.to_repeat
+            and before.spread == self.spread
+        ):
+            return before
         return Tried(
             candidate=candidate,
             trials=tuple(group),
@@ -195,12 +228,12 @@ class History:
             n_disturbed += bool(result.disturbed)
         return frozenset(found)
 
-    @property
+    @cached_property
     def counts(self) -> Counter[Outcome]:
         """Ended trials by outcome, reduced ones included."""
         return Counter(result.outcome for result in results(self.recorded))
 
-    @property
+    @cached_property
     def typical_s(self) -> float | None:
         """Median seconds of a measured trial, of any ended one where none was; None: no idea."""
         ended = [r for r in results(self.trials) if r.wall_s > 0]

@@ -13,7 +13,7 @@ from autotune.search.base import Running
 from autotune.search.context import SearchContext
 from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.trial_spec import Run, make_spec
-from autotune.space.candidate import candidate_of
+from autotune.space.candidate import Candidate
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -37,6 +37,8 @@ class TrialsInFlight:
         self._study = context.study
         self._note = context.note
         self._handles: list[Handle] = []
+        self._candidates: dict[int, Candidate] = {}
+        """By the number of a trial in flight."""
         self._n_faults_in_a_row = 0
         self._absent: dict[str, str] = {}
 
@@ -108,15 +110,17 @@ class TrialsInFlight:
         self._say_overridden(spec.engine.overridden)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
+        self._candidates[spec.identity.number] = run.candidate
         self.history.put(Trial(folder=folder, spec=spec, result=None))
+        if run.retry_of is None and run.repeat_of is None:
+            return
         before = {result.number: result for result in results(self.history.recorded)}
         if run.retry_of is not None:
             result = before[run.retry_of]
             why = f"which the platform ended: {result.outcome}: {result.evidence}"
-        elif run.repeat_of is not None:
-            why = f"which was disturbed: {before[run.repeat_of].disturbed}"
         else:
-            return
+            assert run.repeat_of is not None
+            why = f"which was disturbed: {before[run.repeat_of].disturbed}"
         again = run.repeat_of if run.retry_of is None else run.retry_of
         self._note(f"trial {spec.identity.number} repeats trial {again}, {why}")
 
@@ -139,6 +143,7 @@ class TrialsInFlight:
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
             self._handles.remove(handle)
+            del self._candidates[result.number]
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()
         if ended:
@@ -176,7 +181,7 @@ class TrialsInFlight:
             Running(
                 number=spec.identity.number,
                 role=spec.identity.role,
-                candidate=candidate_of(spec),
+                candidate=self._candidates[spec.identity.number],
                 fidelity=spec.identity.fidelity,
                 phase=progress.phase,
                 elapsed_s=progress.elapsed_s,

@@ -52,8 +52,13 @@ class Objective:
 
     def figures(self, history: History) -> dict[str, Figure]:
         """The figures of all candidates that have one, by hash."""
-        found = {tried.candidate.hash: self.figure(tried) for tried in history.tried}
-        return {key: figure for key, figure in found.items() if figure is not None}
+        found = {}
+        for tried in history.tried:
+            if self not in tried.said:
+                tried.said[self] = self.figure(tried)
+            if (figure := tried.said[self]) is not None:
+                found[tried.candidate.hash] = figure
+        return found
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.

@@ -12,7 +12,6 @@ import pytest
 
 from autotune.base.errors import FleetError, JobError
 from autotune.contract import Outcome
-from autotune.fleet import gang_fleet
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -117,6 +116,7 @@ def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
     wait_until(lambda: cluster.programs() == [] == cluster.actors(), "something is left")
 
 
+@pytest.mark.real
 @needs_ray
 def test_a_search_outlives_its_coordinator_and_answers(cluster: RayCluster, tmp_path: Path):
     search = Search(tmp_path)
@@ -137,12 +137,9 @@ def test_a_search_outlives_its_coordinator_and_answers(cluster: RayCluster, tmp_
     wait_until(lambda: cluster.actors() == [], "an actor is left")
 
 
+@pytest.mark.real
 @needs_ray
-def test_a_lost_actor_costs_its_trial_and_a_lost_node_and_head_the_fleet(
-    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
-    monkeypatch.setattr(gang_fleet, "LEASE_S", 15.0)
+def test_a_lost_actor_costs_its_trial_alone(cluster: RayCluster, tmp_path: Path) -> None:
     study = Study(tmp_path, "faults")
     study.lock()
     with far_fleet(cluster, 1) as (fleet, _):
@@ -157,25 +154,29 @@ def test_a_lost_actor_costs_its_trial_and_a_lost_node_and_head_the_fleet(
         kill_actor_of(cluster, first.folder)
         result = first.wait(30)
         assert result.outcome is Outcome.LOST, result
-        assert "n0: Ray says: The actor died" in result.evidence
+        assert "Ray says: The actor died" in result.evidence
         assert not ranks_in(first.folder)
         assert second.poll() is None
         assert fleet.absent() == {}
 
-        cluster.kill_node("n1")
-        result = second.wait(60)
-        assert result.outcome is Outcome.LOST, result
-        wait_until(lambda: set(fleet.absent()) == {"n1"}, "it is left out")
-        assert fleet.capacity(1) == 1
 
-        third = run(2)
+@needs_ray
+def test_a_lost_node_and_a_lost_head_end_their_lines(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
+    with far_fleet(cluster, 1) as (_, driver):
+        lines = [driver.open(name, ["sh", "-c", "echo up; cat"]) for name in ("n0", "n1")]
+        for line in lines:
+            wait_until(lambda line=line: line.receive(), "it is up")
+        cluster.kill_node("n1")
+        wait_until(lambda: lines[1].poll() is not None, "the node's line is over", 60)
+        assert lines[0].poll() is None
         cluster.kill_head()
-        result = third.wait(60)
-        assert result.outcome is Outcome.LOST, result
-        wait_until(lambda: fleet.hear() or len(fleet.absent()) == 2, "it is lost as well")
-        with pytest.raises(FleetError, match="the way to the Ray cluster ended"):
-            fleet.capacity(1)
-    wait_until(lambda: cluster.programs() == [], "something is left")
+        wait_until(lambda: lines[0].poll() is not None, "the other's is, too", 60)
+        assert "the way to the Ray cluster ended with code" in driver.ended()
+        with pytest.raises(OSError, match="the way to the Ray cluster ended"):
+            driver.open("n0", ["true"])
 
 
 def ranks_in(folder: Path) -> bool:
