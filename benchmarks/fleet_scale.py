@@ -233,7 +233,7 @@ def open_scale(folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s:
     """A session of a study in a folder."""
     space = folder / "scale.yaml"
     # As many sizes as make more candidates than trials: to make a lattice is not what is measured.
-    sizes = [3_000_000 * n for n in range(1, min(40, n_trials // 250 + 2) + 1)]
+    sizes = [3_000_000 * n for n in range(1, min(40, n_trials // 250 + 1) + 1)]
     knobs = {**_SPACE["knobs"], "reduce_bucket_size": sizes}
     space.write_text(yaml.safe_dump({**_SPACE, "knobs": knobs}))
     flags = {
