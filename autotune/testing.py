@@ -28,7 +28,7 @@ from autotune.app.session import Session, open_session
 from autotune.base.errors import AutotuneError, FleetError, JobError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import STDERR_FILE, Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
@@ -53,6 +53,7 @@ from autotune.export.door import (
 )
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
@@ -488,12 +489,22 @@ class FleetContract(Contract[FleetPlugin]):
         """
         return self.name
 
+    def options(self) -> FleetOptions:
+        """What is said of it besides."""
+        return NO_OPTIONS
+
     @contextmanager
     def opened(self) -> Iterator[tuple[Session, Fleet]]:
         """A search on it that was not begun, and its fleet."""
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made).resolve()
-            session = open_session(None, self.job, results=folder, fleet=self.named(folder))
+            session = open_session(
+                None,
+                self.job,
+                results=folder,
+                fleet=self.named(folder),
+                options=self.options(),
+            )
             session.study.lock()
             with closing(session.make_fleet()) as fleet:
                 yield session, fleet
@@ -526,14 +537,17 @@ class FleetContract(Contract[FleetPlugin]):
         assert result.started_at_s > 0
 
     def test_it_takes_as_many_trials_as_it_says_and_ends_them(self) -> None:
-        """No more fit; what is cancelled has ended when the fleet is closed."""
+        """One more waits or is refused; what is cancelled has ended when the fleet is closed."""
         with self.opened() as (session, fleet):
             n = fleet.capacity(session.job.world)
             assert n >= 1
             assert fleet.quarantined() == ()
             handles = [self.submit(session, fleet, number) for number in range(n)]
-            refusal = _refusal(lambda: self.submit(session, fleet, n))
-            assert isinstance(refusal, FleetError), f"it takes {n + 1} trials"
+            with suppress(FleetError):
+                handles.append(self.submit(session, fleet, n))
+                ran = handles[n].poll() is not None
+                assert not ran, f"it takes {n + 1} trials"
+                assert not (handles[n].folder / STDERR_FILE).exists(), f"it takes {n + 1} trials"
             handles[0].cancel()
             result = handles[0].wait(60.0)
             assert result is not None, "it was cancelled a minute ago"

@@ -114,4 +114,6 @@ def _marked(folder: Path) -> Iterator[None]:
 
 
 def _title(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
+    with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        return " ".join(process.cmdline())
+    return ""
