@@ -30,6 +30,8 @@ from autotune.cost.plans import Columns
 
 _N_DRAWS = 48
 """Draws of the scales."""
+MOST_SEEN = 256
+"""Trials up to which all of them are learned from."""
 _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
 _PRIOR_DEGREES = 4.0
@@ -82,12 +84,29 @@ class Seen(Columns):
             kinship=np.ones(n),
         )
 
+    def thinned(self) -> "Seen":
+        """The same, or where they are more than `MOST_SEEN` half as many of them.
+
+        The effort grows with their cube, and after hundreds one more says little.
+        """
+        n = len(self.study)
+        return self if n <= MOST_SEEN else self.take(spread_over(n, MOST_SEEN // 2))
+
     def elsewhere(self, study: int, *, kinship: float) -> "Seen":
         """The same trials, as those of another study than this one."""
         n = len(self.study)
         return replace(
             self, study=np.full(n, study, dtype=np.intp), kinship=np.full(n, float(kinship))
         )
+
+
+def spread_over(n: int, most: int) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+    """Positions of at most so many of `n`: half of them the last ones, half evenly before."""
+    if n <= most:
+        return np.arange(n, dtype=np.intp)
+    last = most // 2
+    before = np.linspace(0, n - last - 1, most - last).astype(np.intp)
+    return np.concatenate([before, np.arange(n - last, n, dtype=np.intp)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +182,8 @@ class Calibration:
 
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
-    """Belief about the error at every candidate; `seen` may be empty."""
+    """Belief about the error at every candidate; `seen` may be empty, and is thinned."""
+    seen = seen.thinned()
     values, extra = _with_bounds(seen, prior)
     return _posterior(at, seen, values, extra, prior)
 

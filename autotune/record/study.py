@@ -106,6 +106,8 @@ class Study:
         self.recalled_file = self.folder / "recalled.json"
         """The lessons of other studies as they were when the search began."""
         self._lock: int | None = None
+        self._read: tuple[Any, dict[str, _ReadBefore]] = (None, {})
+        """Facts of the study, and what was read of each trial's folder with them."""
         self._next = -1
         """The number after that of the last trial that was written here; -1: none was."""
 
@@ -202,7 +204,15 @@ class Study:
             StudyError: The folder cannot be read, or a newer autotune wrote it.
         """
         facts = self.read_state()
-        found = [_read_trial(folder, facts) for folder in self._folders()]
+        before = self._read[1] if self._read[0] == facts else {}
+        now: dict[str, _ReadBefore] = {}
+        for folder in self._folders():
+            state = _state_of(folder)
+            known = before.get(folder.name)
+            same = known is not None and known[0] == state and known[1].folder == folder
+            now[folder.name] = (state, known[1] if known and same else _read_trial(folder, facts))
+        self._read = (facts, now)
+        found = [each for _, each in now.values()]
         return Recorded(
             trials=tuple(each for each in found if isinstance(each, Trial)),
             unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
@@ -225,8 +235,10 @@ class Study:
         Raises:
             StudyError: The folder cannot be read, or has all numbers.
         """
-        if 0 <= self._next <= _MAX_NUMBER and not os.path.lexists(self.trial_folder(self._next)):
-            return self._next
+        if 0 < self._next <= _MAX_NUMBER:
+            last, following = (self.trial_folder(self._next - n) for n in (1, 0))
+            if os.path.lexists(last) and not os.path.lexists(following):
+                return self._next
         folders = self._folders()
         number = max((int(folder.name) for folder in folders), default=-1) + 1
         if number > _MAX_NUMBER:
@@ -397,6 +409,22 @@ def _with_sound_diagnosis(
             _check(bare, spec, facts)
             return bare
     return result
+
+
+_ReadBefore = tuple[tuple[tuple[int, ...], ...], "Trial | Unreadable"]
+
+
+def _state_of(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """A state of a trial's files that another one of them differs from."""
+    states: list[tuple[int, ...]] = []
+    for name in (SPEC_FILE, RESULT_FILE):
+        try:
+            found = os.lstat(folder / name)
+        except OSError:
+            states.append(())
+        else:
+            states.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    return tuple(states)
 
 
 def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:

@@ -24,7 +24,7 @@ from autotune.cost.knowledge import (
     columns_of,
     recall_lessons,
 )
-from autotune.cost.residual import Seen
+from autotune.cost.residual import MOST_SEEN, Seen, spread_over
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
@@ -223,9 +223,12 @@ class _ForecastRows:
 
 
 def _telling(history: History) -> list[Tried]:
-    """Candidates that ran or ran out of memory, reduced or not."""
+    """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
     tried = [*history.tried, *history.reduced.tried]
-    return [t for t in tried if t.measured is not None or t.is_out_of_memory]
+    telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
+    if len(telling) <= MOST_SEEN:
+        return telling
+    return [telling[at] for at in spread_over(len(telling), MOST_SEEN // 2)]
 
 
 def _kind(candidate: Candidate) -> _Kind:

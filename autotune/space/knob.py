@@ -55,6 +55,11 @@ class Context:
     every job."""
 
     @cached_property
+    def settings(self) -> dict[str, Knobs]:
+        """Settings that users have to make, by a candidate's hash: they are asked for often."""
+        return {}
+
+    @cached_property
     def knobs(self) -> "Catalogue":
         """The closed list of the engine's knobs."""
         return knobs_of(self.engine)

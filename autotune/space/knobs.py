@@ -92,9 +92,12 @@ def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> s
 
 def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
     """Settings that a user has to make: those off the engine's default, and those always shown."""
-    knobs = context.knobs
-    always = {name: v for name, v in candidate.values.items() if knobs[name].is_always_shown}
-    return choices_of(candidate.values, context) | always
+    if (found := context.settings.get(candidate.hash)) is None:
+        knobs = context.knobs
+        always = {name: v for name, v in candidate.values.items() if knobs[name].is_always_shown}
+        found = choices_of(candidate.values, context) | always
+        context.settings[candidate.hash] = found
+    return dict(found)
 
 
 def describe_candidate(candidate: Candidate, context: Context) -> str:

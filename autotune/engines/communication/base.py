@@ -4,18 +4,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import FleetError
-from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.communication.knobs import KNOBS
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Knobs
 
-_NAMES = frozenset(knob.name for knob in KNOBS)
+if TYPE_CHECKING:
+    from autotune.devices.accelerators import Accelerator
+    from autotune.space.knob import Knobs
+
+ALGORITHMS = ("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter")
+"""Knobs that choose an algorithm for one collective."""
+LOOPBACK = "lo"
+"""Interface that the fleet names where all ranks are on one node."""
+_LIBRARIES = ("nccl", "gloo")
+"""First parts of the knobs' names."""
 _MOST_BY_BRIDGES = 4
 """Most devices that NVLink joins without switches (H200 NVL)."""
 
@@ -24,7 +30,7 @@ _MOST_BY_BRIDGES = 4
 class Communication:
     """Knobs of NCCL and gloo that act, and what decides whether they are legal."""
 
-    values: Knobs
+    values: "Knobs"
     world: int
     n_devices: int
     """Devices of one node."""
@@ -38,7 +44,7 @@ class Communication:
 
     @classmethod
     def of(
-        cls, candidate: Candidate, environment: Environment, table: Sequence[Accelerator]
+        cls, candidate: Candidate, environment: Environment, table: "Sequence[Accelerator]"
     ) -> Self | None:
         """The communication of a candidate; None where it leaves all to the libraries.
 
@@ -47,7 +53,11 @@ class Communication:
             environment: Of its ranks.
             table: Accelerators, among which their devices may be.
         """
-        values = {name: value for name, value in candidate.values.items() if name in _NAMES}
+        values = {
+            name: value
+            for name, value in candidate.values.items()
+            if name.partition(".")[0] in _LIBRARIES
+        }
         if not values:
             return None
         return cls(
@@ -83,12 +93,14 @@ class Communication:
         return min(size, max(1, self.n_devices // step))
 
 
-def _lacks_nvls(environment: Environment, table: Sequence[Accelerator]) -> bool:
+def _lacks_nvls(environment: Environment, table: "Sequence[Accelerator]") -> bool:
     """Whether devices are known to lack NVLink SHARP; it takes Hopper or later behind NVSwitch.
 
     Source: NVIDIA/nccl, docs/userguide/source/env.rst, NCCL_NVLS_ENABLE. Of those in the table
     that have fp8, only those generations are joined in more than pairs.
     """
+    from autotune.devices.accelerators import find_accelerator  # its table needs pydantic
+
     try:
         device = find_accelerator(
             environment.device_name,

@@ -1,7 +1,6 @@
 """Rules about gloo."""
 
-from autotune.engines.communication.base import Communication
-from autotune.engines.communication.knobs import LOOPBACK
+from autotune.engines.communication.base import LOOPBACK, Communication
 from autotune.space.rule import Finding, rule
 
 

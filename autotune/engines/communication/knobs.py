@@ -10,16 +10,11 @@ Facts and sources: NVIDIA/nccl, docs/userguide/source/env.rst (2.30), and the fi
 from collections.abc import Callable
 
 from autotune.contract import KnobValue
+from autotune.engines.communication.base import LOOPBACK
 from autotune.space.knob import Context, Knob, Knobs
-
-ALGORITHMS = ("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter")
-"""Knobs that choose an algorithm for one collective."""
 
 OWN_BUFFER_BYTES = 4 * 2**20
 """NCCL's own `NCCL_BUFFSIZE`."""
-LOOPBACK = "lo"
-"""Interface that the fleet names where all ranks are on one node."""
-
 _ENV = "NCCL: docs/userguide/source/env.rst"
 _INTERFACE = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}"
 """A name of the kernel's: at most 15 characters (IFNAMSIZ)."""

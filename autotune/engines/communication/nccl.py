@@ -3,8 +3,7 @@
 They are read off NVIDIA/nccl, 2.21 to 2.30; none has a witness, since NCCL runs on GPUs alone.
 """
 
-from autotune.engines.communication.base import Communication, is_before
-from autotune.engines.communication.knobs import ALGORITHMS
+from autotune.engines.communication.base import ALGORITHMS, Communication, is_before
 from autotune.space.rule import Finding, rule
 
 _BY_COLLECTIVE_SINCE = "2.24"

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
-from autotune.engines.communication.base import is_at_least
-from autotune.engines.communication.knobs import ALGORITHMS
+from autotune.engines.communication.base import ALGORITHMS, is_at_least
 from autotune.space.knob import Knobs
 
 _NAMES: Mapping[str, Mapping[KnobValue, str]] = {
