@@ -53,6 +53,9 @@ def test_only_dates_come_from_the_wall_clock():
         "base/clock.py": "where a program begins",
         "report/page/page.py": "the date on the page",
         "probe/run.py": "the date in the file of devices",
+        "fleet/node/bootstrap.py": "the age of files that were brought to a node",
+        "fleet/node/inventory.py": "a node's clock, which is to be compared",
+        "fleet/transports/remote.py": "this machine's, which it is compared with",
     }
     reads = re.compile(r"time\.(time|time_ns|localtime|ctime|gmtime)\(|datetime\.\w*(now|today)\(")
     found = {
