@@ -38,7 +38,6 @@ from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.command import (
     as_typed,
     check_command,
@@ -123,7 +122,7 @@ def open_script_session(
         )
     if script is None or script.digest() != script.observed_digest:
         place = find_place(fleet, None, {}, options)
-        if not isinstance(place, Elsewhere):
+        if not place.is_elsewhere:
             place = find_place("local", None, {}, NO_OPTIONS)
         script = observe(command, flags, place=place, study=study, folder=folder, note=note)
     return open_session(
@@ -306,8 +305,7 @@ def _run_once(
     )
     write_json(where / SPEC_FILE, scrubbed(to_dict(spec)))
     (where / CONFIG_DIR / EDITS_FILE).write_text('{"observes": true}\n', encoding="utf-8")
-    is_here = not isinstance(place, Elsewhere)
-    if is_here and is_of_this_environment(command, os.environ):
+    if not place.is_elsewhere and is_of_this_environment(command, os.environ):
         find_engine(DEFAULT_ENGINE).build(environment.accelerator, note)
     fleet = place.gangs(world)
     try:

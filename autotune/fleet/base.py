@@ -116,6 +116,8 @@ class Fleet(Protocol):
 class Place(ABC):
     """A place that runs the trials of a search or answers for them; nothing is started yet."""
 
+    is_elsewhere = False
+    """Whether trials run on other machines than this one."""
     origin = Origin.MEASURED
     """Origin of the figures."""
     compares = True

@@ -171,8 +171,8 @@ class GangFleet:
                 "many slots",
                 "let it start fewer, or name nodes with as many slots",
             )
-        if not self.capacity(spec.layout.world):
-            self._allocator.allocate(spec.layout.world)  # says what there is
+        if not self.capacity(world):
+            self._allocator.allocate(world)  # says what there is
         trial = GangTrial(self, spec, folder.resolve())
         self._waiting.append(trial)
         self._admit()
@@ -212,7 +212,6 @@ class GangFleet:
                 lost.is_asked = True
                 with suppress(FleetError):
                     self.agents[name].tell("alive")
-
         self._admit()
 
     def release(self, trial: "GangTrial") -> None:

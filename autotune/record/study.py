@@ -207,10 +207,10 @@ class Study:
         before = self._read[1] if self._read[0] == facts else {}
         now: dict[str, _ReadBefore] = {}
         for folder in self._folders():
-            state = _state_of(folder)
-            known = before.get(folder.name)
-            same = known is not None and known[0] == state and known[1].folder == folder
-            now[folder.name] = (state, known[1] if known and same else _read_trial(folder, facts))
+            state, known = _state_of(folder), before.get(folder.name)
+            if known is None or known[0] != state:
+                known = (state, _read_trial(folder, facts))
+            now[folder.name] = known
         self._read = (facts, now)
         found = [each for _, each in now.values()]
         return Recorded(

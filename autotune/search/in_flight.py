@@ -143,7 +143,7 @@ class TrialsInFlight:
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
             self._handles.remove(handle)
-            del self._candidates[result.number]
+            del self._candidates[handle.spec.identity.number]
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()
         if ended:

@@ -343,6 +343,8 @@ def _node(host: Host, found: Inventory) -> Node:
 class Elsewhere(Place):
     """The devices of other machines."""
 
+    is_elsewhere = True
+
     def __init__(self, transport: RemoteTransport, flags: Mapping[str, Any]) -> None:
         """Ask nobody yet."""
         self.transport = transport
