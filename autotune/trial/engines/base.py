@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from autotune.contract import CollectiveCalls, TrialSpec
 
-
 MAX_CALLS = 4000
 """Calls of collectives of one step that are kept; later ones are ignored."""
 

@@ -113,7 +113,7 @@ def _file(folder: str, tag: str) -> Path:
 
 
 def _shards(folder: str, tag: str) -> Path:
-    """File of the optimizer's shards; the first data-parallel rank of each model rank writes it."""
+    """File of the optimizer's shards, which the first replica of a part of the model writes."""
     from megatron.core import parallel_state
 
     tp = parallel_state.get_tensor_model_parallel_rank()

@@ -56,10 +56,10 @@ def mend_megatron() -> None:
     """Replace, in Megatron's own modules, what only a GPU or NVIDIA's packages have."""
     norm = importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
     norm.__new__ = staticmethod(_norm)
-    moe = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    moe: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
     if not hasattr(moe, "te_general_gemm"):
         moe.te_general_gemm = None
-    dispatcher = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+    dispatcher: Any = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
     for module in (moe, dispatcher):
         if hasattr(module, "maybe_move_tensor_to_cpu"):
             module.maybe_move_tensor_to_cpu = _on_host
@@ -136,7 +136,7 @@ def _stays(self: Any, *_: Any, **__: Any) -> Any:
 # ---------------------------------------------------------------- torch.cuda
 
 
-class _Stream:
+class _HostStream:
     """A stream of a device that does everything at once."""
 
     device = HOST
@@ -153,7 +153,7 @@ class _Stream:
         pass
 
     def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
+        return event or _HostEvent()
 
     def query(self) -> bool:
         return True
@@ -169,7 +169,7 @@ class _Generators:
         return 1
 
 
-class _Event:
+class _HostEvent:
     """A moment of a device that does everything at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -187,7 +187,7 @@ class _Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, later: "_Event") -> float:
+    def elapsed_time(self, later: "_HostEvent") -> float:
         return (later._at_s - self._at_s) * 1e3  # milliseconds, as torch's
 
 
@@ -218,8 +218,8 @@ def _answer_for_cuda() -> None:
     cuda.default_generators = _Generators()
     cuda._lazy_call = lambda call, **_: call()
     cuda.is_current_stream_capturing = lambda: False
-    cuda.Stream, cuda.Event = _Stream, _Event
-    only = _Stream()
+    cuda.Stream, cuda.Event = _HostStream, _HostEvent
+    only = _HostStream()
     cuda.current_stream = cuda.default_stream = lambda *_, **__: only
     cuda.stream, cuda.device = _is_a_context(), _is_a_context()
     cuda.nvtx = types.SimpleNamespace(

@@ -304,7 +304,7 @@ def padded_vocab(arguments: Arguments) -> int:
     Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding.
     """
     multiple = PADDED_TO * arguments["tensor_model_parallel_size"]
-    return math.ceil(arguments["vocab_size"] / multiple) * multiple
+    return int(math.ceil(arguments["vocab_size"] / multiple) * multiple)
 
 
 def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
