@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from autotune.contract import CollectiveCalls
 from autotune.trial.engines.base import MAX_CALLS
@@ -24,6 +25,22 @@ _COLLECTIVES = {
     "_all_gather_base": "output_tensor",
 }
 """Function of torch.distributed -> its argument that has the size of the whole message."""
+
+
+class _OneByOne:
+    """Stands for what puts calls together: each runs when it is made, and is waited for then."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what torch's own takes."""
+
+    def __enter__(self) -> "_OneByOne":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See `wait`."""
+
+    def wait(self) -> None:
+        """Every call was waited for."""
 
 
 class TorchCollectives:
@@ -48,7 +65,11 @@ class TorchCollectives:
             for name in _COLLECTIVES
             if (function := getattr(dist, name, None)) is not None
         }
-        watched = {id(f): self._timed(name, f) for name, f in originals.items()}
+        watched: dict[int, Any] = {
+            id(function): self._timed(name, function) for name, function in originals.items()
+        }
+        # Calls that are put together have no end of their own.
+        watched[id(distributed_c10d._coalescing_manager)] = _OneByOne
         modules = [m for name, m in list(sys.modules.items()) if name.startswith(self._users)]
         for module in (dist, *modules):
             for name, value in list(vars(module).items()):
