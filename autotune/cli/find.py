@@ -139,6 +139,13 @@ def _job_keys(
         typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
     ] = None,
     network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
+    megatron_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
+            "the trials run."
+        ),
+    ] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),

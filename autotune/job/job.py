@@ -53,6 +53,8 @@ _MOST_COMPLAINTS = 10
 DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 DEFAULT_WORKLOAD = "builtin"
+CHECKOUT_WORKLOAD = "pretrain_gpt"
+"""What a trial trains where the job names a checkout of Megatron-LM."""
 DEFAULT_SPACE = "zero"
 GUARD_STEPS = 20
 """Steps that the convergence guard compares where nobody says how many."""
@@ -133,6 +135,8 @@ class Job:
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     workload: str = DEFAULT_WORKLOAD
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
+    megatron_path: Path | None = None
+    """A checkout of Megatron-LM whose own script trials run; None: the workload is another."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
@@ -251,6 +255,10 @@ class JobFile(BaseModel):
     workload: str = Field(
         default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
     )
+    megatron_path: Path | None = Field(
+        default=None,
+        description="a checkout of Megatron-LM, whose pretrain_gpt.py the trials run",
+    )
     script: Path | None = Field(
         default=None, description="what the first run of your own command showed, as a file"
     )
@@ -278,6 +286,13 @@ _NUMBERS = {
     *("price", "head_room", "seed", "guard_steps"),
 }
 """Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
+
+
+_PATHS = (
+    *("baseline", "base_config", "templates", "nvme_path", "accelerators", "megatron_path"),
+    "script",
+)
+"""Keys that hold a path, whatever stands there."""
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
@@ -315,7 +330,7 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     A model or a space is one where such a file or folder is there and no shipped one has the name.
     """
     resolved = dict(data)
-    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators", "script"):
+    for key in _PATHS:
         if isinstance(data.get(key), str | Path):
             resolved[key] = os.path.realpath(folder / data[key])
     for key, shipped in (("model", presets), ("space", shipped_spaces)):
@@ -385,12 +400,18 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             where=source("fidelity"),
         ),
         "price_per_hour": file.price,
+        "workload": _workload(file),
         "script": script,
     }
     as_written = {
         name: getattr(file, name) for name in Job.__dataclass_fields__ if name not in converted
     }
     return Job(**as_written, **converted)
+
+
+def _workload(file: JobFile) -> str:
+    """What a trial trains: a checkout where one is named."""
+    return CHECKOUT_WORKLOAD if file.megatron_path is not None else file.workload
 
 
 _CONTINUED = {
@@ -400,7 +421,10 @@ _CONTINUED = {
     *("guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
-_YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths", "script")
+_YOUNGER = (
+    *("nvme_path", "finetune", "engine", "workload", "lengths", "script"),
+    "megatron_path",
+)
 """Keys that count where they are used: the studies of jobs without them keep their names."""
 
 

@@ -21,6 +21,7 @@ _PATHS = {
     "templates": "renders templates of",
     "nvme_path": "writes below",
     "accelerators": "reads",
+    "megatron_path": "runs the scripts of",
 }
 
 

@@ -30,6 +30,9 @@ ON_CPU: Arguments = {
     "no_rope_fusion": True,
 }
 """Arguments without which Megatron asks for kernels that only a GPU has."""
+SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
+"""Arguments of a checkout's own script besides: processes that load data would take the cores of
+the ranks."""
 
 _LLAMA_3_SCALING = {
     "low_freq_factor": 1.0,

@@ -17,7 +17,7 @@ from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.engines.megatron.arguments import ON_CPU, arguments_of
+from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
@@ -118,9 +118,14 @@ class MegatronEngine(Engine):
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        is_cpu = self._environment.accelerator == "cpu"
-        orders = not is_cpu and (candidate.tp > 1 or candidate.cp > 1)
-        return RankSettings(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {})
+        has_checkout = self._job.megatron_path is not None
+        asks = has_checkout or self._environment.accelerator != "cpu"
+        orders = asks and (candidate.tp > 1 or candidate.cp > 1)
+        return RankSettings(
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {},
+            # A warm start has Megatron imported, and a checkout brings its own.
+            may_start_warm=not has_checkout,
+        )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
@@ -131,6 +136,8 @@ class MegatronEngine(Engine):
         arguments = arguments_of(self._row(candidate), self._job, layers=candidate.layers)
         if self._environment.accelerator == "cpu":
             arguments |= ON_CPU
+            if self._job.megatron_path is not None:
+                arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
     def ladder(self) -> Iterator[list[Candidate]]:

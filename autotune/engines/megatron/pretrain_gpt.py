@@ -1,0 +1,109 @@
+"""The workload of a checkout of Megatron-LM: its own pretrain_gpt.py, unchanged."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from autotune.base.errors import JobError
+from autotune.contract import Workload
+from autotune.job.job import CHECKOUT_WORKLOAD, Job
+from autotune.space.candidate import Candidate
+from autotune.space.workload import Way, WorkloadPlugin
+
+SCRIPT = "pretrain_gpt.py"
+_PACKAGE_FILE = Path("megatron/core/package_info.py")
+_RELEASE = re.compile(r"^(MAJOR|MINOR|PATCH) = (\d+)$", re.MULTILINE)
+_LAST_WITH_EXTRA_TOKEN = (0, 17)
+"""The last release whose NullTokenizer adds a token to `--vocab-size`.
+
+Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py."""
+
+
+class PretrainGpt(WorkloadPlugin):
+    """A trial runs the checkout's script with the candidate's arguments and mock data."""
+
+    applies: ClassVar[Mapping[str, Way]] = {}  # every knob is an argument, and the engine's own
+
+    def workload(self, job: Job, candidate: Candidate) -> Workload:
+        """See `WorkloadPlugin.workload`."""
+        checkout = checkout_of(job)
+        model = job.model_with(candidate.layers)
+        return Workload(
+            name=CHECKOUT_WORKLOAD,
+            model=model.source,
+            seq_len=job.seq_len,
+            precision=candidate.precision(job.precision),
+            seed=job.seed,
+            script=str(checkout / SCRIPT),
+            arguments=script_arguments(checkout, model.shape.vocab),
+            digest=digest_of(checkout),
+        )
+
+
+def checkout_of(job: Job) -> Path:
+    """The checkout that a job names.
+
+    Raises:
+        JobError: It names none, or there is none.
+    """
+    checkout = job.megatron_path
+    if checkout is None:
+        raise JobError(
+            f"workload {CHECKOUT_WORKLOAD}: the job names no checkout of Megatron-LM",
+            "give --megatron-path FOLDER, or `megatron_path:` in the job file",
+        )
+    if not (checkout / SCRIPT).is_file():
+        raise JobError(
+            f"megatron_path: {checkout}: has no {SCRIPT}",
+            "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
+        )
+    return checkout.absolute()
+
+
+def script_arguments(checkout: Path, vocab: int) -> list[str]:
+    """Arguments of the script besides a candidate's: random samples, and nothing but training.
+
+    Args:
+        checkout: Where the script is.
+        vocab: Token ids of the model.
+    """
+    has_extra = release_of(checkout) <= _LAST_WITH_EXTRA_TOKEN
+    return [
+        "--mock-data",
+        *("--tokenizer-type", "NullTokenizer"),
+        *("--vocab-size", str(vocab - 1 if has_extra else vocab)),
+        *("--eval-iters", "0", "--eval-interval", "1000"),  # without a number it fails
+        *("--log-interval", "1"),
+        "--log-throughput",
+    ]
+
+
+@cache
+def release_of(checkout: Path) -> tuple[int, int]:
+    """Major and minor number of the release of a checkout.
+
+    Raises:
+        JobError: It does not say.
+    """
+    file = checkout / _PACKAGE_FILE
+    try:
+        told = dict(_RELEASE.findall(file.read_text(encoding="utf-8")))
+        return int(told["MAJOR"]), int(told["MINOR"])
+    except (OSError, ValueError, KeyError) as error:
+        raise JobError(
+            f"megatron_path: {file}: names no release of Megatron Core",
+            "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
+        ) from error
+
+
+@cache
+def digest_of(checkout: Path) -> str:
+    """A hash of the checkout's code: 12 hex digits."""
+    digest = hashlib.sha256()
+    files = [*checkout.glob("*.py"), *(checkout / "megatron").rglob("*.py")]
+    for file in sorted(files):
+        digest.update(str(file.relative_to(checkout)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,135 @@
+"""A checkout of Megatron-LM inside the ranks of a trial: its own script trains, and is watched.
+
+What its `megatron.training` builds is wrapped as the `Training` of the built-in workload's script
+(`autotune.trial.scripts.train_megatron`), so that the same stopwatch, diagnostic pass and read-back
+see both.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from megatron.core.utils import get_model_config
+
+from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.scripts import megatron_cpu, train_megatron
+
+_LOOP = "megatron.training.training"
+"""The module with the functions that set up and train."""
+
+
+def watch_imports(
+    arguments: Mapping[str, Any], before: Callable[[], None], after: Callable[[Any], None]
+) -> None:
+    """Watch the loop of a checkout, once a script imports it; arguments as of `on_initialize`."""
+    if megatron_cpu.is_installed() and importlib.util.find_spec("megatron.training"):
+        megatron_cpu.prepare_checkout()
+    call_after_imports({_LOOP: lambda loop: _watch(loop, arguments, before, after)})
+
+
+def _watch(
+    loop: Any,
+    arguments: Mapping[str, Any],
+    before: Callable[[], None],
+    after: Callable[[Any], None],
+) -> None:
+    if megatron_cpu.is_installed():
+        megatron_cpu.mend_checkout()
+    set_up, train_step = loop.setup_model_and_optimizer, loop.train_step
+
+    def watched_set_up(*args: Any, **kwargs: Any) -> Any:
+        before()
+        chunks, optimizer, scheduler = set_up(*args, **kwargs)
+        training = CheckoutTraining(loop, chunks, optimizer, train_step)
+        training.draw_weights(arguments)
+        loop.train_step = training.train_step
+        after(training)
+        return chunks, optimizer, scheduler
+
+    loop.setup_model_and_optimizer = watched_set_up
+
+
+class CheckoutTraining:
+    """One rank's part of what a checkout trains, with the attributes of `Training`."""
+
+    def __init__(
+        self,
+        loop: ModuleType,
+        chunks: Sequence[Any],
+        optimizer: Any,
+        train_step: Callable[..., Any],
+    ) -> None:
+        """Take what `setup_model_and_optimizer` built, and the loop's own optimizer step."""
+        self.chunks = chunks
+        self.optimizer = optimizer
+        self.config = get_model_config(chunks[0])
+        self.was_applied = False
+        self.micro_batches: list[int] = []
+        """Samples of each forward pass of the last optimizer step, of the first chunk."""
+        self._loop = loop
+        self._step = train_step
+        self._returned: Any = None
+        chunks[0].register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """What the loop calls in place of its own step; takes and returns what that does."""
+        self.step(*args, **kwargs)  # looked up here: whoever watches has replaced it
+        return self._returned
+
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One optimizer step.
+
+        Returns:
+            The loss of all samples, the same on every rank.
+        """
+        self.micro_batches.clear()
+        self._returned = self._step(*args, **kwargs)
+        losses, skipped = self._returned[:2]
+        self.was_applied = not skipped
+        return train_megatron.shared_loss([losses[name] for name in list(losses)[:1]])
+
+    @property
+    def update(self) -> Callable[[], Any]:
+        """The optimizer's step."""
+        found: Callable[[], Any] = self.optimizer.step
+        return found
+
+    @update.setter
+    def update(self, update: Callable[[], Any]) -> None:
+        self.optimizer.step = update
+
+    @property
+    def steps_applied(self) -> int:
+        """Optimizer steps until now, as the checkout counts them."""
+        return int(self._arguments.curr_iteration) + 1
+
+    @steps_applied.setter
+    def steps_applied(self, steps: int) -> None:
+        """Begin after so many steps: the data that were seen by then are not seen again."""
+        self._arguments.iteration = steps
+        self._arguments.consumed_train_samples = steps * self._arguments.global_batch_size
+
+    @property
+    def _arguments(self) -> Any:
+        return self._loop.get_args()
+
+    def draw_weights(self, arguments: Mapping[str, Any]) -> None:
+        """Draw the initial weights as the built-in workload does, alike in every layout.
+
+        Not those of a checkpoint: whoever names one wants its weights.
+        """
+        if self._arguments.load or self._arguments.pretrained_checkpoint:
+            return
+        train_megatron.draw_weights(self._loop.unwrap_model(self.chunks), arguments)
+        self.optimizer.reload_model_params()
+
+    def _see(self, chunk: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Count the samples of a forward pass, by whichever tensor this stage has."""
+        for tensor in (*inputs[:1], named.get("labels")):
+            if tensor is not None:
+                self.micro_batches.append(len(tensor))
+                return
+        decoder = self._loop.unwrap_model(chunk).decoder
+        self.micro_batches.append(decoder.input_tensor.shape[1])  # sequence, samples, hidden
