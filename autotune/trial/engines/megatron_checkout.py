@@ -1,8 +1,8 @@
 """A checkout of Megatron-LM inside the ranks of a trial: its own script trains, and is watched.
 
-What its `megatron.training` builds is wrapped as the `Training` of the built-in workload's script
-(`autotune.trial.scripts.train_megatron`), so that the same stopwatch, diagnostic pass and read-back
-see both.
+What its `megatron.training` builds is wrapped to look as the `Training` of the built-in workload's
+script does (`autotune.trial.scripts.train_megatron`): the same stopwatch, diagnostic pass and
+read-back see both.
 """
 
 import importlib.util
