@@ -2,11 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.contract import Workload
 from autotune.job.job import CHECKOUT_WORKLOAD, Job
@@ -16,6 +17,8 @@ from autotune.space.workload import Way, WorkloadPlugin
 SCRIPT = "pretrain_gpt.py"
 _PACKAGE_FILE = Path("megatron/core/package_info.py")
 _RELEASE = re.compile(r"^(MAJOR|MINOR|PATCH) = (\d+)$", re.MULTILINE)
+_ASKING_S = 180.0
+"""Time for a checkout to be imported, and to check some hundred command lines."""
 _LAST_WITH_EXTRA_TOKEN = (0, 17)
 """The last release whose NullTokenizer adds a token to `--vocab-size`.
 
@@ -61,6 +64,40 @@ def checkout_of(job: Job) -> Path:
             "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
         )
     return checkout.absolute()
+
+
+def check_arguments(
+    checkout: Path, lines: Sequence[Sequence[str]], *, world: int
+) -> Mapping[int, str]:
+    """Ask the checkout's own parser and `validate_args` about some command lines.
+
+    Args:
+        checkout: Where the script is.
+        lines: Words after the script's name.
+        world: Ranks.
+
+    Returns:
+        Position of each line that `validate_args` refuses -> why.
+
+    Raises:
+        JobError: The parser knows no such argument, or the checkout cannot be asked.
+    """
+    major, minor = release_of(checkout)
+    found = ask(
+        "autotune.engines.megatron.parser_probe",
+        {
+            "checkout": str(checkout),
+            "world": world,
+            "lines": [list(words) for words in lines],
+            "hint": f"it is Megatron Core {major}.{minor}: 0.14 to 0.16 were tried",
+        },
+        about=f"megatron_path: {checkout}",
+        doing="asking it about its arguments",
+        timeout_s=_ASKING_S,
+        if_slow="see whether `python pretrain_gpt.py --help` ends there",
+        if_dead="see whether `python pretrain_gpt.py --help` works there",
+    )
+    return {int(number): str(why) for number, why in found["refused"].items()}
 
 
 def script_arguments(checkout: Path, vocab: int) -> list[str]:

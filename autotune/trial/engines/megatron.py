@@ -41,11 +41,16 @@ def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
 
 def as_words(spec: TrialSpec, config: Mapping[str, Any]) -> list[str]:
     """The candidate's arguments as words of a command line, for a workload with a script."""
-    measure, words = spec.measure, []
-    for name, value in {**config, "train_iters": _n_iterations(measure)}.items():
+    return words_of({**config, "train_iters": _n_iterations(spec.measure)})
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as words of a command line; True stands for a flag that takes no value."""
+    words = []
+    for name, value in arguments.items():
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
-            words += map(str, value if isinstance(value, list) else [value])
+            words.append(str(value))
     return words
 
 

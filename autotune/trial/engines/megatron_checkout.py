@@ -37,6 +37,7 @@ def _watch(
 ) -> None:
     if megatron_cpu.is_installed():
         megatron_cpu.mend_checkout()
+    _keep_in_vocabulary(arguments["vocab_size"])
     set_up, train_step = loop.setup_model_and_optimizer, loop.train_step
 
     def watched_set_up(*args: Any, **kwargs: Any) -> Any:
@@ -49,6 +50,13 @@ def _watch(
         return chunks, optimizer, scheduler
 
     loop.setup_model_and_optimizer = watched_set_up
+
+
+def _keep_in_vocabulary(vocab: int) -> None:
+    """Keep mock data in the model's vocabulary: those of 0.14 and 0.15 count to 4096 in any."""
+    mock = importlib.import_module("megatron.core.datasets.gpt_dataset").MockGPTLowLevelDataset
+    item = mock.__getitem__
+    mock.__getitem__ = lambda self, index: item(self, index) % vocab
 
 
 class CheckoutTraining:

@@ -102,10 +102,10 @@ def prepare_checkout() -> None:
 def mend_checkout() -> None:
     """Let a checkout compile nothing; called once `megatron.training` is imported."""
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
-        helpers = importlib.import_module("megatron.core.datasets.utils")
+        helpers: Any = importlib.import_module("megatron.core.datasets.utils")
         helpers.compile_helpers = _does_nothing()
     with contextlib.suppress(ImportError):  # later releases have none
-        kernels = importlib.import_module("megatron.legacy.fused_kernels")
+        kernels: Any = importlib.import_module("megatron.legacy.fused_kernels")
         kernels.load = _does_nothing()
 
 
