@@ -46,8 +46,7 @@ def flags_of(checkout: Path) -> dict[str, dict[str, Any]]:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.record_megatron_flags", "--ask", str(checkout)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
@@ -61,8 +60,12 @@ def as_text(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The file's text: a line for each flag, so that a new release is a readable change."""
     releases = list(found)
     names = sorted({name for flags in found.values() for name in flags})
-    lines = [f'  {json.dumps(name)}: {json.dumps(_spans(name, found))}' for name in names]
-    return f'{{\n "releases": {json.dumps(releases)},\n "flags": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    lines = [f"  {json.dumps(name)}: {json.dumps(_spans(name, found))}" for name in names]
+    return (
+        f'{{\n "releases": {json.dumps(releases)},\n "flags": {{\n'
+        + ",\n".join(lines)
+        + "\n }\n}\n"
+    )
 
 
 def spread(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -72,14 +75,14 @@ def spread(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     for name, spans in data["flags"].items():
         for span in spans:
             told = {key: value for key, value in span.items() if key not in ("from", "to")}
-            for release in releases[
-                releases.index(span["from"]) : releases.index(span["to"]) + 1
-            ]:
+            for release in releases[releases.index(span["from"]) : releases.index(span["to"]) + 1]:
                 found[release][name] = told
     return found
 
 
-def _spans(name: str, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _spans(
+    name: str, found: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
     """What a flag was, over the releases in which it was the same."""
     spans: list[dict[str, Any]] = []
     before: Mapping[str, Any] | None = None
@@ -136,7 +139,9 @@ def _told(action: argparse.Action, name: str) -> dict[str, Any]:
         if action.nargs is not None:
             told["nargs"] = action.nargs
         if action.choices is not None:
-            told["choices"] = [each if isinstance(each, _PLAIN) else _word(each) for each in action.choices]
+            told["choices"] = [
+                each if isinstance(each, _PLAIN) else _word(each) for each in action.choices
+            ]
     if isinstance(action.default, _PLAIN) and action.default is not None:
         told["default"] = action.default
     return told

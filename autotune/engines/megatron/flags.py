@@ -6,7 +6,7 @@ checkouts. Its newest release is that of Megatron-LM's main branch where that wa
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -32,7 +32,7 @@ class Flag:
     sets: Any = None
     """Value of a flag that takes none; None: it takes a value."""
     kind: str = "str"
-    """What a value is: `int`, `float`, `str`, or `other` where the parser has a function for it."""
+    """What a value is: `int`, `float`, `str`, or `other`: the parser has a function for it."""
     count: int | str | None = None
     """Values that it takes, as argparse says it: None (one), a number, `?`, `*` or `+`."""
     choices: Sequence[Any] = ()
@@ -133,88 +133,43 @@ def flag_of(name: str, release: str) -> Flag:
             f"{name}: Megatron Core {release} has no such flag: {_in_words(have)} do",
             "leave it out, or use one of those releases",
         )
-    near = get_close_matches(name, flags(release), n=1)
+    near = similar(name, release)
     raise JobError(
         f"{name}: no release of Megatron Core from {releases()[0]} on has such a flag",
-        f"did you mean {near[0]}?" if near else "leave it out",
+        f"did you mean {near}?" if near else "leave it out",
     )
 
 
-def words_of(argument: str, value: Any, release: str) -> list[str]:
-    """The words of a command line that give an argument a value.
+def words_of(name: str, value: Any, release: str) -> list[str]:
+    """The words of a command line for one of `arguments.Arguments`.
 
     Args:
-        argument: Megatron's name of it: `tensor_model_parallel_size`.
-        value: True and False for what a switch says; None, or what a switch says by not being
-            there: no words.
+        name: The flag's, without dashes before it and with underscores between its words.
+        value: True for a flag that takes none; False for none of its words.
         release: Which one's command line.
 
     Raises:
-        JobError: The release's command line cannot say that.
+        JobError: The release has no such flag, or it takes no such value there.
     """
-    named = _named(release).get(argument, ())
-    if value is None:
-        return []
-    if not named:
-        # For the words: the flag's own name is the argument's where no release has another one.
-        flag_of(_name_of(argument), release)
-    taking = next((flag for flag in named if not flag.is_switch), None)
-    if taking is None:
-        said = next((flag for flag in named if flag.sets == value), None)
-        return [said.name] if said else _by_silence(named, value, release)
-    values = value if isinstance(value, (list, tuple)) else [value]
-    words = [_word(each) for each in values]
+    flag = flag_of(f"--{name.replace('_', '-')}", release)
+    if flag.is_switch:
+        return [flag.name] if value else []
+    words = [str(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
     for word in words:
         try:
-            taking.parsed(word)
+            flag.parsed(word)
         except ValueError as error:
             raise JobError(
-                f"{taking.name} {word}: {error}, in Megatron Core {release}",
+                f"{flag.name} {word}: it {error}, in Megatron Core {release}",
                 "take another value, or another release",
             ) from None
-    return [taking.name, *words]
+    return [flag.name, *words]
 
 
 def similar(name: str, release: str) -> str:
     """The flag of a release whose name is nearest to an unknown one; empty: none is near."""
     near = get_close_matches(name, flags(release), n=1)
     return near[0] if near else ""
-
-
-def _by_silence(named: Iterable[Flag], value: Any, release: str) -> list[str]:
-    """No words, where that is what the parser takes for the value."""
-    flag = next(iter(named))
-    if flag.default == value:
-        return []
-    raise JobError(
-        f"{flag.argument}={value}: no flag of Megatron Core {release} says that",
-        f"{flag.name} sets {flag.sets}",
-    )
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)
-
-
-@cache
-def _named(release: str) -> Mapping[str, tuple[Flag, ...]]:
-    """Flags by the argument that they set, the one of its own name first."""
-    found: dict[str, list[Flag]] = {}
-    for flag in flags(release).values():
-        found.setdefault(flag.argument, []).append(flag)
-    return {
-        argument: tuple(sorted(them, key=lambda flag: flag.name != _name_of(argument)))
-        for argument, them in found.items()
-    }
-
-
-def _name_of(argument: str) -> str:
-    """A flag for an argument in any release, or how one would be called."""
-    for release in reversed(releases()):
-        named = [flag.name for flag in flags(release).values() if flag.argument == argument]
-        if named:
-            return named[0]
-    return f"--{argument.replace('_', '-')}"
 
 
 def _releases_with(name: str) -> list[str]:
