@@ -96,8 +96,8 @@ def _spans(
     return spans
 
 
-def _ask(checkout: str) -> None:
-    """Print the flags of a checkout, in the process that imports it."""
+def import_arguments(checkout: str) -> Any:
+    """The module of a checkout that has its parser, without what only kernels need."""
     import torch
 
     sys.path.insert(0, checkout)
@@ -111,11 +111,16 @@ def _ask(checkout: str) -> None:
     import typing
 
     if not hasattr(typing, "override"):  # Python 3.12 has it, which newer releases ask for
-        typing.override = lambda method: method  # type: ignore[attr-defined]
-    from megatron.training.arguments import add_megatron_arguments
+        typing.override = lambda method: method
+    from megatron.training import arguments
 
+    return arguments
+
+
+def _ask(checkout: str) -> None:
+    """Print the flags of a checkout, in the process that imports it."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_megatron_arguments(parser)
+    import_arguments(checkout).add_megatron_arguments(parser)
     found = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):

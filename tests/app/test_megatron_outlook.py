@@ -121,9 +121,9 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     rank = int(np.flatnonzero(ranking.order == index)[0]) + 1
     files = export_ranked(outlook, ranking, rank, tmp_path / "out")
     names = {path.name for path in files}
-    marker = "autotune_export.json"
-    assert names == {"megatron_args.sh", "layout.json", "README.md", "prediction.json", marker}
-    script = f"set -eu; source {tmp_path}/out/megatron_args.sh; echo ${{LAYOUT_ARGS[*]}} "
+    run = {"megatron_args.sh", "launch.sh", "layout.json", "README.md"}
+    assert names == {*run, "prediction.json", "autotune_export.json"}
+    script = f"set -eu; MEGATRON_PATH=x; source {tmp_path}/out/megatron_args.sh; echo ${{LAYOUT_ARGS[*]}} "
     script += "$CUDA_DEVICE_MAX_CONNECTIONS"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     words = done.stdout.split()
