@@ -305,16 +305,14 @@ NAMES_DEEPSPEED = {
     "replay/problem.py": "columns of published runs",
     "space/built_in.py": "a knob of older releases that its script brings into force",
     "space/script.py": "what reaches such a command",
-    "trial/checkpoint.py": "saves and resumes with its engine",
     "trial/comm_log.py": "listens to its collectives",
-    "trial/diagnose.py": "profiles its engine's steps",
     "trial/engines/deepspeed.py": "its driver",
+    "trial/engines/deepspeed_live.py": "its live engine, as others see it",
     "trial/imports.py": "what it imports late, for its driver",
     "trial/prebuilt.py": "its extensions, for its driver",
     "trial/readback.py": "what its live engine says, for its driver",
     "trial/scripts/train.py": "trains with it, and is exported so",
     "trial/scripts/transformer.py": "its pipelines, of that script",
-    "trial/stopwatch.py": "times its engine's steps",
     "trial/wrapper.py": "the version that ran, where it is installed",
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""

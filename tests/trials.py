@@ -126,7 +126,12 @@ def settings(spec: TrialSpec, ds_config, *, own=False):
     told = script_settings(spec.workload, spec.layout)
     if "config" in spec.workload.model and own:
         told["transformer"] = shape_of(spec.workload.model, spec.workload.seq_len)
-    return Settings.of(told, ds_config, spec.workload.model.get("config", {}))
+    return Settings.of(
+        told,
+        spec.workload.model.get("config", {}),
+        micro_batch=ds_config["train_micro_batch_size_per_gpu"],
+        grad_accum=ds_config.get("gradient_accumulation_steps", 1),
+    )
 
 
 def files(config):

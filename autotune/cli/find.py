@@ -67,6 +67,9 @@ def _job_keys(
     lengths: Annotated[
         str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What trains: deepspeed (by default) or megatron.")
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
     ] = None,

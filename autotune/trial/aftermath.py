@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from autotune.contract import Phase, TrialSpec
-from autotune.trial.engines.base import Driver, differences
+from autotune.trial.engines.base import Driver, LiveEngine, differences
 from autotune.trial.faults import ReadBackError
 from autotune.trial.reporter import Reporter
 from autotune.trial.surroundings import Watch
@@ -20,16 +20,16 @@ class Aftermath:
         self._driver = driver
         self._reporter = reporter
         self._meter = meter
-        self._engine: Any = None
+        self._live: Any = None
         self._soak: Any = None
         self._pass: Any = None
         self._watch: Any = None
         self._cpu_s_before = 0.0
         self._began_s = 0.0
 
-    def prepare(self, engine: Any) -> None:
+    def prepare(self, live: LiveEngine) -> None:
         """Take the engine, before anything watches it."""
-        self._engine = engine
+        self._live = live
         # A GPU's rank may be bound as well, but its steps are not made on these cores.
         is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
         self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
@@ -38,21 +38,21 @@ class Aftermath:
             from autotune.trial.checkpoint import Soak
 
             self._soak = Soak(
-                measure.checkpoint, engine, measure.budget_s, self._reporter, self._meter
+                measure.checkpoint, live, measure.budget_s, self._reporter, self._meter
             )
         elif measure.diagnoses:
-            self._pass = self._diagnostic_pass(engine)
+            self._pass = self._diagnostic_pass(live)
 
-    def _diagnostic_pass(self, engine: Any) -> Any:
+    def _diagnostic_pass(self, live: LiveEngine) -> Any:
         from autotune.trial.diagnose import DiagnosticPass
 
-        return DiagnosticPass(engine, self._reporter)
+        return DiagnosticPass(live, self._reporter)
 
     def on_first_step(self) -> None:
         """The first step was applied."""
         self._meter.check()
         report, expected = self._reporter.report, self._spec.engine.expected
-        report.read_back = self._driver.read_back(self._engine, expected)
+        report.read_back = self._driver.read_back(self._live.engine, expected)
         report.differences = [*differences(expected, report.read_back), *self._more_differences()]
         if report.differences:
             raise ReadBackError("; ".join(report.differences))

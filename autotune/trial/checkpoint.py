@@ -1,19 +1,18 @@
 """The part of a trial that a soak adds: memory watched all the time, a checkpoint.
 
-DeepSpeed's checkpoint holds weights, optimizer states and counters. A training that goes on where
+The engine's checkpoint holds weights, optimizer states and counters. A training that goes on where
 it was also needs its place in the data, which follows from the number of steps, and the state of
 the random numbers (dropout), which stands beside it, a file per rank.
 """
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from autotune.contract import Checkpoint
+from autotune.trial.engines.base import LiveEngine
 from autotune.trial.faults import ReadBackError
 from autotune.trial.memory import Meter
 from autotune.trial.reporter import Reporter
@@ -29,7 +28,7 @@ class Soak:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        engine: Any,
+        live: LiveEngine,
         budget_s: float,
         reporter: Reporter,
         meter: Meter,
@@ -40,7 +39,7 @@ class Soak:
             ReadBackError: The checkpoint is not there, or is of another step.
         """
         self._checkpoint = checkpoint
-        self._engine = engine
+        self._live = live
         self._report = reporter.report
         self._meter = meter
         self._period_s = budget_s / _N_SAMPLES
@@ -69,10 +68,10 @@ class Soak:
     def _save(self, steps: int) -> None:
         began_s = time.monotonic()
         folder = self._checkpoint.folder
-        self._engine.save_checkpoint(folder, tag=_TAG, client_state={"steps": steps})
+        self._live.save(folder, _TAG, steps)
         state = {"cpu": torch.get_rng_state()}
-        if get_accelerator().device_name() != "cpu":
-            state["device"] = get_accelerator().get_rng_state()
+        if self._live.device != "cpu":
+            state["device"] = torch.cuda.get_rng_state()
         torch.save(state, _random_file(folder))
         dist.barrier()
         self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
@@ -80,7 +79,7 @@ class Soak:
     def _resume(self, steps: int) -> None:
         began_s = time.monotonic()
         folder = self._checkpoint.folder
-        path, client_state = self._engine.load_checkpoint(folder, tag=_TAG)
+        path, client_state = self._live.load(folder, _TAG)
         if path is None or client_state.get("steps") != steps:
             raise ReadBackError(
                 f"the engine did not resume: asked for step {steps} of {folder}, it loaded "
@@ -89,7 +88,7 @@ class Soak:
         state = torch.load(_random_file(folder), weights_only=True)
         torch.set_rng_state(state["cpu"])
         if "device" in state:
-            get_accelerator().set_rng_state(state["device"])
+            torch.cuda.set_rng_state(state["device"])
         self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
 
 

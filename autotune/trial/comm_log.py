@@ -18,6 +18,7 @@ from deepspeed.comm import comm
 from deepspeed.utils import timer
 
 from autotune.contract import CollectiveCalls
+from autotune.trial.engines.base import MAX_CALLS
 
 _COLLECTIVES = (
     "all_reduce",
@@ -38,9 +39,6 @@ _COLLECTIVES = (
 logger may wait for a call at once. It may not for a send and its receive."""
 
 _PAIRWISE = ("send", "recv", "isend", "irecv")
-
-MAX_CALLS = 4000
-"""Calls of one step that are kept; later ones are ignored."""
 
 
 class _Steady:

@@ -1,7 +1,7 @@
 """The diagnostic pass: a few optimizer steps after the measured ones, watched closely.
 
-First under torch's profiler, which says where the time of a step goes, then one under DeepSpeed's
-comms logger, which says what each collective costs. None of them counts as a step of the trial.
+First under torch's profiler, which says where the time of a step goes, then one under the engine's
+log of collectives, which says what each costs. None of them counts as a step of the trial.
 Nothing that happens here costs the trial its figure: what fails is written down as the pass's
 problem, and a clock ends a rank that does not come back.
 """
@@ -15,31 +15,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from deepspeed.accelerator import get_accelerator
-from deepspeed.comm import comm
-from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
 from autotune.contract import Phase, RankDiagnosis, Split
 from autotune.trial import timeline
-from autotune.trial.comm_log import MAX_CALLS, CommLog
+from autotune.trial.engines.base import LiveEngine
 from autotune.trial.faults import evidence_of
 from autotune.trial.reporter import Reporter
-from autotune.trial.stopwatch import TrialDone, call_after_steps
-from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER
-
-_RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
-"""Methods that a training script calls, in this order."""
-
-_INSTRUCTIONS = {
-    "ForwardPass": FORWARD,
-    "BackwardPass": BACKWARD,
-    "ReduceGrads": BACKWARD,
-    "ReduceTiedGrads": BACKWARD,
-    "OptimizerStep": OPTIMIZER,
-}
-"""Instructions of a pipeline's schedule; the others pass activations on, or load them."""
+from autotune.trial.stopwatch import TrialDone
+from autotune.trial.timeline import BEGIN
 
 _MAX_PROFILED = 3
 """Steps under the profiler, at the most: more only where they are short and so differ much."""
@@ -55,18 +40,13 @@ seconds that it gets besides: reading a trace of a million events takes a while.
 class DiagnosticPass:
     """One engine's pass; made before anything watches the engine, so that it can do without."""
 
-    def __init__(self, engine: Any, reporter: Reporter) -> None:
-        self._engine = engine
+    def __init__(self, live: LiveEngine, reporter: Reporter) -> None:
+        self._live = live
         self._reporter = reporter
-        self._methods = {
-            name: getattr(engine, name)
-            for name in (*_RANGES, "train_batch")
-            if hasattr(engine, name)
-        }
         self._steps = 0
         self._n_done = 0
         self._profiler: Any = None
-        self._log = CommLog()
+        self._log = live.collective_log()
         self._split: Split | None = None
         self._problems: list[str] = []
         self._is_kept = False
@@ -86,7 +66,8 @@ class DiagnosticPass:
         clock.daemon = True
         clock.start()
         self._reporter.enter(Phase.DIAGNOSE)
-        self._watch()
+        self._live.watch(self._in_range)
+        self._live.on_steps(self._on_step)
         with self._attempt("profiler"):
             self._start_profiler()
         return False
@@ -96,50 +77,44 @@ class DiagnosticPass:
         self._problems.append(evidence_of(error))
         self._keep()
 
-    def _watch(self) -> None:
-        """Put ranges around what a training script calls, in place of what was there."""
-        engine = self._engine
-        for name in ("send", "recv"):
-            if (method := getattr(comm.cdb, name, None)) is not None:
-                setattr(comm.cdb, name, _in_range(EXCHANGE, method))
-        if isinstance(engine, PipelineEngine):
-            # Its only call is `train_batch`: its instructions are what gets the ranges.
-            engine.train_batch = self._methods["train_batch"]
-            engine._INSTRUCTION_MAP = {
-                kind: _in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
-                for kind, run in engine._INSTRUCTION_MAP.items()
-            }
-        else:
-            for name, label in _RANGES.items():
-                setattr(engine, name, _in_range(label, self._methods[name]))
-        call_after_steps(engine, self._on_step)
-
     def _on_step(self) -> None:
         self._n_done += 1
         if self._n_done == self._steps:
             with self._attempt("profiler"):
                 self._stop_profiler()
-            with self._attempt("comms logger"):
+            with self._attempt("log of collectives"):
                 self._log.start()
         elif self._n_done > self._steps:
-            with self._attempt("comms logger"):
+            with self._attempt("log of collectives"):
                 self._log.stop()
             self._keep()
             raise TrialDone
 
+    def _in_range(self, label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method as a range of the profiler, which ends when the device has done its work."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with record_function(label):
+                outcome = method(*args, **kwargs)
+                self._live.synchronize()
+            return outcome
+
+        return call
+
     def _start_profiler(self) -> None:
         # Not torch.profiler.profile: to write down versions it imports torch's whole inductor.
-        is_cuda = get_accelerator().device_name() == "cuda"
-        self._profiler = profile(use_kineto=True, use_device="cuda" if is_cuda else None)
+        is_on_device = self._live.device != "cpu"
+        self._profiler = profile(use_kineto=True, use_device="cuda" if is_on_device else None)
         self._profiler.__enter__()
         with record_function(BEGIN):
-            get_accelerator().synchronize()
+            self._live.synchronize()
 
     def _stop_profiler(self) -> None:
         if self._profiler is None:
             return
         self._profiler.__exit__(None, None, None)
-        on_device = get_accelerator().device_name() != "cpu"
+        on_device = self._live.device != "cpu"
         # Thousands of new objects would make Python's collector scan all objects of torch and
         # transformers, again and again.
         gc.disable()
@@ -157,7 +132,7 @@ class DiagnosticPass:
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:
-            self._problems.append(f"of the collectives only the first {MAX_CALLS} were looked at")
+            self._problems.append("of the collectives only the first were looked at")
         self._tell()
 
     def _tell(self) -> None:
@@ -196,16 +171,3 @@ def _read(raw_events: Iterable[Any]) -> list[timeline.Event]:
             span = (raw.start_ns(), raw.end_ns())
             events.append(timeline.Event(name, *span, raw.start_thread_id(), on_device))
     return events
-
-
-def _in_range(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as a range of the profiler, which ends when the device has done its work."""
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with record_function(label):
-            outcome = method(*args, **kwargs)
-            get_accelerator().synchronize()
-        return outcome
-
-    return call

@@ -7,16 +7,14 @@ Steps that the engine did not apply (fp16 overflow) look fast and are not counte
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
+from autotune.trial.engines.base import LiveEngine
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.phases import Delay, first_step_of
 from autotune.trial.reporter import Reporter
@@ -55,7 +53,7 @@ class _Listener(Protocol):
 
 
 class Stopwatch:
-    """Hooks into one engine's `backward` and `step`, or into the `train_batch` of a pipeline."""
+    """Times the optimizer steps of one live engine."""
 
     def __init__(
         self,
@@ -85,32 +83,26 @@ class Stopwatch:
         self._skipped = 0
         self._delay: Delay | None = None
 
-    def attach(self, engine: Any) -> None:
-        """Wrap the engine's methods on this instance; call once, before the first step."""
-        if not isinstance(engine, PipelineEngine):
-            backward = engine.backward
-
-            def noted_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                self._micro_losses.append(loss.detach())
-                # Trainer and accelerate divide by the accumulation themselves.
-                self._are_shares = not kwargs.get("scale_wrt_gas", True)
-                return backward(loss, *args, **kwargs)
-
-            engine.backward = noted_backward
+    def attach(self, live: LiveEngine) -> None:
+        """Hook into the engine; call once, before the first step."""
+        live.on_losses(self._note_loss)
         if delayed := self._reporter.report.set_for_trial:
-            self._delay = Delay(engine, first_step_of(delayed))
-        call_after_steps(engine, lambda: self._on_step(engine))
+            self._delay = Delay(live.engine, first_step_of(delayed))
+        live.on_steps(lambda: self._on_step(live))
         self._reporter.enter(Phase.WARM_UP)
         self._restart()
 
-    def _on_step(self, engine: Any) -> None:
-        if isinstance(engine, PipelineEngine):
-            # Only the last stage computes it; the engine has sent it to the others.
-            self._micro_losses.append(engine.dp_group_loss)
-        was_applied = bool(engine.was_step_applied())
-        get_accelerator().synchronize()
+    def _note_loss(self, loss: torch.Tensor, is_share: bool) -> None:
+        self._micro_losses.append(loss)
+        self._are_shares = is_share
+
+    def _on_step(self, live: LiveEngine) -> None:
+        was_applied = live.was_applied()
+        live.synchronize()
         own_step_time_s = time.perf_counter() - self._step_began_s
-        step_time_s, loss_is_finite, applied = self._agree(own_step_time_s, was_applied)
+        step_time_s, loss_is_finite, applied = self._agree(
+            own_step_time_s, was_applied, device=live.device
+        )
         self._check(loss_is_finite, applied)
         is_early = self._delay is not None and not self._delay.has_begun
         if self._delay is not None:
@@ -119,7 +111,9 @@ class Stopwatch:
             self._count(step_time_s, is_early=is_early)
         self._restart()
 
-    def _agree(self, own_step_time_s: float, was_applied: bool) -> tuple[float, bool, bool]:
+    def _agree(
+        self, own_step_time_s: float, was_applied: bool, *, device: str
+    ) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
         loss = 0.0  # none was seen: a script may call `loss.backward()` itself
         if self._micro_losses:
@@ -127,7 +121,6 @@ class Stopwatch:
             loss = (losses.sum() if self._are_shares else losses.mean()).item()
             self._reporter.report.losses.append(loss)
         self._micro_losses.clear()
-        device = get_accelerator().current_device_name()
         facts = torch.tensor(
             [own_step_time_s, float(not math.isfinite(loss)), float(not was_applied)],
             dtype=torch.float64,
@@ -232,19 +225,3 @@ class TokenCounter:
         # Counted on the device and read after the step: reading here would wait for the device.
         self._real.append((inputs["labels"] != IGNORED).sum())
         self._padded += inputs["labels"].numel()
-
-
-def call_after_steps(engine: Any, call: Callable[[], None]) -> None:
-    """Call something after every optimizer step of an engine, by its methods as they are now."""
-    is_pipeline = isinstance(engine, PipelineEngine)
-    name = "train_batch" if is_pipeline else "step"
-    method = getattr(engine, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        ends_a_step = is_pipeline or engine.is_gradient_accumulation_boundary()
-        outcome = method(*args, **kwargs)
-        if ends_a_step:
-            call()
-        return outcome
-
-    setattr(engine, name, watched)

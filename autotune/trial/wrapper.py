@@ -33,7 +33,6 @@ from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
-from autotune.trial.transformer_shape import script_settings
 from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 
@@ -89,19 +88,20 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
         meter.check()
-        aftermath.prepare(engine)
+        live = driver.live(engine)
+        aftermath.prepare(live)
         Stopwatch(
             reporter,
             spec.measure,
             aftermath,
             is_loss_scaled=spec.workload.precision == "fp16",
             tokens=TokenCounter(engine) if is_drawn(spec.workload.lengths) else None,
-        ).attach(engine)
+        ).attach(live)
 
     driver.on_initialize(config, lambda: reporter.enter(Phase.ENGINE_INIT), watch)
     reporter.enter(Phase.MODEL)
     try:
-        _train(spec, config)
+        _train(driver, spec, config)
     except TrialDone:
         reporter.enter(Phase.TEARDOWN)
     except BaseException as error:
@@ -119,7 +119,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
         ) from error
 
 
-def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
+def _train(driver: Driver, spec: TrialSpec, config: dict[str, Any]) -> None:
     """Run the workload's script; the stopwatch ends it once all is measured.
 
     Raises:
@@ -133,18 +133,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
             os.chdir(workload.folder)
         runpy.run_path(workload.script, run_name="__main__")
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
-    from autotune.trial.scripts.train import Settings, make_engine, steps
-
-    told = script_settings(workload, spec.layout)
-    settings = Settings.of(told, config, workload.model.get("config", {}))
-    for _ in steps(
-        make_engine(settings, config),
-        settings,
-        config,
-        warm_up_steps=spec.measure.warmup_steps,
-        # The rounds of a comparison show what the order of a sum alone changes in the losses.
-        order=spec.identity.confirm_round or 0,
-    ):
+    for _ in driver.steps(spec, config):
         pass
 
 
@@ -165,7 +154,15 @@ def _pin(local_rank: int) -> None:
 def versions() -> dict[str, str]:
     """Releases of what trains in this process, by package."""
     found = {"python": platform.python_version()}
-    for package in ("torch", "deepspeed", "transformers", "accelerate", "peft", "trl"):
+    for package in (
+        "torch",
+        "deepspeed",
+        "megatron-core",
+        "transformers",
+        "accelerate",
+        "peft",
+        "trl",
+    ):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

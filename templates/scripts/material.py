@@ -18,11 +18,9 @@ def read_settings() -> workload.Settings:
     """What is trained; a CPU rank, and one that asks for it, is bound to its cores."""
     data = workload.read("settings.json")
     config = {} if "factory" in data else workload.read("model/config.json")
-    batch = {
-        "train_micro_batch_size_per_gpu": data["micro_batch"],
-        "gradient_accumulation_steps": data["grad_accum"],
-    }
-    settings = workload.Settings.of(data, batch, config)
+    settings = workload.Settings.of(
+        data, config, micro_batch=data["micro_batch"], grad_accum=data["grad_accum"]
+    )
     if data["binds_cores"]:
         workload.bind_to_cores(settings)
     return settings

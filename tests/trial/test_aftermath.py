@@ -18,7 +18,7 @@ def measured(accelerator):
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(settle=lambda: None, read=lambda: {"peak": 1})
     aftermath = Aftermath(spec, types.SimpleNamespace(), reporter, meter)
-    aftermath.prepare(engine=None)
+    aftermath.prepare(None)
     aftermath.on_warm()
     sum(range(10_000))
     aftermath.on_measured()
@@ -51,9 +51,9 @@ def test_the_driver_of_the_engine_reads_it_back():
     meter = types.SimpleNamespace(check=lambda: None)
     driver = types.SimpleNamespace(read_back=lambda engine, expected: {"stage": engine})
     aftermath = Aftermath(spec, driver, reporter, meter)
-    aftermath._engine = 2
+    aftermath._live = types.SimpleNamespace(engine=2)
     aftermath.on_first_step()
     assert (reporter.report.read_back, reporter.report.differences) == ({"stage": 2}, [])
-    aftermath._engine = 1
+    aftermath._live = types.SimpleNamespace(engine=1)
     with pytest.raises(ReadBackError, match="stage: asked 2, the engine runs 1"):
         aftermath.on_first_step()

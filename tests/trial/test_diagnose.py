@@ -12,6 +12,7 @@ import torch.distributed as dist
 from autotune.contract import Phase, RankReport
 from autotune.trial import diagnose
 from autotune.trial.diagnose import DiagnosticPass
+from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
 from autotune.trial.reporter import Reporter
 from autotune.trial.stopwatch import TrialDone
 from tests.report.diagnosed import split_of
@@ -52,7 +53,7 @@ def make(folder, engine, *, step_time_s=0.06):
     (folder / "ranks").mkdir()
     reporter = Reporter(folder, 0, time.time())
     reporter.report.step_times_s = [step_time_s] * 6
-    return DiagnosticPass(engine, reporter), reporter
+    return DiagnosticPass(LiveDeepSpeed(engine), reporter), reporter
 
 
 def train(engine):

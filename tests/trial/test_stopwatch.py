@@ -9,6 +9,7 @@ import torch
 
 from autotune.contract import Measure
 from autotune.trial import stopwatch as stopwatch_module
+from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
 from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
@@ -116,10 +117,10 @@ def test_a_steps_loss_is_the_one_whose_gradient_it_follows(tmp_path, monkeypatch
     """Trainer and accelerate divide by the accumulation: what they hand over adds up."""
     monkeypatch.setattr(stopwatch_module.dist, "all_reduce", lambda *_, **__: None)
     stopwatch, engine = make(tmp_path), Engine()
-    stopwatch.attach(engine)
+    stopwatch.attach(LiveDeepSpeed(engine))
     for of_micro_batch in (1.0, 3.0):
         engine.backward(torch.tensor(of_micro_batch), **asked)
-    stopwatch._agree(0.1, was_applied=True)
+    stopwatch._agree(0.1, was_applied=True, device="cpu")
     assert stopwatch._reporter.report.losses == [loss]
 
 

@@ -1,4 +1,4 @@
-"""Megatron-LM: a candidate as a layout, and its columns for the cost model.
+"""Megatron-LM: a candidate as a layout, its arguments, and its columns for the cost model.
 
 Nothing of Megatron is imported: its layouts are planned where it is not installed.
 """
@@ -17,15 +17,19 @@ from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
+from autotune.engines.megatron.arguments import ON_CPU, arguments_of
 from autotune.engines.megatron.knobs import KNOBS, columns_of
+from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
 from autotune.job.job import Job
+from autotune.job.lengths import FIXED
+from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_candidate, steps_of
 from autotune.space.rule import Violation, judge_by
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
-LAYOUT_FILE = "layout.json"
 PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
 _MEGATRON = next(traits.columns for traits in FRAMEWORKS if traits.name == "megatron")
@@ -37,6 +41,11 @@ _FP32 = {
     **{"optimizer_bytes": 8.0, "activation_bytes": 4.0, "product_input_bytes": 4.0},
 }
 _DTYPES: Mapping[str, Mapping[str, float]] = {"bf16": {}, "fp16": _FP16, "fp32": _FP32}
+_READ_BACK = (
+    *("tp", "pp", "vp", "cp", "ep", "sequence_parallel", "micro_batch"),
+    *("distributed_optimizer", "recompute"),
+)
+"""Knobs that a live engine says of itself by their names."""
 _KINDS = ("int", "bool", "choice")
 _STEPS = {name: KNOBS[name] for name in sorted(KNOBS, key=lambda n: _KINDS.index(KNOBS[n].kind))}
 """The knobs in the order in which `explain` moves them."""
@@ -84,28 +93,54 @@ class MegatronEngine(Engine):
         return steps_of(candidate, knobs, {"recompute": blocks})
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """The layout: what a live Megatron must say of itself."""
-        return {name: candidate[name] for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch")}
+        """The layout, the batch and the model: what a live Megatron must say of itself."""
+        knobs = {name: candidate[name] for name in _READ_BACK}
+        shape = self._job.model_with(candidate.layers).shape
+        is_sharded = bool(candidate["distributed_optimizer"])
+        return {
+            **knobs,
+            "dp": candidate.dp,
+            "grad_accum": candidate.grad_accum,
+            "dtype": candidate.precision(self._job.precision),
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": is_sharded,
+            "n_layers": shape.n_layers,
+            "n_params": shape.n_params + self._n_params_padding(candidate.tp, shape),
+        }
+
+    def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
+        """Parameters of the token ids that Megatron adds, in the embedding and in the output."""
+        added = int(padded_vocab(shape.vocab, np.array(tp))) - shape.vocab
+        return added * shape.hidden * (1 if shape.tied_embeddings else 2)
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """The variable that orders the kernels of ranks that share a layer.
+        """The variable that orders the kernels of GPU ranks that share a layer.
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        orders = candidate.tp > 1 or candidate.cp > 1
+        is_cpu = self._environment.accelerator == "cpu"
+        orders = not is_cpu and (candidate.tp > 1 or candidate.cp > 1)
         return RankSettings(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {})
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The layout, for machines."""
-        job = self._job
-        told = {
-            "model": job.model.name,
-            "seq_len": job.seq_len,
-            "global_batch": job.global_batch,
-            "world": job.world,
-            "precision": job.precision,
-        }
-        return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
+        """The candidate's arguments, in canonical form.
+
+        Raises:
+            JobError: Megatron's GPT model cannot be the job's model.
+        """
+        arguments = arguments_of(self._row(candidate), self._job, layers=candidate.layers)
+        if self._environment.accelerator == "cpu":
+            arguments |= ON_CPU
+        return {ARGUMENTS_FILE: canonical_json(arguments)}
+
+    def ladder(self) -> Iterator[list[Candidate]]:
+        """Split as little as memory allows; see `autotune.engines.megatron.ladder`."""
+        for rung in ladder(self._task):
+            yield [candidate for candidate in rung if not self.judge(candidate)]
+
+    def _row(self, candidate: Candidate) -> dict[str, int]:
+        """A candidate, legal or not, as a row of columns."""
+        return Rows(task=self._task, columns=columns_of(self._task, [candidate])).row(0)
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """The layouts in the cost model's columns; see `Engine.plans`."""
@@ -158,7 +193,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         FleetError: The accelerator is in no table.
         JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
     """
-    _check_trained(job, environment)
+    _check_trained(job)
     table = accelerators_with(job.accelerators)
     device = fleet_columns(job, environment, table)
     model_columns(job)
@@ -176,15 +211,19 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         world=job.world,
         domain=int(device["nvlink_domain"]),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
-        fused_attention=job.precision != "fp32" and "bf16" in found.peak_flops,
+        fused_attention=(
+            environment.accelerator != "cpu"
+            and job.precision != "fp32"
+            and "bf16" in found.peak_flops
+        ),
     )
 
 
-def _check_trained(job: Job, environment: Environment) -> None:
-    if environment.accelerator == "cpu":
+def _check_trained(job: Job) -> None:
+    if job.lengths != FIXED:
         raise JobError(
-            "engine megatron: it trains on CUDA devices only, and this fleet is CPU ranks",
-            "name the accelerators of the fleet with --gpu, such as --gpu H100",
+            "engine megatron: lengths: its trials train samples of seq_len tokens each",
+            "leave lengths out, or use --engine deepspeed",
         )
     if job.finetune is not None:
         raise JobError(

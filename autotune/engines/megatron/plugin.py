@@ -1,10 +1,11 @@
 """Megatron as a plug-in: what is known of it before there is a job."""
 
 from autotune.devices.hardware import Environment
-from autotune.engines.base import EnginePlugin
-from autotune.engines.megatron.engine import LAYOUT_FILE, MegatronEngine
+from autotune.engines.base import EnginePackage, EnginePlugin
+from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import KNOBS
 from autotune.job.job import Job
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 
 class Megatron(EnginePlugin):
@@ -14,8 +15,21 @@ class Megatron(EnginePlugin):
     knobs = KNOBS
     predicted = tuple(KNOBS)
     dialect = "megatron"
+    packages = (
+        EnginePackage(
+            name="megatron-core",
+            title="Megatron Core",
+            least="0.14.0",
+            tried=("0.14.0", "0.15.3", "0.16.1"),
+        ),
+    )
+    is_driven = True
+    saves_memory = (
+        ("recompute", "none", "recomputation (recompute=full)"),
+        ("distributed_optimizer", False, "the distributed optimizer"),
+    )
     no_trace = "Megatron's ranks run layers of its own"
-    config_file = LAYOUT_FILE
+    config_file = ARGUMENTS_FILE
 
     def bind(self, job: Job, environment: Environment) -> MegatronEngine:
         """Megatron for a job."""

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 
 from autotune.base.units import format_bytes
 from autotune.contract import Origin
+from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, SearchAnswer, Standing
-from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
+from autotune.record.facts import (
+    engine_name_of,
+    environment_of,
+    left_out_of,
+    model_of,
+    origin_of,
+)
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
 from autotune.record.tried import warning
@@ -30,9 +37,17 @@ def describe_place(report: StudyReport) -> str:
     mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
     if environment is None:
         return mark
-    return (
-        f"{mark}{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
-        f"{environment.deepspeed_version}, torch {environment.torch_version}"
+    releases = [
+        f"{package.title} {environment.release_of(package.name)}"
+        for package in find_engine(engine_name_of(report.facts)).packages
+    ]
+    named = "?" if model is None else model.name
+    return ", ".join(
+        [
+            f"{mark}{named} on {environment.device_name}",
+            *releases,
+            f"torch {environment.torch_version}",
+        ]
     )
 
 

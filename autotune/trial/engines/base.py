@@ -4,12 +4,87 @@ A driver is a module, found by its engine's name (entry points of the group `aut
 is loaded outside the ranks as well, so it imports the engine only inside its functions.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.contract import TrialSpec
+from autotune.contract import CollectiveCalls, TrialSpec
+
+MAX_CALLS = 4000
+"""Calls of collectives of one step that are kept; later ones are ignored."""
+
+
+class CollectiveLog(Protocol):
+    """Listens to the collectives of a step between `start` and `stop`."""
+
+    def start(self) -> None:
+        """Listen from now on."""
+
+    def stop(self) -> None:
+        """Listen no more, and leave everything as it was."""
+
+    @property
+    def calls(self) -> list[CollectiveCalls]:
+        """Calls that were heard until now; another thread may ask while this one listens."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there were more calls than are kept."""
+
+
+class LiveEngine(ABC):
+    """A live engine as the stopwatch, the diagnostic pass and a soak see it.
+
+    It is made before anything watches the engine, so that a pass can do without what does.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        """Take what the training script's own call has built."""
+        self.engine = engine
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Name of this rank's device, such as `cpu` or `cuda:0`."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done its work."""
+
+    @abstractmethod
+    def on_losses(self, note: Callable[[Any, bool], None]) -> None:
+        """Hand on each loss of a step, and whether it is a share of the step's, not a mean."""
+
+    @abstractmethod
+    def on_steps(self, call: Callable[[], None]) -> None:
+        """Call something after every optimizer step, by the engine's methods as they are now."""
+
+    @abstractmethod
+    def was_applied(self) -> bool:
+        """Whether the last optimizer step changed the weights."""
+
+    @abstractmethod
+    def watch(self, in_range: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put ranges around the parts of a step, in place of what watched the engine.
+
+        Args:
+            in_range: Makes a method one that is a range of the profiler; its first argument is the
+                range's name (see `autotune.trial.timeline`).
+        """
+
+    @abstractmethod
+    def collective_log(self) -> CollectiveLog:
+        """What listens to the collectives of a step."""
+
+    @abstractmethod
+    def save(self, folder: str, tag: str, steps: int) -> None:
+        """Write a checkpoint after so many steps; every rank calls it."""
+
+    @abstractmethod
+    def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
+        """Read a checkpoint; returns its path (None: there is none) and what it says of itself."""
 
 
 class Driver(Protocol):
@@ -38,6 +113,12 @@ class Driver(Protocol):
 
         `before` is called when the script initializes its engine, `after` with that engine.
         """
+
+    def live(self, engine: Any) -> LiveEngine:
+        """A live engine as others see it, before anything watches it."""
+
+    def steps(self, spec: TrialSpec, config: dict[str, Any]) -> Iterator[Any]:
+        """Train the built-in workload for ever, an optimizer step at a time."""
 
     def read_back(self, engine: Any, expected: Mapping[str, Any]) -> dict[str, Any]:
         """Read the settings that a live engine trains with, by the names that are expected."""

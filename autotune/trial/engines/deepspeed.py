@@ -4,11 +4,13 @@ import functools
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.contract import CONFIG_DIR, Measure, TrialSpec
+from autotune.trial.engines.base import LiveEngine
+from autotune.trial.transformer_shape import script_settings
 
 CONFIG_FILE = "ds_config.json"
 """Name of a candidate's configuration, below `CONFIG_DIR`."""
@@ -21,7 +23,12 @@ SEGMENTS = "deepspeed_allreduce_buffer_{user}_{address}_"
 Each makes one of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), and nothing ever unlinks it:
 /dev/shm is memory, and 100 trials would fill 13 GiB of it."""
 
-_USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
+_USED_BY_ALL = (
+    "deepspeed",
+    "autotune.trial.readback",
+    "autotune.trial.engines.deepspeed_live",
+    "autotune.trial.scripts.train",
+)
 """Modules that every trial imports: once in a warm template, before the memory base is taken."""
 
 
@@ -91,6 +98,34 @@ def on_initialize(
         return made
 
     deepspeed.initialize = watched_initialize
+
+
+def live(engine: Any) -> LiveEngine:
+    """See `autotune.trial.engines.deepspeed_live`."""
+    from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
+
+    return LiveDeepSpeed(engine)
+
+
+def steps(spec: TrialSpec, config: dict[str, Any]) -> Iterator[Any]:
+    """Train as the script that an export carries does."""
+    from autotune.trial.scripts import train
+
+    told = script_settings(spec.workload, spec.layout)
+    settings = train.Settings.of(
+        told,
+        spec.workload.model.get("config", {}),
+        micro_batch=config["train_micro_batch_size_per_gpu"],
+        grad_accum=config.get("gradient_accumulation_steps", 1),
+    )
+    return train.steps(
+        train.make_engine(settings, config),
+        settings,
+        config,
+        warm_up_steps=spec.measure.warmup_steps,
+        # The rounds of a comparison show what the order of a sum alone changes in the losses.
+        order=spec.identity.confirm_round or 0,
+    )
 
 
 def read_back(engine: Any, expected: Mapping[str, Any]) -> dict[str, Any]:

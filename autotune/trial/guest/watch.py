@@ -8,6 +8,7 @@ from autotune.contract import RANKS_DIR, Measure, write_json
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines import deepspeed as driver
+from autotune.trial.engines.base import LiveEngine
 from autotune.trial.guest.describe import describe
 from autotune.trial.guest.edits import DESCRIPTION_FILE
 from autotune.trial.guest.intake import Intake, is_training_pass
@@ -19,12 +20,13 @@ def watch(guest: Any, engine: Any, meter: Any) -> "GuestStopwatch":
     """Time an engine's steps from now on; returns what does."""
     intake = Intake(engine)
     aftermath = GuestAftermath(guest, meter, intake)
-    aftermath.prepare(engine)
+    live = driver.live(engine)
+    aftermath.prepare(live)
     spec = guest.spec
     stopwatch = GuestStopwatch(
         guest, spec.measure, aftermath, intake=intake, is_loss_scaled=_scales_losses(engine)
     )
-    stopwatch.attach(engine)
+    stopwatch.attach(live)
     return stopwatch
 
 
@@ -42,8 +44,8 @@ class GuestAftermath(Aftermath):
         self._describe()
         return super().finale()
 
-    def _diagnostic_pass(self, engine: Any) -> Any:
-        return _GuestPass(engine, self._guest)
+    def _diagnostic_pass(self, live: LiveEngine) -> Any:
+        return _GuestPass(live, self._guest)
 
     def _more_differences(self) -> list[str]:
         """Compare the batch that arrived with the one that was asked for."""
@@ -77,7 +79,7 @@ class GuestAftermath(Aftermath):
         seen["lengths"] = sorted(intake.all_lengths)
         if self._guest.reporter.report.rank == 0:
             path = self._guest.folder / RANKS_DIR / DESCRIPTION_FILE
-            write_json(path, describe(self._engine, self._guest.seen))
+            write_json(path, describe(self._live.engine, self._guest.seen))
 
 
 class GuestStopwatch(Stopwatch):
@@ -117,23 +119,23 @@ class GuestStopwatch(Stopwatch):
         """Optimizer steps so far that the engine applied."""
         return self._applied
 
-    def attach(self, engine: Any) -> None:
+    def attach(self, live: LiveEngine) -> None:
         """See `Stopwatch.attach`; a script may call `loss.backward()` past the engine."""
-        super().attach(engine)
-        engine.register_forward_hook(self._note_output)
+        super().attach(live)
+        live.engine.register_forward_hook(self._note_output)
 
     def _note_output(self, module: Any, _: Any, output: Any) -> None:
         loss = loss_in(output)
         if loss is not None and is_training_pass(module):
             self._outputs.append(loss.detach())
 
-    def _on_step(self, engine: Any) -> None:
+    def _on_step(self, live: LiveEngine) -> None:
         self._guest.on_step()
         if not self._micro_losses:
             self._micro_losses.extend(self._outputs)
         self._outputs.clear()
         try:
-            super()._on_step(engine)
+            super()._on_step(live)
         except TrialDone:
             self._guest.finish()
         except BaseException as error:
@@ -145,8 +147,8 @@ class GuestStopwatch(Stopwatch):
 class _GuestPass(DiagnosticPass):
     """A diagnostic pass that ends the rank where the built-in trial's raises."""
 
-    def __init__(self, engine: Any, guest: Any) -> None:
-        super().__init__(engine, guest.reporter)
+    def __init__(self, live: LiveEngine, guest: Any) -> None:
+        super().__init__(live, guest.reporter)
         self._guest = guest
 
     def _on_step(self) -> None:

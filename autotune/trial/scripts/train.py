@@ -69,7 +69,12 @@ class Settings:
 
     @classmethod
     def of(
-        cls, data: Mapping[str, Any], ds_config: Mapping[str, Any], config: Mapping[str, Any]
+        cls,
+        data: Mapping[str, Any],
+        config: Mapping[str, Any],
+        *,
+        micro_batch: int,
+        grad_accum: int,
     ) -> "Settings":
         """Read what `settings.json` says; `config` is Hugging Face's, empty for a factory's model.
 
@@ -81,8 +86,8 @@ class Settings:
         return cls(
             **named,
             source={**source, "config": config} if config else source,
-            micro_batch=ds_config["train_micro_batch_size_per_gpu"],
-            grad_accum=ds_config.get("gradient_accumulation_steps", 1),
+            micro_batch=micro_batch,
+            grad_accum=grad_accum,
         )
 
 
@@ -669,7 +674,12 @@ def start() -> tuple[Any, Settings, dict[str, Any]]:
 
     data, ds_config = read("settings.json"), read("ds_config.json")
     config = {} if "factory" in data else read("model/config.json")
-    settings = Settings.of(data, ds_config, config)
+    settings = Settings.of(
+        data,
+        config,
+        micro_batch=ds_config["train_micro_batch_size_per_gpu"],
+        grad_accum=ds_config.get("gradient_accumulation_steps", 1),
+    )
     if data["binds_cores"]:
         bind_to_cores(settings)
     # Before anything is made on a device: until then every rank's current one is the first.

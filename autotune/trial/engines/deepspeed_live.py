@@ -1,0 +1,118 @@
+"""A live DeepSpeed engine, as the stopwatch, the diagnostic pass and a soak see it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm import comm
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from autotune.trial.comm_log import CommLog
+from autotune.trial.engines.base import LiveEngine
+from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
+
+_RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
+"""Methods that a training script calls, in this order."""
+
+_INSTRUCTIONS = {
+    "ForwardPass": FORWARD,
+    "BackwardPass": BACKWARD,
+    "ReduceGrads": BACKWARD,
+    "ReduceTiedGrads": BACKWARD,
+    "OptimizerStep": OPTIMIZER,
+}
+"""Instructions of a pipeline's schedule; the others pass activations on, or load them."""
+
+
+class LiveDeepSpeed(LiveEngine):
+    """Hooks into one engine's `backward` and `step`, or into the `train_batch` of a pipeline."""
+
+    def __init__(self, engine: Any) -> None:
+        """See `LiveEngine`."""
+        super().__init__(engine)
+        self._is_pipeline = isinstance(engine, PipelineEngine)
+        self._methods = {
+            name: getattr(engine, name)
+            for name in (*_RANGES, "train_batch")
+            if hasattr(engine, name)
+        }
+
+    @property
+    def device(self) -> str:
+        """See `LiveEngine.device`."""
+        return str(get_accelerator().current_device_name())
+
+    def synchronize(self) -> None:
+        """See `LiveEngine.synchronize`."""
+        get_accelerator().synchronize()
+
+    def on_losses(self, note: Callable[[Any, bool], None]) -> None:
+        """See `LiveEngine.on_losses`; Trainer and accelerate hand over shares."""
+        engine = self.engine
+        if self._is_pipeline:
+            train_batch = engine.train_batch
+
+            def noted_train_batch(*args: Any, **kwargs: Any) -> Any:
+                outcome = train_batch(*args, **kwargs)
+                # Only the last stage computes it; the engine has sent it to the others.
+                note(engine.dp_group_loss, False)
+                return outcome
+
+            engine.train_batch = noted_train_batch
+            return
+        backward = engine.backward
+
+        def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            note(loss.detach(), not kwargs.get("scale_wrt_gas", True))
+            return backward(loss, *args, **kwargs)
+
+        engine.backward = noted_backward
+
+    def on_steps(self, call: Callable[[], None]) -> None:
+        """See `LiveEngine.on_steps`."""
+        engine, is_pipeline = self.engine, self._is_pipeline
+        name = "train_batch" if is_pipeline else "step"
+        method = getattr(engine, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            ends_a_step = is_pipeline or engine.is_gradient_accumulation_boundary()
+            outcome = method(*args, **kwargs)
+            if ends_a_step:
+                call()
+            return outcome
+
+        setattr(engine, name, watched)
+
+    def was_applied(self) -> bool:
+        """See `LiveEngine.was_applied`."""
+        return bool(self.engine.was_step_applied())
+
+    def watch(self, in_range: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """See `LiveEngine.watch`."""
+        engine = self.engine
+        for name in ("send", "recv"):
+            if (method := getattr(comm.cdb, name, None)) is not None:
+                setattr(comm.cdb, name, in_range(EXCHANGE, method))
+        if self._is_pipeline:
+            # Its only call is `train_batch`: its instructions are what gets the ranges.
+            engine.train_batch = self._methods["train_batch"]
+            engine._INSTRUCTION_MAP = {
+                kind: in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
+                for kind, run in engine._INSTRUCTION_MAP.items()
+            }
+            return
+        for name, label in _RANGES.items():
+            setattr(engine, name, in_range(label, self._methods[name]))
+
+    def collective_log(self) -> CommLog:
+        """See `LiveEngine.collective_log`."""
+        return CommLog()
+
+    def save(self, folder: str, tag: str, steps: int) -> None:
+        """See `LiveEngine.save`."""
+        self.engine.save_checkpoint(folder, tag=tag, client_state={"steps": steps})
+
+    def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
+        """See `LiveEngine.load`."""
+        path, client_state = self.engine.load_checkpoint(folder, tag=tag)
+        return path, client_state

@@ -1,0 +1,123 @@
+"""Every collective of one optimizer step that goes through torch.distributed, timed."""
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from autotune.contract import CollectiveCalls
+from autotune.trial.engines.base import MAX_CALLS
+
+_COLLECTIVES = {
+    "all_reduce": "tensor",
+    "reduce": "tensor",
+    "broadcast": "tensor",
+    "reduce_scatter_tensor": "input",
+    "all_gather_into_tensor": "output_tensor",
+    "all_to_all_single": "input",
+    "_reduce_scatter_base": "input",
+    "_all_gather_base": "output_tensor",
+}
+"""Function of torch.distributed -> its argument that has the size of the whole message."""
+
+
+class _OneByOne:
+    """Stands for what puts calls together: each runs when it is made, and is waited for then."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what torch's own takes."""
+
+    def __enter__(self) -> "_OneByOne":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See `wait`."""
+
+    def wait(self) -> None:
+        """Every call was waited for."""
+
+
+class TorchCollectives:
+    """Listens between `start` and `stop`; each call is waited for, so that its time is its own."""
+
+    def __init__(self, users: str) -> None:
+        """Make one.
+
+        Args:
+            users: How the names of modules begin that keep these functions under names of their
+                own.
+        """
+        self._users = users
+        self._calls: dict[tuple[str, int, int], list[float]] = {}
+        self._n_calls = 0
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def start(self) -> None:
+        """Listen from now on."""
+        originals = {
+            name: function
+            for name in _COLLECTIVES
+            if (function := getattr(dist, name, None)) is not None
+        }
+        watched: dict[int, Any] = {
+            id(function): self._timed(name, function) for name, function in originals.items()
+        }
+        # Calls that are put together have no end of their own.
+        watched[id(distributed_c10d._coalescing_manager)] = _OneByOne
+        modules = [m for name, m in list(sys.modules.items()) if name.startswith(self._users)]
+        for module in (dist, *modules):
+            for name, value in list(vars(module).items()):
+                if (ours := watched.get(id(value))) is not None:
+                    self._replaced.append((module, name, value))
+                    setattr(module, name, ours)
+
+    def stop(self) -> None:
+        """Listen no more, and leave everything as it was."""
+        for module, name, value in self._replaced:
+            setattr(module, name, value)
+        self._replaced.clear()
+
+    @property
+    def calls(self) -> list[CollectiveCalls]:
+        """See `CollectiveLog.calls`."""
+        return [
+            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
+            for (name, size, group), seconds in list(self._calls.items())
+        ]
+
+    @property
+    def is_cut(self) -> bool:
+        """See `CollectiveLog.is_cut`."""
+        return self._n_calls > MAX_CALLS
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            message: torch.Tensor = given[_COLLECTIVES[name]]
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            handle = function(*args, **kwargs)
+            if hasattr(handle, "wait"):
+                handle.wait()
+            torch.cuda.synchronize()
+            self._note(name, message, given.get("group"), time.perf_counter() - began_s)
+            return handle
+
+        return call
+
+    def _note(self, name: str, message: torch.Tensor, group: Any, took_s: float) -> None:
+        self._n_calls += 1
+        if self.is_cut:
+            return
+        size = message.numel() * message.element_size()
+        key = (name.strip("_").replace("_base", "_tensor"), size, dist.get_world_size(group))
+        self._calls.setdefault(key, []).append(took_s)

@@ -1,0 +1,88 @@
+"""Settings of a live Megatron, for comparison with those that were asked for.
+
+Taken from what does the work: the groups of ranks, the chunks of the model, the optimizer, and the
+samples that went through.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
+
+_DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def read_back(training: Any) -> dict[str, Any]:
+    """Read what a `Training` trains with; every rank has to call it."""
+    config, chunks = training.config, training.chunks
+    of_data = chunks[0].ddp_config
+    optimizers = getattr(training.optimizer, "chained_optimizers", [training.optimizer])
+    return {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "vp": len(chunks),
+        "cp": parallel_state.get_context_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+        "dp": parallel_state.get_data_parallel_world_size(),
+        "sequence_parallel": bool(config.sequence_parallel),
+        "micro_batch": max(training.micro_batches, default=0),
+        "grad_accum": len(training.micro_batches),
+        "distributed_optimizer": all(isinstance(o, DistributedOptimizer) for o in optimizers),
+        "overlap_grad_reduce": bool(of_data.overlap_grad_reduce),
+        "overlap_param_gather": bool(of_data.overlap_param_gather),
+        "recompute": _recompute(config),
+        "dtype": _DTYPE_NAMES[_largest(chunks).dtype],
+        "n_layers": _total(_n_layers(chunks), parallel_state.get_pipeline_model_parallel_group()),
+        "n_params": _n_params(chunks),
+        "optimizer": type(optimizers[0].optimizer).__name__,
+    }
+
+
+def _recompute(config: Any) -> str:
+    """As the knob of that name says it."""
+    if config.recompute_granularity != "full":
+        return config.recompute_granularity or "none"
+    is_block = config.recompute_method == "block"
+    return f"block_{config.recompute_num_layers}" if is_block else "full"
+
+
+def _parameters(chunks: Iterable[Any]) -> list[torch.nn.Parameter]:
+    return [parameter for chunk in chunks for parameter in chunk.parameters()]
+
+
+def _largest(chunks: Iterable[Any]) -> torch.nn.Parameter:
+    return max(_parameters(chunks), key=torch.Tensor.numel)
+
+
+def _n_layers(chunks: Iterable[Any]) -> int:
+    """Transformer layers of this rank."""
+    return sum(
+        type(module).__name__ == "TransformerLayer"
+        for chunk in chunks
+        for module in chunk.modules()
+    )
+
+
+def _n_params(chunks: Iterable[Any]) -> int:
+    """Elements of the whole model, each counted once, wherever they stand."""
+    dense = experts = 0
+    for parameter in _parameters(chunks):
+        is_copy = getattr(parameter, "shared", False)  # tied, and another stage's
+        if is_copy or not param_is_not_tensor_parallel_duplicate(parameter):
+            continue
+        if getattr(parameter, "allreduce", True):
+            dense += parameter.numel()
+        else:
+            experts += parameter.numel()
+    of_experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    return _total(dense, parallel_state.get_model_parallel_group()) + _total(experts, of_experts)
+
+
+def _total(count: int, group: Any) -> int:
+    counts = torch.tensor([count], dtype=torch.int64, device=torch.cuda.current_device())
+    dist.all_reduce(counts, group=group)
+    return int(counts)

@@ -1,0 +1,273 @@
+"""Let Megatron Core train on CPU ranks: what it asks of CUDA, the host answers.
+
+Nothing that is measured so says anything about a GPU. It shows that a layout is legal, that its
+ranks find one another, that it trains with the losses of one rank, and which of two layouts needs
+more memory for its states. Tried with Megatron Core 0.14, 0.15 and 0.16.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import resource
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HOST = torch.device("cpu")
+_IS_INSTALLED = "_stands_in_for_cuda"
+_CAPABILITY = (8, 0)
+"""A device that has bf16, so that Megatron does not refuse it."""
+_MEMORY_BYTES = 2**34
+
+_FACTORIES = (
+    *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
+    *("rand", "randn", "randint", "randperm", "empty_strided"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
+)
+_METHODS_THAT_MAKE = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor")
+_NOTHING_TO_DO = (
+    *("synchronize", "empty_cache", "init", "set_stream", "set_device", "ipc_collect"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed_all"),
+)
+_HELD = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    "device_memory_used",
+)
+
+
+def install() -> None:
+    """Put the host in CUDA's place in this process, once, before Megatron is imported."""
+    if getattr(torch, _IS_INSTALLED, False):
+        return
+    setattr(torch, _IS_INSTALLED, True)
+    # Its fused functions would be compiled at the first step, for seconds.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    _answer_for_devices()
+    _answer_for_cuda()
+    _answer_for_nccl()
+
+
+def mend_megatron() -> None:
+    """Replace, in Megatron's own modules, what only a GPU or NVIDIA's packages have."""
+    norm = importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
+    norm.__new__ = staticmethod(_norm)
+    moe: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    if not hasattr(moe, "te_general_gemm"):
+        moe.te_general_gemm = None
+    dispatcher: Any = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+    for module in (moe, dispatcher):
+        if hasattr(module, "maybe_move_tensor_to_cpu"):
+            module.maybe_move_tensor_to_cpu = _on_host
+
+
+def _norm(
+    _: Any, config: Any = None, hidden_size: int = 0, eps: float = 1e-5, **__: Any
+) -> torch.nn.Module:
+    """A norm of torch's, marked as Megatron marks its own.
+
+    Megatron refuses torch's norms under sequence parallelism, since nobody marks their weights:
+    their gradients would not be summed over the ranks that share the sequence.
+    """
+    kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+    norm = kind(hidden_size, eps=eps)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel
+    return norm
+
+
+def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What Megatron's function of that purpose does with a tensor of a GPU."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+# ---------------------------------------------------------------- devices
+
+
+def _answer_for_devices() -> None:
+    for name in _FACTORIES:
+        setattr(torch, name, _made_on_host(getattr(torch, name)))
+    tensor: Any = torch.Tensor
+    for name in _METHODS_THAT_MAKE:
+        setattr(tensor, name, _made_on_host(getattr(tensor, name)))
+    move, name_of_type = tensor.to, tensor.type
+
+    def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return move(self, *map(_device, args), **{k: _device(v) for k, v in kwargs.items()})
+
+    def typed(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = name_of_type(self, *args, **kwargs)
+        # Megatron sorts parameters into optimizers by names such as torch.cuda.FloatTensor.
+        return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+    tensor.to, tensor.type = moved, typed
+    tensor.cuda = tensor.pin_memory = _stays
+    module: Any = torch.nn.Module
+    module.cuda = _stays
+
+
+def _device(value: Any) -> Any:
+    """The host where a value names a GPU, else the value."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    is_named = isinstance(value, str) and value.startswith("cuda")
+    is_device = isinstance(value, torch.device) and value.type == "cuda"
+    return HOST if is_number or is_named or is_device else value
+
+
+def _made_on_host(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pin_memory", None)
+        if "device" in kwargs:
+            kwargs["device"] = _device(kwargs["device"])
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _stays(self: Any, *_: Any, **__: Any) -> Any:
+    return self
+
+
+# ---------------------------------------------------------------- torch.cuda
+
+
+class _HostStream:
+    """A stream of a device that does everything at once."""
+
+    device = HOST
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, *_: Any) -> None:
+        pass
+
+    wait_event = wait_stream
+
+    def synchronize(self) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _HostEvent()
+
+    def query(self) -> bool:
+        return True
+
+
+class _Generators:
+    """Random numbers of every device: the host's, whatever the device is called."""
+
+    def __getitem__(self, _: Any) -> torch.Generator:
+        return torch.default_generator
+
+    def __len__(self) -> int:
+        return 1
+
+
+class _HostEvent:
+    """A moment of a device that does everything at once."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at_s = 0.0
+
+    def record(self, *_: Any) -> None:
+        self._at_s = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: "_HostEvent") -> float:
+        return (later._at_s - self._at_s) * 1e3  # milliseconds, as torch's
+
+
+def _answer_for_cuda() -> None:
+    cuda: Any = torch.cuda
+    for name in _NOTHING_TO_DO:
+        setattr(cuda, name, _does_nothing())
+    for name in _HELD:
+        setattr(cuda, name, _tells_resident_bytes())
+    cuda.is_available = lambda: True
+    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cuda.current_device = lambda: HOST
+    cuda.get_device_capability = lambda *_, **__: _CAPABILITY
+    cuda.get_device_name = lambda *_, **__: "cpu"
+    cuda.get_device_properties = lambda *_, **__: types.SimpleNamespace(
+        name="cpu",
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
+        total_memory=_MEMORY_BYTES,
+        multi_processor_count=1,
+    )
+    cuda.memory_stats = lambda *_, **__: {}
+    cuda.mem_get_info = lambda *_, **__: (_MEMORY_BYTES, _MEMORY_BYTES)
+    cuda.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+    for owner in (cuda, cuda.random):
+        owner.get_rng_state = lambda *_, **__: torch.get_rng_state()
+        owner.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    cuda.default_generators = _Generators()
+    cuda._lazy_call = lambda call, **_: call()
+    cuda.is_current_stream_capturing = lambda: False
+    cuda.Stream, cuda.Event = _HostStream, _HostEvent
+    only = _HostStream()
+    cuda.current_stream = cuda.default_stream = lambda *_, **__: only
+    cuda.stream, cuda.device = _is_a_context(), _is_a_context()
+    cuda.nvtx = types.SimpleNamespace(
+        range_push=_does_nothing(),
+        range_pop=_does_nothing(),
+        mark=_does_nothing(),
+        range=_is_a_context(),
+    )
+
+
+# torch._dynamo has a rule for each name of torch.cuda, and refuses one function under two names.
+
+
+def _does_nothing() -> Callable[..., None]:
+    return lambda *_, **__: None
+
+
+def _is_a_context() -> Callable[..., Any]:
+    return lambda *_, **__: contextlib.nullcontext()
+
+
+def _tells_resident_bytes() -> Callable[..., int]:
+    return lambda *_, **__: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# ---------------------------------------------------------------- torch.distributed
+
+
+def _answer_for_nccl() -> None:
+    """Make every group one of gloo's; a barrier of theirs names no device."""
+    new_group, init, barrier = dist.new_group, dist.init_process_group, dist.barrier
+
+    @functools.wraps(new_group)
+    def new_gloo_group(*args: Any, **kwargs: Any) -> Any:
+        kept = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
+        return new_group(*args, **{**kept, "backend": "gloo"})
+
+    @functools.wraps(init)
+    def init_gloo(*_: Any, **kwargs: Any) -> Any:
+        kept = {k: v for k, v in kwargs.items() if k not in ("pg_options", "device_id")}
+        return init(**{**kept, "backend": "gloo"})
+
+    @functools.wraps(barrier)
+    def gloo_barrier(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_ids", None)
+        return barrier(*args, **kwargs)
+
+    for owner in (dist, dist.distributed_c10d):
+        owner.new_group = new_gloo_group
+        owner.init_process_group = init_gloo
+        owner.barrier = gloo_barrier
