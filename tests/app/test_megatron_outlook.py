@@ -119,7 +119,7 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     asked = explain_candidate(outlook, [*settings.split(), "distributed_optimizer=true"])
     index = asked.index
     rank = int(np.flatnonzero(ranking.order == index)[0]) + 1
-    files = export_ranked(outlook, ranking, rank, tmp_path / "out")
+    files = export_ranked(outlook, ranking, rank, tmp_path / "out", "megatron")
     names = {path.name for path in files}
     run = {"megatron_args.sh", "launch.sh", "megatron_args.json", "README.md"}
     assert names == {*run, "prediction.json", "autotune_export.json"}

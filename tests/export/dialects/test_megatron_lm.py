@@ -29,7 +29,7 @@ LAYOUTS = [
 ]
 
 
-def exported(folder, job, settings, to=None, **more):
+def exported(folder, job, settings, to="megatron", **more):
     outlook = open_outlook(None, job, FleetWishes(gpu="H100"), engine="megatron")
     candidate = estimate_candidate(outlook, settings.split()).candidate
     handout = handout_of(
@@ -106,7 +106,7 @@ def test_slurm_starts_it_and_no_launcher_of_deepspeeds_does(tmp_path):
     assert (tmp_path / "job.sbatch").exists()
     assert (tmp_path / "launch.sh").exists()
     with pytest.raises(RenderError, match="configuration of DeepSpeed"):
-        exported(tmp_path, DENSE, "tp=2", to="megatron", launcher="accelerate")
+        exported(tmp_path, DENSE, "tp=2", launcher="accelerate")
 
 
 def test_a_release_that_nobody_knows_is_refused(tmp_path):
