@@ -295,7 +295,6 @@ NAMES_DEEPSPEED = {
     "export/dialects/trl.py": "its configuration, which TRL reads",
     "export/launchers/accelerate.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
-    "export/readme.py": "the release that figures hold for",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",

@@ -84,6 +84,8 @@ class Handout:
     they are this machine's, or nobody's."""
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
+    release: str = ""
+    """Release of the consumer that is written for; empty: the newest that is known."""
 
     @property
     def per_node(self) -> int:
@@ -106,7 +108,7 @@ class Launcher(ABC):
 
         Args:
             handout: What to start.
-            script: Path of the script in the export.
+            script: Path of the script in the export, as of `Dialect.script`.
             templates: The job's.
 
         Returns:
@@ -165,8 +167,11 @@ class Dialect(ABC):
 
     engines: ClassVar[tuple[str, ...]]
     """Names of the engines whose configurations it writes."""
+    has_releases: ClassVar[bool] = False
+    """Whether what it writes differs by the consumer's release, which `NAME@RELEASE` names."""
     script: ClassVar[str | None] = None
-    """Path of the script in its files that a launcher starts; None: its files are not started."""
+    """Path of the script in its files that a launcher starts; None: its files are not started.
+    One that ends in `.sh` is sourced, and leaves the program to start in the array `PROGRAM`."""
     launcher: ClassVar[str] = "torchrun"
     """Name of the launcher that starts the script where nobody names one, and the ranks of each
     node where that starts nodes."""

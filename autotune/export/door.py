@@ -1,5 +1,6 @@
 """The one door of all exports: the files of a dialect and its launcher, marked as ours."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,12 +45,13 @@ _OLD_KEYS = {"model", "seq_len", "global_batch", "world", "precision"}
 
 
 def find_dialect(name: str) -> Dialect | RecordDialect:
-    """An installed dialect by its name.
+    """An installed dialect by its name, which a release of its consumer may follow: `NAME@0.16`.
 
     Raises:
         JobError: There is none of that name.
     """
-    found: Dialect | RecordDialect = load_plugin("dialect", name, where="--to")
+    plugin = name.partition("@")[0]
+    found: Dialect | RecordDialect = load_plugin("dialect", plugin, where="--to")
     return found
 
 
@@ -105,11 +107,12 @@ def export_handout(
     Args:
         handout: What to hand out.
         folder: Where to; made if it is not there.
-        to: Name of the dialect; None: the engine's own.
+        to: Name of the dialect, with `@` before a release of its consumer, if any; None: the
+            engine's own.
         launcher: Name of what starts its script; None: the dialect's own.
 
     Raises:
-        JobError: There is no such dialect or launcher.
+        JobError: There is no such dialect, release or launcher.
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
@@ -132,6 +135,12 @@ def export_handout(
             f"--to {to}: a configuration of {handout.engine} is not written for that",
             f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
+    release = to.partition("@")[2]
+    if release and not dialect.has_releases:
+        raise RenderError(
+            f"--to {to}: its files are the same for every release", "leave the release out"
+        )
+    handout = dataclasses.replace(handout, release=release)
     templates = Templates(handout.job.templates)
     launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
     if launch is None and launcher is not None:

@@ -119,12 +119,12 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     asked = explain_candidate(outlook, [*settings.split(), "distributed_optimizer=true"])
     index = asked.index
     rank = int(np.flatnonzero(ranking.order == index)[0]) + 1
-    files = export_ranked(outlook, ranking, rank, tmp_path / "out")
+    files = export_ranked(outlook, ranking, rank, tmp_path / "out", "megatron")
     names = {path.name for path in files}
-    marker = "autotune_export.json"
-    assert names == {"megatron_args.sh", "layout.json", "README.md", "prediction.json", marker}
-    script = f"set -eu; source {tmp_path}/out/megatron_args.sh; echo ${{LAYOUT_ARGS[*]}} "
-    script += "$CUDA_DEVICE_MAX_CONNECTIONS"
+    run = {"megatron_args.sh", "launch.sh", "megatron_args.json", "README.md"}
+    assert names == {*run, "prediction.json", "autotune_export.json"}
+    script = f"set -eu; MEGATRON_PATH=x; source {tmp_path}/out/megatron_args.sh; "
+    script += "echo ${LAYOUT_ARGS[*]} $CUDA_DEVICE_MAX_CONNECTIONS"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     words = done.stdout.split()
     assert words[-1] == "1"
@@ -139,8 +139,8 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
         assert words[words.index(flag) + 1] == value
     assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16"} < set(words)
     assert "--account-for-embedding-in-pipeline-split" not in words
-    layout = json.loads((tmp_path / "out" / "layout.json").read_text())
-    assert (layout["tp"], layout["dp"], layout["world"]) == (2, 16, 64)
+    layout = json.loads((tmp_path / "out" / "megatron_args.json").read_text())
+    assert (layout["tensor_model_parallel_size"], layout["num_layers"]) == (2, 32)
     marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
     assert marked["rank"] == rank
     readme = (tmp_path / "out" / "README.md").read_text()

@@ -62,7 +62,7 @@ def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None)
         **layout_arguments(row, job),
         **model_arguments(job.model_with(layers), job.seq_len),
         **optimizer_arguments(job),
-        "seed": job.seed or 1,  # Megatron wants one above 0
+        **seed_arguments(job),
     }
 
 
@@ -215,6 +215,11 @@ def optimizer_arguments(job: Job) -> Arguments:
         "adam_eps": params["eps"],
         "clip_grad": CLIP_GRAD,
     }
+
+
+def seed_arguments(job: Job) -> Arguments:
+    """The seed of weights and data."""
+    return {"seed": job.seed or 1}  # Megatron wants one above 0
 
 
 def _cannot_be(model: Model, why: str) -> JobError:

@@ -14,7 +14,7 @@ class Megatron(EnginePlugin):
     name = "megatron"
     knobs = KNOBS
     predicted = tuple(KNOBS)
-    dialect = "megatron"
+    dialect = "megatron-core"
     packages = (
         EnginePackage(
             name="megatron-core",

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from autotune.contract import LIST_VARIABLES
+from autotune.engines.base import find_engine
 from autotune.export.base import Handout
 
 
@@ -18,6 +19,7 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
         "accelerator": handout.environment.accelerator,
         "variables": sorted(handout.variables.items()),
         "lists": LIST_VARIABLES,
+        "packages": [package.name for package in find_engine(handout.engine).packages],
     }
 
 

@@ -10,7 +10,9 @@ class Torchrun(Launcher):
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
         """The one script; see `Launcher.files`."""
-        return {"launch.sh": templates.text("launch/launch.sh.j2", values_of(handout, script))}
+        template = "sourced" if script.endswith(".sh") else "launch"
+        text = templates.text(f"launch/{template}.sh.j2", values_of(handout, script))
+        return {"launch.sh": text}
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
         """Its two commands; for several machines, what each of them has to be told."""

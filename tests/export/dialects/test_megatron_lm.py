@@ -1,57 +1,114 @@
-"""Layouts as flags of Megatron-LM."""
+"""Layouts as a run of Megatron-LM's pretrain_gpt.py: against its flags, and its own parser."""
+
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from autotune.export.dialects.megatron_lm import arguments
-from tests.jobs import tiny_job
+from autotune.app.planning import open_outlook
+from autotune.base.errors import JobError, RenderError
+from autotune.engines.megatron.flags import flags, newest_release, release_of, releases
+from autotune.export.door import export_handout, handout_of
+from autotune.planning.explained import estimate_candidate
+from autotune.planning.outlook import FleetWishes
+from tests.megatron_parser import REFUSED, validated
 
-PLAIN = {
-    **{name: 1 for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch", "dp", "grad_accum")},
-    **{name: 0 for name in ("ends_as_layers", "sequence_parallel", "distributed_optimizer")},
-    **{"recompute": 0, "recompute_layers": 0},
-}
-
-
-def flags(folder, precision="bf16", **changes):
-    job = tiny_job(folder, precision=precision)
-    return {words[0]: words[1:] for words in arguments({**PLAIN, **changes}, job)}
-
-
-def test_what_is_at_its_default_has_no_flag(tmp_path):
-    found = flags(tmp_path)
-    assert set(found) == {
-        "--tensor-model-parallel-size",
-        "--pipeline-model-parallel-size",
-        "--context-parallel-size",
-        "--expert-model-parallel-size",
-        "--micro-batch-size",
-        "--global-batch-size",
-        "--seq-length",
-        "--overlap-grad-reduce",
-        "--bf16",
-    }
-    assert found["--global-batch-size"] == ["8"]
+WORLD = 16
+DENSE = {"model": "llama-3-8b", "seq_len": 8192, "global_batch": 256, "world": WORLD}
+EXPERTS = {**DENSE, "model": "mixtral-8x7b", "seq_len": 4096}
+LAYOUTS = [
+    (DENSE, "tp=1 pp=1"),
+    (DENSE, "tp=4 pp=2 vp=4 sequence_parallel=true distributed_optimizer=true"),
+    (DENSE, "tp=2 cp=2 recompute=full micro_batch=2"),
+    (DENSE, "tp=2 pp=2 recompute=block_4"),
+    (DENSE, "pp=2 vp=17 ends_as_layers=true"),
+    (EXPERTS, "tp=2 ep=8 sequence_parallel=true distributed_optimizer=true"),
+    ({**DENSE, "model": "gpt2", "seq_len": 1024}, "tp=2 pp=2 micro_batch=4"),
+    ({**DENSE, "model": "gpt2", "seq_len": 1024, "precision": "fp32"}, "recompute=selective"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"vp": 4}, {"--num-virtual-stages-per-pipeline-rank": ["4"]}),
-        ({"ends_as_layers": 1}, {"--account-for-loss-in-pipeline-split": []}),
-        ({"sequence_parallel": 1}, {"--sequence-parallel": []}),
-        ({"distributed_optimizer": 1}, {"--use-distributed-optimizer": []}),
-        ({"distributed_optimizer": 1}, {"--overlap-param-gather": []}),
-        ({"recompute": 1}, {"--recompute-granularity": ["selective"]}),
-        ({"recompute": 2}, {"--recompute-method": ["uniform"]}),
-        ({"recompute": 2}, {"--recompute-num-layers": ["1"]}),
-        ({"recompute": 2, "recompute_layers": 3}, {"--recompute-method": ["block"]}),
-        ({"recompute": 2, "recompute_layers": 3}, {"--recompute-num-layers": ["3"]}),
-        ({"precision": "fp16"}, {"--fp16": []}),
-    ],
-)
-def test_a_choice_has_its_flag(tmp_path, changes, expected):
-    assert expected.items() <= flags(tmp_path, **changes).items()
+def exported(folder, job, settings, to="megatron", **more):
+    outlook = open_outlook(None, job, FleetWishes(gpu="H100"), engine="megatron")
+    candidate = estimate_candidate(outlook, settings.split()).candidate
+    handout = handout_of(
+        candidate, engine=outlook.engine, job=outlook.job, environment=outlook.environment
+    )
+    export_handout(handout, folder, to=to, **more)
+    return folder
 
 
-def test_fp32_is_what_megatron_trains_in_by_itself(tmp_path):
-    assert not {"--bf16", "--fp16"} & set(flags(tmp_path, precision="fp32"))
+def program(folder):
+    """The words that a launch script starts, as bash makes them."""
+    done = subprocess.run(
+        ["bash", "-euc", 'source ./megatron_args.sh; printf "%s\\0" "${PROGRAM[@]}"'],
+        cwd=folder,
+        env={**os.environ, "MEGATRON_PATH": "/checkout"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Every layout, written for the release of the checkout, or the newest."""
+    found = []
+    checkout = os.environ.get("MEGATRON_PATH")
+    release = release_of(Path(checkout)) if checkout else newest_release()
+    for job, settings in LAYOUTS:
+        folder = tmp_path_factory.mktemp("run")
+        found.append(exported(folder, job, settings, f"megatron@{release}"))
+    return found
+
+
+def test_every_argument_is_a_flag_of_the_newest_release(folders):
+    for folder in folders:
+        script, *words = program(folder)
+        assert script == "/checkout/pretrain_gpt.py"
+        assert {word for word in words if word.startswith("--")} <= set(flags(newest_release()))
+
+
+@pytest.mark.skipif("MEGATRON_PATH" not in os.environ, reason="MEGATRON_PATH names no checkout")
+def test_a_checkouts_own_parser_and_checks_take_every_run(folders):
+    lines = [program(folder)[1:] for folder in folders]
+    answers = validated(Path(os.environ["MEGATRON_PATH"]), lines, world=WORLD)
+    assert [answer.get(REFUSED) for answer in answers] == [None] * len(LAYOUTS)
+    interleaved = answers[1]
+    assert interleaved["virtual_pipeline_model_parallel_size"] == 4
+    assert (interleaved["tensor_model_parallel_size"], interleaved["data_parallel_size"]) == (4, 2)
+    assert answers[3]["recompute_method"] == "block"
+    assert answers[5]["num_experts"] == 8
+
+
+@pytest.mark.parametrize("release", releases())
+def test_a_run_is_written_for_each_release(tmp_path, release):
+    words = program(exported(tmp_path, DENSE, "tp=2 pp=2", f"megatron@{release}"))
+    assert {word for word in words if word.startswith("--")} <= set(flags(release))
+    vocab = int(words[words.index("--vocab-size") + 1])
+    # Up to 0.17 the tokenizer of random tokens adds one to them.
+    assert vocab == 128256 - (release in ("0.14", "0.15", "0.16", "0.17"))
+
+
+def test_what_the_ranks_need_is_exported_and_sourced(tmp_path):
+    text = (exported(tmp_path, DENSE, "tp=2") / "megatron_args.sh").read_text()
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in text
+    launch = (tmp_path / "launch.sh").read_text()
+    assert 'source "$here/megatron_args.sh"' in launch
+    assert "DeepSpeed" not in launch
+    assert '"${PROGRAM[@]}"' in launch
+
+
+def test_slurm_starts_it_and_no_launcher_of_deepspeeds_does(tmp_path):
+    exported(tmp_path, DENSE, "tp=2", launcher="slurm")
+    assert (tmp_path / "job.sbatch").exists()
+    assert (tmp_path / "launch.sh").exists()
+    with pytest.raises(RenderError, match="configuration of DeepSpeed"):
+        exported(tmp_path, DENSE, "tp=2", launcher="accelerate")
+
+
+def test_a_release_that_nobody_knows_is_refused(tmp_path):
+    with pytest.raises(JobError, match=r"no flags are known of Megatron Core 0\.3"):
+        exported(tmp_path, DENSE, "tp=2", to="megatron@0.3")

@@ -1,0 +1,52 @@
+"""The training script of Megatron's trials, exported: it trains with megatron-core alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autotune.engines.megatron.engine import MegatronEngine
+from autotune.engines.megatron.knobs import KNOBS
+from autotune.export.door import export_handout, handout_of
+from autotune.space.candidate import Candidate
+from tests.jobs import CPU, tiny_job
+
+
+def exported(folder, **knobs):
+    job = tiny_job(folder, precision="fp32", engine="megatron")
+    values = {name: knob.default for name, knob in KNOBS.items()} | knobs
+    handout = handout_of(
+        Candidate.of(values, world=job.world, global_batch=job.global_batch),
+        engine=MegatronEngine(job, CPU),
+        job=job,
+        environment=CPU,
+    )
+    export_handout(handout, folder / "out", to=None)
+    return folder / "out"
+
+
+def test_it_is_written_where_nobody_names_a_dialect_and_says_what_it_needs(tmp_path):
+    out = exported(tmp_path, tp=2)
+    assert (out / "train_megatron.py").exists()
+    assert (out / "megatron_cpu.py").exists()
+    launch = (out / "launch.sh").read_text()
+    assert "torch and megatron-core (python3)" in launch
+    assert "EXTENSIONS" not in launch
+    assert "megatron-core alone" in (out / "README.md").read_text()
+
+
+@pytest.mark.real
+def test_it_trains_as_it_is(tmp_path):
+    out = exported(tmp_path, tp=2, sequence_parallel=True, micro_batch=4)
+    done = subprocess.run(
+        ["bash", "launch.sh", "--steps", "2"],
+        cwd=out,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2, done.stderr[-3000:]
+    assert all(4 < float(line.split()[3]) < 8 for line in steps)
