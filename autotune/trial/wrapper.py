@@ -169,6 +169,10 @@ def versions() -> dict[str, str]:
     ):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
+    # A checkout that comes before an installed package.
+    core = sys.modules.get("megatron.core")
+    if core is not None:
+        found["megatron-core"] = core.__version__
     return found
 
 

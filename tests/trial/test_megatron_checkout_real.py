@@ -94,6 +94,8 @@ def test_a_trial_sees_what_it_sees_of_the_built_in_workload(study, alone):
     assert result.losses[:8] == pytest.approx(alone, abs=2e-4)
     assert len(result.step_times_s) >= 6
     assert result.peak_memory_bytes > 4 * 4 * 4_212_992
+    assert result.own_log is None or not result.own_log.disagreement
+    assert result.own_log.n_steps == len(result.step_times_s) - 1
     assert result.versions["megatron-core"] == release(Path(CHECKOUT))
     assert result.diagnosis.problem == ""
     split = result.diagnosis.split

@@ -92,9 +92,10 @@ def on_initialize(
 
 def live(engine: Any) -> LiveEngine:
     """See `autotune.trial.engines.megatron_live`."""
+    from autotune.trial.engines.megatron_checkout import CheckoutTraining, LiveCheckout
     from autotune.trial.engines.megatron_live import LiveMegatron
 
-    return LiveMegatron(engine)
+    return (LiveCheckout if isinstance(engine, CheckoutTraining) else LiveMegatron)(engine)
 
 
 def steps(spec: TrialSpec, config: dict[str, Any]) -> Iterator[Any]:

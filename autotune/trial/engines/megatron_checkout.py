@@ -5,7 +5,9 @@ script does (`autotune.trial.scripts.train_megatron`): the same stopwatch, diagn
 read-back see both.
 """
 
+import importlib
 import importlib.util
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -13,7 +15,10 @@ from typing import Any
 import torch
 from megatron.core.utils import get_model_config
 
+from autotune.contract import OwnLog, RankReport
+from autotune.trial.engines.megatron_live import LiveMegatron
 from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.megatron_log import read_log
 from autotune.trial.scripts import megatron_cpu, train_megatron
 
 _LOOP = "megatron.training.training"
@@ -37,13 +42,21 @@ def _watch(
 ) -> None:
     if megatron_cpu.is_installed():
         megatron_cpu.mend_checkout()
+    log: list[str] = []
+    print_line = loop.print_rank_last
+
+    def printed(line: str) -> None:
+        log.append(line)
+        print_line(line)
+
+    loop.print_rank_last = printed
     _keep_in_vocabulary(arguments["vocab_size"])
     set_up, train_step = loop.setup_model_and_optimizer, loop.train_step
 
     def watched_set_up(*args: Any, **kwargs: Any) -> Any:
         before()
         chunks, optimizer, scheduler = set_up(*args, **kwargs)
-        training = CheckoutTraining(loop, chunks, optimizer, train_step)
+        training = CheckoutTraining(loop, chunks, optimizer, train_step, log)
         training.draw_weights(arguments)
         loop.train_step = training.train_step
         after(training)
@@ -68,14 +81,19 @@ class CheckoutTraining:
         chunks: Sequence[Any],
         optimizer: Any,
         train_step: Callable[..., Any],
+        log: Sequence[str],
     ) -> None:
-        """Take what `setup_model_and_optimizer` built, and the loop's own optimizer step."""
+        """Take what `setup_model_and_optimizer` built, and the loop's own optimizer step.
+
+        `log` gets the lines that the loop prints.
+        """
         self.chunks = chunks
         self.optimizer = optimizer
         self.config = get_model_config(chunks[0])
         self.was_applied = False
         self.micro_batches: list[int] = []
         """Samples of each forward pass of the last optimizer step, of the first chunk."""
+        self.log = log
         self._loop = loop
         self._step = train_step
         self._returned: Any = None
@@ -141,3 +159,23 @@ class CheckoutTraining:
                 return
         decoder = self._loop.unwrap_model(chunk).decoder
         self.micro_batches.append(decoder.input_tensor.shape[1])  # sequence, samples, hidden
+
+
+class LiveCheckout(LiveMegatron):
+    """Hooks into what a checkout trains; its own log is a second witness."""
+
+    def own_log(self, report: RankReport) -> OwnLog | None:
+        """See `LiveEngine.own_log`; the line of the last step is still to come."""
+        logged = read_log(self.engine.log).iterations[1 - len(report.step_times_s) :]
+        are_single = [each.iteration - 1 for each in logged[1:]] == [
+            each.iteration for each in logged[:-1]
+        ]
+        if len(logged) != len(report.step_times_s) - 1 or not are_single or report.steps_skipped:
+            return None  # not a line for each step
+        return OwnLog(
+            n_steps=len(logged),
+            step_time_s=statistics.median(each.time_s for each in logged),
+            measured_step_time_s=statistics.median(report.step_times_s[:-1]),
+            loss=logged[-1].loss,
+            measured_loss=report.losses[-2],
+        )
