@@ -1,7 +1,6 @@
 """The workload of a checkout of Megatron-LM: its own pretrain_gpt.py, unchanged."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,24 +9,20 @@ from typing import ClassVar
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.contract import Workload
+from autotune.engines.megatron.flags import null_vocab, release_of
 from autotune.job.job import CHECKOUT_WORKLOAD, Job
 from autotune.space.candidate import Candidate
 from autotune.space.workload import Way, WorkloadPlugin
 
 SCRIPT = "pretrain_gpt.py"
-_PACKAGE_FILE = Path("megatron/core/package_info.py")
-_RELEASE = re.compile(r"^(MAJOR|MINOR|PATCH) = (\d+)$", re.MULTILINE)
 _ASKING_S = 180.0
 """Time for a checkout to be imported, and to check some hundred command lines."""
-_LAST_WITH_EXTRA_TOKEN = (0, 17)
-"""The last release whose NullTokenizer adds a token to `--vocab-size`.
-
-Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py."""
 
 
 class PretrainGpt(WorkloadPlugin):
     """A trial runs the checkout's script with the candidate's arguments and mock data."""
 
+    dialect = "megatron"
     applies: ClassVar[Mapping[str, Way]] = {}  # every knob is an argument, and the engine's own
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
@@ -82,14 +77,13 @@ def check_arguments(
     Raises:
         JobError: The parser knows no such argument, or the checkout cannot be asked.
     """
-    major, minor = release_of(checkout)
     found = ask(
         "autotune.engines.megatron.parser_probe",
         {
             "checkout": str(checkout),
             "world": world,
             "lines": [list(words) for words in lines],
-            "hint": f"it is Megatron Core {major}.{minor}: 0.14 to 0.16 were tried",
+            "hint": f"it is Megatron Core {release_of(checkout)}: 0.14 to 0.16 were tried",
         },
         about=f"megatron_path: {checkout}",
         doing="asking it about its arguments",
@@ -107,33 +101,14 @@ def script_arguments(checkout: Path, vocab: int) -> list[str]:
         checkout: Where the script is.
         vocab: Token ids of the model.
     """
-    has_extra = release_of(checkout) <= _LAST_WITH_EXTRA_TOKEN
     return [
         "--mock-data",
         *("--tokenizer-type", "NullTokenizer"),
-        *("--vocab-size", str(vocab - 1 if has_extra else vocab)),
+        *("--vocab-size", str(null_vocab(vocab, release_of(checkout)))),
         *("--eval-iters", "0", "--eval-interval", "1000"),  # without a number it fails
         *("--log-interval", "1"),
         "--log-throughput",
     ]
-
-
-@cache
-def release_of(checkout: Path) -> tuple[int, int]:
-    """Major and minor number of the release of a checkout.
-
-    Raises:
-        JobError: It does not say.
-    """
-    file = checkout / _PACKAGE_FILE
-    try:
-        told = dict(_RELEASE.findall(file.read_text(encoding="utf-8")))
-        return int(told["MAJOR"]), int(told["MINOR"])
-    except (OSError, ValueError, KeyError) as error:
-        raise JobError(
-            f"megatron_path: {file}: names no release of Megatron Core",
-            "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
-        ) from error
 
 
 @cache

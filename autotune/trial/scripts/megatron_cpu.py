@@ -3,6 +3,8 @@
 Nothing that is measured so says anything about a GPU. It shows that a layout is legal, that its
 ranks find one another, that it trains with the losses of one rank, and which of two layouts needs
 more memory for its states. Tried with Megatron Core 0.14, 0.15 and 0.16.
+
+`torchrun ... megatron_cpu.py pretrain_gpt.py ARGUMENTS` trains so with a script of Megatron-LM.
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import importlib.util
 import logging
 import os
 import resource
+import runpy
 import sys
 import time
 import types
@@ -331,3 +334,21 @@ def _answer_for_nccl() -> None:
         owner.new_group = new_gloo_group
         owner.init_process_group = init_gloo
         owner.barrier = gloo_barrier
+
+
+# ---------------------------------------------------------------- a script of Megatron-LM
+
+
+def main() -> None:
+    """Run the script that the command line names, with the arguments that follow its name."""
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    install()
+    prepare_checkout()
+    mend_megatron()
+    mend_checkout()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
