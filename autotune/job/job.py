@@ -361,6 +361,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
         _check_weighable(file)
+        _check_checkout(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
         # A file of something else has any number of wrong keys: the first ones tell.
@@ -445,6 +446,22 @@ def _check_weighable(file: JobFile) -> None:
             f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "
             "hours",
             "leave it out, or choose the objective samples_per_s",
+        )
+
+
+def _check_checkout(file: JobFile) -> None:
+    """Refuse a checkout with an engine that it is not of, and beside another workload."""
+    if file.megatron_path is None:
+        return
+    if file.engine == DEFAULT_ENGINE:
+        raise JobError(
+            f"megatron_path: {file.megatron_path}: the engine {file.engine} runs no checkout",
+            "add --engine megatron",
+        )
+    if file.workload not in (DEFAULT_WORKLOAD, CHECKOUT_WORKLOAD):
+        raise JobError(
+            f"megatron_path: {file.megatron_path}: the workload {file.workload} runs no checkout",
+            "leave one of the two out",
         )
 
 
