@@ -146,6 +146,13 @@ def _job_keys(
             "the trials run."
         ),
     ] = None,
+    megatron_arguments: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of your own for that script, kept in every trial, such as "
+            "'--data-path /data/corpus --split 99,1,0'."
+        ),
+    ] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ class Job:
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
     megatron_path: Path | None = None
     """A checkout of Megatron-LM whose own script trials run; None: the workload is another."""
+    megatron_arguments: tuple[str, ...] = ()
+    """Words of the user's own on its command line, after those of a candidate."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
@@ -172,6 +175,13 @@ def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
 
 def _topology(value: Any) -> Topology | None:
     return None if value is None else parse_topology(value)
+
+
+def _words(value: Any) -> Any:
+    """Words of a command line, from a text or a list."""
+    if isinstance(value, str):
+        return tuple(shlex.split(value))
+    return tuple(map(str, value)) if isinstance(value, list) else value
 
 
 class JobFile(BaseModel):
@@ -258,6 +268,10 @@ class JobFile(BaseModel):
     megatron_path: Path | None = Field(
         default=None,
         description="a checkout of Megatron-LM, whose pretrain_gpt.py the trials run",
+    )
+    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        default=(),
+        description="arguments of your own for that script, such as --data-path /data/corpus",
     )
     script: Path | None = Field(
         default=None, description="what the first run of your own command showed, as a file"
@@ -424,7 +438,7 @@ _CONTINUED = {
 """Keys that may change from one run of a study to the next: changing them continues it."""
 _YOUNGER = (
     *("nvme_path", "finetune", "engine", "workload", "lengths", "script"),
-    "megatron_path",
+    *("megatron_path", "megatron_arguments"),
 )
 """Keys that count where they are used: the studies of jobs without them keep their names."""
 
@@ -451,6 +465,11 @@ def _check_weighable(file: JobFile) -> None:
 
 def _check_checkout(file: JobFile) -> None:
     """Refuse a checkout with an engine that it is not of, and beside another workload."""
+    if file.megatron_path is None and file.megatron_arguments:
+        raise JobError(
+            "megatron_arguments: there is no script that takes them",
+            "name your checkout: --megatron-path FOLDER, or `megatron_path:` in the job file",
+        )
     if file.megatron_path is None:
         return
     if file.engine == DEFAULT_ENGINE:

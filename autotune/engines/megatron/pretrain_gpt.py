@@ -9,12 +9,14 @@ from typing import ClassVar
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.contract import Workload
+from autotune.engines.megatron.arguments import DECIDED
 from autotune.engines.megatron.flags import null_vocab, release_of
 from autotune.job.job import CHECKOUT_WORKLOAD, Job
 from autotune.space.candidate import Candidate
 from autotune.space.workload import Way, WorkloadPlugin
 
 SCRIPT = "pretrain_gpt.py"
+_OWN_DATA = {"--data-path", "--data-args-path", "--per-split-data-args-path"}
 _ASKING_S = 180.0
 """Time for a checkout to be imported, and to check some hundred command lines."""
 
@@ -36,7 +38,7 @@ class PretrainGpt(WorkloadPlugin):
             precision=candidate.precision(job.precision),
             seed=job.seed,
             script=str(checkout / SCRIPT),
-            arguments=script_arguments(checkout, model.shape.vocab),
+            arguments=script_arguments(checkout, model.shape.vocab, own_words(job)),
             digest=digest_of(checkout),
         )
 
@@ -94,21 +96,50 @@ def check_arguments(
     return {int(number): str(why) for number, why in found["refused"].items()}
 
 
-def script_arguments(checkout: Path, vocab: int) -> list[str]:
-    """Arguments of the script besides a candidate's: random samples, and nothing but training.
+def own_words(job: Job) -> list[str]:
+    """The user's own words for the script.
+
+    Raises:
+        JobError: One is an argument that a candidate or the job decides.
+    """
+    for word in job.megatron_arguments:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in DECIDED:
+            raise JobError(
+                f"megatron_arguments: {word}: that is decided by the candidate, or by the job",
+                "leave it out: what is searched has knobs, the rest is a key of the job",
+            )
+    return list(job.megatron_arguments)
+
+
+def script_arguments(checkout: Path, vocab: int, own: Sequence[str]) -> list[str]:
+    """Arguments of the script besides a candidate's: samples, and nothing but training.
 
     Args:
         checkout: Where the script is.
         vocab: Token ids of the model.
+        own: The user's own words.
     """
     return [
-        "--mock-data",
-        *("--tokenizer-type", "NullTokenizer"),
-        *("--vocab-size", str(null_vocab(vocab, release_of(checkout)))),
+        *data_words(own),
+        *tokenizer_words(vocab, release_of(checkout), own),
+        *own,
         *("--eval-iters", "0", "--eval-interval", "1000"),  # without a number it fails
         *("--log-interval", "1"),
         "--log-throughput",
     ]
+
+
+def data_words(own: Sequence[str]) -> list[str]:
+    """Words that ask for random samples, where the user's own name no data."""
+    return [] if _OWN_DATA & set(own) else ["--mock-data"]
+
+
+def tokenizer_words(vocab: int, release: str, own: Sequence[str]) -> list[str]:
+    """Words for a tokenizer of so many token ids, where the user's own name none."""
+    if "--tokenizer-type" in own:
+        return []
+    return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(null_vocab(vocab, release))]
 
 
 @cache

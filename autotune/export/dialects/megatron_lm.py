@@ -1,7 +1,7 @@
 """The dialect of Megatron-LM: a run of its `pretrain_gpt.py`, as arguments for the shell."""
 
 from autotune.base.templates import Templates
-from autotune.engines.megatron.flags import null_vocab
+from autotune.engines.megatron.pretrain_gpt import data_words, own_words, tokenizer_words
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import trial_script
 from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of
@@ -26,6 +26,7 @@ class MegatronArguments(Dialect):
         """See `Dialect.files`."""
         assert launch is not None, "it has a script"
         run, release = run_of(handout), release_of(handout)
+        own = own_words(handout.job)
         is_on_cpu = handout.environment.accelerator == "cpu"
         groups = {
             "MODEL_ARGS": lines_of(run.model, release),
@@ -36,7 +37,9 @@ class MegatronArguments(Dialect):
             "world": handout.candidate.world,
             "release": release,
             "groups": groups,
-            "null_vocab": null_vocab(run.vocab, release),
+            "data": data_words(own),
+            "tokenizer": tokenizer_words(run.vocab, release, own),
+            "own": own,
             "checkout": str(handout.job.megatron_path or ""),
             "on_cpu": ON_CPU_FILE if is_on_cpu else "",
             "variables": sorted(handout.variables.items()),

@@ -87,7 +87,7 @@ def on_initialize(
         return made
 
     train_megatron.make_training = watched_make_training
-    megatron_checkout.watch_imports(config, before, after)
+    megatron_checkout.watch_imports(before, after)
 
 
 def live(engine: Any) -> LiveEngine:

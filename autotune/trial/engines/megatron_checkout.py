@@ -25,21 +25,14 @@ _LOOP = "megatron.training.training"
 """The module with the functions that set up and train."""
 
 
-def watch_imports(
-    arguments: Mapping[str, Any], before: Callable[[], None], after: Callable[[Any], None]
-) -> None:
-    """Watch the loop of a checkout, once a script imports it; arguments as of `on_initialize`."""
+def watch_imports(before: Callable[[], None], after: Callable[[Any], None]) -> None:
+    """Watch the loop of a checkout, once a script imports it; both as of `on_initialize`."""
     if megatron_cpu.is_installed() and importlib.util.find_spec("megatron.training"):
         megatron_cpu.prepare_checkout()
-    call_after_imports({_LOOP: lambda loop: _watch(loop, arguments, before, after)})
+    call_after_imports({_LOOP: lambda loop: _watch(loop, before, after)})
 
 
-def _watch(
-    loop: Any,
-    arguments: Mapping[str, Any],
-    before: Callable[[], None],
-    after: Callable[[Any], None],
-) -> None:
+def _watch(loop: Any, before: Callable[[], None], after: Callable[[Any], None]) -> None:
     if megatron_cpu.is_installed():
         megatron_cpu.mend_checkout()
     log: list[str] = []
@@ -50,14 +43,14 @@ def _watch(
         print_line(line)
 
     loop.print_rank_last = printed
-    _keep_in_vocabulary(arguments["vocab_size"])
     set_up, train_step = loop.setup_model_and_optimizer, loop.train_step
 
     def watched_set_up(*args: Any, **kwargs: Any) -> Any:
         before()
+        _keep_in_vocabulary(loop.get_args().padded_vocab_size)
         chunks, optimizer, scheduler = set_up(*args, **kwargs)
         training = CheckoutTraining(loop, chunks, optimizer, train_step, log)
-        training.draw_weights(arguments)
+        training.draw_weights()
         loop.train_step = training.train_step
         after(training)
         return chunks, optimizer, scheduler
@@ -141,14 +134,14 @@ class CheckoutTraining:
     def _arguments(self) -> Any:
         return self._loop.get_args()
 
-    def draw_weights(self, arguments: Mapping[str, Any]) -> None:
+    def draw_weights(self) -> None:
         """Draw the initial weights as the built-in workload does, alike in every layout.
 
         Not those of a checkpoint: whoever names one wants its weights.
         """
         if self._arguments.load or self._arguments.pretrained_checkpoint:
             return
-        train_megatron.draw_weights(self._loop.unwrap_model(self.chunks), arguments)
+        train_megatron.draw_weights(self._loop.unwrap_model(self.chunks), vars(self._arguments))
         self.optimizer.reload_model_params()
 
     def _see(self, chunk: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:

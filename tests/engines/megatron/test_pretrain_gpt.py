@@ -115,3 +115,23 @@ def test_a_folder_that_is_no_checkout_is_refused_by_its_name(tmp_path):
     (tmp_path / "pretrain_gpt.py").write_text("")
     with pytest.raises(JobError, match="no checkout of Megatron-LM"):
         workload_of(job_of(tmp_path), candidate_of())
+
+
+def test_words_of_the_users_own_come_last_and_bring_their_data(tmp_path):
+    own = "--data-path '/data/my corpus' --tokenizer-type HuggingFaceTokenizer --lr 3e-4"
+    trained = workload_of(job_of(checkout_in(tmp_path), megatron_arguments=own), candidate_of())
+    assert trained.arguments[:2] == ["--data-path", "/data/my corpus"]
+    assert "--mock-data" not in trained.arguments
+    assert "NullTokenizer" not in trained.arguments
+
+
+@pytest.mark.parametrize("word", ["--micro-batch-size", "--bf16", "--num-layers=4", "--save"])
+def test_what_a_candidate_or_the_job_decides_is_no_word_of_the_users(tmp_path, word):
+    job = job_of(checkout_in(tmp_path), megatron_arguments=[word, "4"])
+    with pytest.raises(JobError, match=f"{word}: that is decided"):
+        workload_of(job, candidate_of())
+
+
+def test_words_without_a_script_are_refused():
+    with pytest.raises(JobError, match="no script that takes them"):
+        make_job({**JOB, "megatron_arguments": "--lr 1"}, where="test")
