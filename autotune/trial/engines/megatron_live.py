@@ -96,8 +96,7 @@ class LiveMegatron(LiveEngine):
         training, path = self.engine, _file(folder, tag)
         if not path.exists():
             return None, {}
-        # Written by this project, a moment ago; Megatron's own holds more than tensors.
-        state = torch.load(path, weights_only=False)
+        state = torch.load(path, weights_only=True)
         for chunk, held in zip(training.chunks, state["chunks"], strict=True):
             chunk.load_state_dict(held)
         training.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,212 @@
+"""Layouts of Megatron, trained by the real Megatron Core on CPU ranks.
+
+Every layout has to train as one rank does, to say of itself what was asked, and to hold the bytes
+of weights, gradients and optimizer states that the cost model predicts. A layout that a rule
+refuses has to fail there.
+"""
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.cost import predict
+from autotune.engines.megatron.engine import MegatronEngine
+from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.rules import RULES
+from autotune.space.candidate import Candidate
+from tests.engines.megatron.trained import (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    QWEN,
+    Trained,
+    job_for,
+    layouts_of,
+    train,
+)
+from tests.jobs import CPU
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
+]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "mixtral": MIXTRAL,
+    "qwen2": QWEN,
+}
+AT_LEAST = 40
+SAME_LOSS = 2e-4
+"""The order of sums alone makes the losses of two layouts differ by less."""
+STATES_WITHIN = 0.03
+
+SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "tp.heads": ({}, {"tp": 3, "world": 3}, "num_attention_heads"),
+    "tp.kv_heads": (SIX_HEADS, {"tp": 2}, "num_query_groups"),
+    "tp.ffn": ({"intermediate_size": 97}, {"tp": 2}, "not divisible"),
+    "world.product": ({}, {"tp": 2, "pp": 2}, "not divisible"),
+    "ep.experts": ({"num_local_experts": 3}, {"ep": 2}, "MoELayer"),
+    "sequence_parallel.tp": ({}, {"sequence_parallel": True}, "sequence parall"),
+    "sequence_parallel.sequence": ({}, {"tp": 2, "sequence_parallel": True}, "divisible"),
+    "sequence_parallel.experts": ({}, {"tp": 2}, "sequence parallel"),
+    "pp.split": ({"num_hidden_layers": 3}, {"pp": 2}, "divisible"),
+    "vp.micro_batches": ({}, {"pp": 2, "vp": 2, "micro_batch": 8}, "micro-batches"),
+}
+"""Rule -> what the model has besides, a layout that breaks it, and a word of Megatron's error."""
+
+
+def refused_case(rule: str, folder: Path) -> tuple[MegatronEngine, Candidate]:
+    """An illegal candidate, with the engine of its job."""
+    changes, layout, _ = REFUSED[rule]
+    config = MIXTRAL if rule in ("ep.experts", "sequence_parallel.experts") else LLAMA
+    world = int(layout.get("world", 2))
+    seq_len = 33 if rule == "sequence_parallel.sequence" else 32
+    folder = folder / rule
+    job = job_for(folder, {**config, **changes}, world=world, seq_len=seq_len)
+    knobs = {name: knob.default for name, knob in KNOBS.items()} | layout
+    knobs.pop("world", None)
+    return MegatronEngine(job, CPU), Candidate.of(knobs, world=world, global_batch=8)
+
+
+def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
+    """One rank of each model first; then two ranks, and four that share by three axes."""
+    alone = [
+        case
+        for config in MODELS.values()
+        for case in layouts_of(job_for(folder, config, world=1), micro_batch=1, recompute="none")
+    ]
+    two = [
+        case
+        for config in MODELS.values()
+        for case in layouts_of(job_for(folder, config, world=2), micro_batch=2, recompute="none")
+    ]
+    dense = job_for(folder, LLAMA, world=2)
+    again = [
+        case
+        for recompute in ("selective", "full", "block_1")
+        for case in layouts_of(dense, micro_batch=2, recompute=recompute, vp=1)
+        if not case[1]["distributed_optimizer"]
+    ]
+    four = [
+        case
+        for case in layouts_of(job_for(folder, LLAMA, world=4), micro_batch=1, recompute="none")
+        if case[1].tp > 1 and (case[1].pp > 1 or case[1]["distributed_optimizer"])
+    ]
+    reduced = [
+        case
+        for precision in ("bf16", "fp16")
+        for case in layouts_of(
+            job_for(folder / precision, LLAMA, world=2, precision=precision),
+            micro_batch=2,
+            recompute="none",
+            vp=1,
+            sequence_parallel=False,
+        )
+    ]
+    return [*alone, *two, *again, *four, *reduced]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Trained], dict[str, Trained]]:
+    """What was trained, and by rule what was to fail."""
+    folder = tmp_path_factory.mktemp("megatron")
+    legal = cases(folder)
+    illegal = [refused_case(rule, folder) for rule in REFUSED]
+    found = train([*legal, *illegal], folder)
+    return found[: len(legal)], dict(zip(REFUSED, found[len(legal) :], strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(asked: tuple[list[Trained], dict[str, Trained]]) -> list[Trained]:
+    return asked[0]
+
+
+def named(one: Trained) -> str:
+    job = one.engine._job
+    return f"{job.model.name} {job.precision} {one.engine.describe(one.candidate)}"
+
+
+def test_every_layout_trains(trained: list[Trained]) -> None:
+    failed = {
+        named(one): [rank["error"] for rank in one.ranks]
+        for one in trained
+        if any(rank["error"] for rank in one.ranks)
+    }
+    assert not failed
+    assert len(trained) >= AT_LEAST
+
+
+def test_every_layout_is_what_was_asked(trained: list[Trained]) -> None:
+    differ = {named(one): one.ranks[0]["differences"] for one in trained}
+    assert not {name: found for name, found in differ.items() if found}
+
+
+def test_every_layout_has_the_losses_of_one_rank(trained: list[Trained]) -> None:
+    alone = {
+        one.engine._job.model.name: one.losses() for one in trained if one.candidate.world == 1
+    }
+    apart = {
+        named(one): (one.losses(), alone[one.engine._job.model.name])
+        for one in trained
+        if one.engine._job.precision == "fp32"
+        and not np.allclose(
+            one.losses(), alone[one.engine._job.model.name], rtol=0, atol=SAME_LOSS
+        )
+    }
+    assert not apart
+    assert alone["llama"][0] != alone["llama"][-1], "nothing was learned"
+
+
+@pytest.mark.parametrize("part", ["params_bytes", "grads_bytes", "optimizer_bytes"])
+def test_the_states_are_as_large_as_predicted(trained: list[Trained], part: str) -> None:
+    apart = {}
+    for one in trained:
+        if one.engine._job.precision == "fp16":
+            continue  # its loss scale skips the first steps, so Adam has no states yet
+        memory = predict(one.engine.plans([one.candidate])).memory
+        predicted = float(np.ravel(getattr(memory, part))[0])
+        if abs(predicted / one.states(part) - 1) > STATES_WITHIN:
+            apart[named(one)] = (predicted, one.states(part))
+    assert not apart
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_what_a_rule_refuses_fails_in_megatron(
+    asked: tuple[list[Trained], dict[str, Trained]], rule: str
+) -> None:
+    one = asked[1][rule]
+    assert rule in {found.rule for found in one.engine.judge(one.candidate)}
+    errors = [str(rank["error"]) for rank in one.ranks]
+    assert any(REFUSED[rule][2] in error for error in errors), errors
+
+
+def test_rules_of_megatrons_own_have_a_witness() -> None:
+    """All but those that its script checks before it builds anything, and that CPU ranks lack."""
+    unseen = {
+        "sequence.positions": "rotary positions go on for ever; Megatron-LM's script refuses",
+        "cp.sequence": "context parallelism needs kernels of a GPU",
+        "cp.fused_attention": "context parallelism needs kernels of a GPU",
+        "ep.ranks": "the grid of experts: more than two axes at once",
+        "vp.pipeline": "Megatron-LM's script refuses",
+        "batch.product": "Megatron-LM's script refuses",
+        "recompute.block": "more layers than there are are all of them",
+    }
+    theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
+    assert theirs == REFUSED.keys() | unseen.keys()
+
+
+def test_a_layout_that_pads_its_vocabulary_says_so(tmp_path: Path) -> None:
+    """Parameters of the token ids that are added are asked for, too."""
+    job = job_for(tmp_path, {**LLAMA, "vocab_size": 500}, world=2)
+    (engine, whole), *_ = layouts_of(job, tp=1, pp=1)
+    split = replace(whole, knobs=tuple({**whole.values, "tp": 2}.items()))
+    for candidate, padded in ((whole, 512), (split, 512)):
+        expected = engine.expected(candidate)["n_params"]
+        assert expected == job.model.shape.n_params + (padded - 500) * 64 * 2

@@ -1,0 +1,125 @@
+"""Candidates of Megatron that were really trained, for tests."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import Role, to_dict
+from autotune.engines.megatron.engine import MegatronEngine
+from autotune.job.job import Job, make_job
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
+from tests.jobs import CPU
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+DRIVER = Path(__file__).with_name("reality_driver.py")
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+QWEN = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 32,
+    "vocab_size": 512,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+MIXTRAL: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A candidate, and what its ranks said, in their order."""
+
+    candidate: Candidate
+    engine: MegatronEngine
+    ranks: list[dict[str, Any]]
+
+    def losses(self) -> list[float]:
+        """The loss of each step, over all samples; every replica has as many ranks."""
+        by_step = zip(*(rank["losses"] for rank in self.ranks), strict=True)
+        return [sum(losses) / len(losses) for losses in by_step]
+
+    def states(self, part: str) -> int:
+        """Bytes of a part of the states on the fullest rank."""
+        return max(int(rank["states"][part]) for rank in self.ranks)
+
+
+def job_for(folder: Path, config: dict[str, Any], **changes: Any) -> Job:
+    """A job of Megatron for a model."""
+    path = folder / str(config["model_type"]) / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config))
+    data = {
+        "model": str(path),
+        "seq_len": 32,
+        "global_batch": 8,
+        "precision": "fp32",
+        "engine": "megatron",
+        **changes,
+    }
+    return make_job(data, where="test")
+
+
+def layouts_of(job: Job, **wanted: Any) -> list[tuple[MegatronEngine, Candidate]]:
+    """Legal candidates of a job on CPU ranks whose knobs have these values."""
+    engine = MegatronEngine(job, CPU)
+    return [
+        (engine, candidate)
+        for candidate in engine.layouts()
+        if all(candidate[name] == value for name, value in wanted.items())
+    ]
+
+
+def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[Trained]:
+    """Train candidates, each in ranks of its own.
+
+    Raises:
+        AssertionError: The driver failed.
+    """
+    asked, answered = folder / "cases.json", folder / "answers.json"
+    asked.write_text(json.dumps([_case(engine, candidate) for engine, candidate in cases]))
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(asked), str(answered)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(answered.read_text())
+    return [
+        Trained(candidate=candidate, engine=engine, ranks=ranks)
+        for (engine, candidate), ranks in zip(cases, answers, strict=True)
+    ]
+
+
+def _case(engine: MegatronEngine, candidate: Candidate) -> dict[str, Any]:
+    run = Run(candidate=candidate, role=Role.SEARCH)
+    spec = make_spec(run, study="s", number=0, job=engine._job, engine=engine, environment=CPU)
+    arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    return {"spec": to_dict(spec), "arguments": arguments}
