@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
 from autotune.base.plugins import load_plugin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import bind_engine
+from autotune.engines.base import bind_engine, installed_engines
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -118,6 +119,39 @@ def open_session(
         make_fleet=place.fleet_for(job, engine, lattice),
         table=table,
     )
+
+
+_OF_DEFAULT_ENGINE = ("space", "base_config", "baseline", "templates")
+"""Keys of a job that DeepSpeed alone reads."""
+BOTH = "both"
+"""In place of an engine's name: a search for each, one after the other."""
+
+
+def both_engines(
+    job_file: Path | None, flags: Mapping[str, Any], agreed: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The flags of each search that is asked for: of one engine, or of all that run trials.
+
+    Only DeepSpeed reads a space and files of its own, so they go to no other.
+    """
+    file = (
+        dict(agreed or {}) if job_file is None or agreed is not None else read_job_file(job_file)
+    )
+    asked = flags.get("engine") or file.get("engine")
+    if asked != BOTH:
+        return [dict(flags)]
+    study = flags.get("study") or file.get("study")
+    found = []
+    for plugin in sorted(installed_engines(), key=lambda each: each.name != DEFAULT_ENGINE):
+        if not plugin.is_driven:
+            continue
+        own = {**flags, "engine": plugin.name}
+        if study:
+            own["study"] = f"{study}-{plugin.name}"
+        if plugin.name != DEFAULT_ENGINE:
+            own = {name: value for name, value in own.items() if name not in _OF_DEFAULT_ENGINE}
+        found.append(own)
+    return found
 
 
 @contextmanager

@@ -33,6 +33,8 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
+    from autotune.app.run import SearchEnding
+    from autotune.app.session import Session
     from autotune.fleet.options import FleetOptions
 
 
@@ -68,7 +70,10 @@ def _job_keys(
         str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="What trains: deepspeed (by default) or megatron.")
+        str | None,
+        typer.Option(
+            help="What trains: deepspeed (by default), megatron, or both, one after the other."
+        ),
     ] = None,
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
@@ -226,50 +231,97 @@ def search(
     of this machine.
     """
     from autotune.app.run import exit_code
-    from autotune.app.run import search as run
-    from autotune.app.session import open_session, plan_search
-    from autotune.cost.knowledge import default_file
+    from autotune.app.session import both_engines, open_session
     from autotune.fleet.options import options_of
     from autotune.report.results.study import read_report
-    from autotune.report.terminal.live import view_for
-    from autotune.report.terminal.study import print_plan, print_report
+    from autotune.report.terminal.study import print_report
 
     options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
+    wishes: dict[str, Any] = {
+        "dry_run": dry_run,
+        "metrics_file": metrics_file,
+        "knowledge": knowledge,
+        "no_knowledge": no_knowledge,
+        "yes": yes,
+        "as_json": as_json,
+    }
     with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
         if command:
             session = _script_session(
                 command, job, flags, results=results, fleet=held, options=options, fresh=fresh
             )
-            fresh = False  # it was set aside before the command ran
+            # It was set aside before the command ran.
+            endings = [(session, _search(session, fresh=False, **wishes))]
         else:
-            session = open_session(
-                job, flags, results=results, fleet=held, options=options, agreed=agreed
-            )
-        plan = plan_search(session, fresh=fresh)
-        if dry_run:
-            as_dict = plan.as_dict
-            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
-            return
-        print_plan(PROGRESS, plan, reasons=False)
-        _confirm(yes)
-        with view_for(PROGRESS, session.lattice.context) as view:
-            ending = run(
-                session,
-                view,
-                fresh=fresh,
-                metrics_file=metrics_file,
-                knowledge=None if no_knowledge else knowledge or default_file(),
-            )
+            endings = []
+            for own in both_engines(job, flags, agreed):
+                session = open_session(
+                    job, own, results=results, fleet=held, options=options, agreed=agreed
+                )
+                endings.append((session, _search(session, fresh=fresh, **wishes)))
+    if dry_run:
+        return
+    found = [(session, ending) for session, ending in endings if ending is not None]
+    for session, ending in found:
+        if as_json:
+            print_json(ending.answer.to_dict(), indent=None)
+        if ending.error is not None and len(found) == 1:
+            raise ending.error
+        if not as_json:
+            print_report(DATA, read_report(session.study))
+    if len(found) > 1:
+        _compare_engines([session.study.folder for session, _ in found], as_json=as_json)
+    raise typer.Exit(min(exit_code(ending.answer) for _, ending in found))
+
+
+def _search(
+    session: "Session",
+    *,
+    fresh: bool,
+    dry_run: bool,
+    metrics_file: Path | None,
+    knowledge: Path | None,
+    no_knowledge: bool,
+    yes: bool,
+    as_json: bool,
+) -> "SearchEnding | None":
+    """Show the plan of a session, and run it where the user agrees; None: only shown."""
+    from autotune.app.run import search as run
+    from autotune.app.session import plan_search
+    from autotune.cost.knowledge import default_file
+    from autotune.report.terminal.live import view_for
+    from autotune.report.terminal.study import print_plan
+
+    plan = plan_search(session, fresh=fresh)
+    if dry_run:
+        as_dict = plan.as_dict
+        print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
+        return None
+    print_plan(PROGRESS, plan, reasons=False)
+    _confirm(yes)
+    with view_for(PROGRESS, session.lattice.context) as view:
+        return run(
+            session,
+            view,
+            fresh=fresh,
+            metrics_file=metrics_file,
+            knowledge=None if no_knowledge else knowledge or default_file(),
+        )
+
+
+def _compare_engines(folders: list[Path], *, as_json: bool) -> None:
+    """Print the studies of two engines side by side, and which one to use."""
+    from autotune.app.pages import compare_studies
+    from autotune.report.compare.terminal import print_comparison
+
+    comparison = compare_studies([str(folder) for folder in folders], folders[0].parent)
     if as_json:
-        print_json(ending.answer.to_dict(), indent=None)
-    if ending.error is not None:
-        raise ending.error
-    if not as_json:
-        print_report(DATA, read_report(session.study))
-    raise typer.Exit(exit_code(ending.answer))
+        print_json(comparison.as_dict(), indent=None)
+    else:
+        print_comparison(DATA, comparison)
 
 
 def _diagnose_keys(

@@ -46,14 +46,13 @@ class Environment:
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
     nccl: str = ""
     """Release of NCCL that torch brings; empty on CPU ranks, and where nobody can say."""
-    megatron: str = ""
+    megatron_core: str = ""
     """Release of Megatron Core; empty where it is not installed."""
 
     def release_of(self, package: str) -> str:
         """The release of an engine's package, by pip's name; empty where it is not installed."""
-        return {"deepspeed": self.deepspeed_version, "megatron-core": self.megatron}.get(
-            package, version_of(package) or ""
-        )
+        name = package.replace("-", "_")
+        return str(getattr(self, f"{name}_version", getattr(self, name, "")))
 
 
 VERSIONED = tuple(
@@ -109,7 +108,7 @@ def detect_environment() -> Environment:
             precisions=_precisions(devices),
             has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
             nccl=nccl_version(),
-            megatron=version_of("megatron-core") or "",
+            megatron_core=version_of("megatron-core") or "",
         )
     n_cores = len(usable_cores())
     return Environment(
@@ -120,7 +119,7 @@ def detect_environment() -> Environment:
         peak_flops=None,
         **versions,
         precisions=cpu_precisions(),
-        megatron=version_of("megatron-core") or "",
+        megatron_core=version_of("megatron-core") or "",
     )
 
 

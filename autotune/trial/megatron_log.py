@@ -30,7 +30,7 @@ class LoggedIteration:
     loss: float | None = None
     """Mean loss; None where every iteration was skipped."""
     flops_per_s: float | None = None
-    """Of one accelerator, as Megatron counts them; None without `--log-throughput`."""
+    """FLOP/s of one accelerator, as Megatron counts them; None without `--log-throughput`."""
     grad_norm: float | None = None
     n_skipped: int = 0
     """Iterations among them whose update was not applied, such as for an overflow in fp16."""

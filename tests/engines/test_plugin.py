@@ -7,6 +7,7 @@ from autotune.base.errors import FleetError, JobError
 from autotune.devices.hardware import Environment
 from autotune.engines import base
 from autotune.engines.base import bind_engine, check_installed, find_engine
+from autotune.engines.megatron.plugin import Megatron
 from autotune.fleet.transports.local import Here
 from autotune.job.job import make_job
 
@@ -48,11 +49,13 @@ def test_a_missing_package_is_an_error_of_the_engine_that_needs_it(monkeypatch):
     monkeypatch.setattr(base, "version_of", lambda name: None)
     with pytest.raises(FleetError, match="deepspeed is not installed"):
         check_installed(find_engine("deepspeed"))
-    check_installed(find_engine("megatron"))
+    with pytest.raises(FleetError, match="megatron-core is not installed"):
+        check_installed(find_engine("megatron"))
 
 
-def test_an_engine_without_a_driver_is_not_searched():
+def test_an_engine_without_a_driver_is_not_searched(monkeypatch):
     job = dataclasses.replace(make_job(JOB, where="test"), engine="megatron")
+    monkeypatch.setattr(Megatron, "is_driven", False)
     with pytest.raises(JobError, match="cannot run trials of it, only predict") as caught:
         Here(ENVIRONMENT, {}).bind(job)
     assert "plan --engine megatron" in caught.value.hint

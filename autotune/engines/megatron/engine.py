@@ -248,6 +248,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
+        shares_kv_heads=LayoutTask.may_share_kv_heads(environment.megatron),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from autotune.contract import Origin, Outcome, read_bounded
+from autotune.engines.base import find_engine
+from autotune.record.facts import engine_name_of
 from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
@@ -70,6 +72,8 @@ class StudyComparison:
     """The same candidate of the same job in the first study and in another: the ratio of the
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
+    verdicts: Sequence[str]
+    """A sentence per further study of the same work: its best against the first one's."""
     warnings: Sequence[str]
     """Differences besides the candidates."""
 
@@ -82,6 +86,7 @@ class StudyComparison:
             "bests": _plain(self.bests, "records"),
             "knobs": _plain(self.knobs, "columns"),
             "candidates": _plain(self.candidates, "records"),
+            "verdicts": list(self.verdicts),
         }
 
 
@@ -100,6 +105,7 @@ def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
         bests=pd.DataFrame([_best(run) for run in runs]),
         knobs=_knobs(runs),
         candidates=candidates,
+        verdicts=[said for run in runs[1:] if (said := _verdict(runs[0], run))],
         warnings=[*_differences(runs), *_other_configs(candidates)],
     )
 
@@ -176,6 +182,38 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
         yield cells
 
 
+def _verdict(first: ComparedRun, other: ComparedRun) -> str:
+    """How the best of a study does against the first one's; empty where nobody can say."""
+    bests = [_best_of(run) for run in (first, other)]
+    is_same_work = all(_seen(first.frame, c) == _seen(other.frame, c) for c in _JOB)
+    if not is_same_work or None in bests:
+        return ""
+    ours, theirs = (best for best in bests if best is not None)
+    runs = telling_runs(theirs.trials), telling_runs(ours.trials)
+    if not all(runs):
+        return ""
+    ratio = ratio_of(runs[0], runs[1], spreads=(theirs.spread, ours.spread))
+    interval = f"{ratio.ratio:.2f}x as fast as {first.key}'s ({ratio.low:.2f} to {ratio.high:.2f})"
+    if ratio.low > 1:
+        advice = f": use {other.key}{_engine_in_words(other)}"
+    elif ratio.high < 1:
+        advice = f": use {first.key}{_engine_in_words(first)}"
+    else:
+        advice = ": no proven difference"
+    return f"{other.key}'s best is {interval}{advice}"
+
+
+def _best_of(run: ComparedRun) -> Tried | None:
+    row = run.report.best_row
+    wanted = None if row is None else row.candidate.hash
+    return next((t for t in run.report.history.tried if t.candidate.hash == wanted), None)
+
+
+def _engine_in_words(run: ComparedRun) -> str:
+    packages = find_engine(engine_name_of(run.report.facts)).packages
+    return f", {packages[0].title}" if packages else ""
+
+
 def _identity(tried: Tried) -> str:
     """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
@@ -198,8 +236,15 @@ def _config_of(tried: Tried) -> str:
 
 
 def _differences(runs: Sequence[ComparedRun]) -> list[str]:
-    versions = [c for c in runs[0].frame.columns if str(c).startswith("version.")]
+    columns = dict.fromkeys(str(column) for run in runs for column in run.frame.columns)
+    versions = [column for column in columns if column.startswith("version.")]
     said: dict[str, str] = {}
+    engines = {run.key: engine_name_of(run.report.facts) for run in runs}
+    if len(set(engines.values())) > 1:
+        each = ", ".join(f"{key} {name}" for key, name in engines.items())
+        said["engine"] = f"engine differs ({each})"
+        # Each has packages of its own, which the other does without.
+        versions = [c for c in versions if all(_seen(run.frame, c) for run in runs)]
     for column in (*_JOB, *_PLACE, *versions):
         seen = {run.key: _seen(run.frame, column) for run in runs}
         if len(set(seen.values())) > 1:
@@ -232,6 +277,8 @@ def _differences(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:
+    if column not in frame.columns:  # a package of another engine
+        return ""
     return "/".join(sorted({str(value) for value in frame[column].dropna()}))
 
 

@@ -32,6 +32,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "refresh_s": None,
         "runs": [(run.key, str(run.report.folder)) for run in comparison.runs],
         "warnings": list(comparison.warnings),
+        "verdicts": list(comparison.verdicts),
         "named": {"bests": None, "ratios": None} | {chart.name: chart for chart in drawn},
         "outcomes": _table(["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes)),
         "bests": _table(BEST_COLUMNS, best_rows(comparison)),

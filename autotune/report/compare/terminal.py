@@ -29,6 +29,8 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
     _print(console, BEST_COLUMNS, best_rows(comparison))
     if len(comparison.knobs):
         _print(console, ["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs))
+    for verdict in comparison.verdicts:
+        console.print(Text(verdict))
     if comparison.candidates.empty:
         console.print("no candidate was measured for the same job in two of them")
         return

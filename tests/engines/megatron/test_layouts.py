@@ -22,7 +22,7 @@ from autotune.space.candidate import Candidate
 from autotune.space.knobs import parse_settings
 from autotune.space.rule import Violation, judge_by
 from tests.cost.rows import row
-from tests.jobs import A100, CPU, tiny_job
+from tests.jobs import A100, tiny_job
 
 TASK = LayoutTask(
     n_layers=8,
@@ -355,7 +355,7 @@ def as_row(layout):
 @pytest.mark.parametrize(
     ("changes", "environment", "error", "said"),
     [
-        ({}, CPU, JobError, "--gpu"),
+        ({"lengths": "packed"}, A100, JobError, "lengths"),
         ({"optimizer": {"type": "Lion"}}, A100, JobError, "Lion"),
         (
             {"precision": "fp16"},
