@@ -14,14 +14,13 @@ from autotune.check.ignored import known_rules
 from autotune.check.run import CheckRun, Unread
 from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, cpu_precisions, version_of
-from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 from autotune.engines.megatron.flags import known_release, newest_release
-from autotune.engines.megatron.launched import MegatronLaunch, launches_of, may_launch
+from autotune.engines.megatron.launched import MegatronLaunch, may_launch, read_launches
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
@@ -166,7 +165,7 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         return []
     release = flags.megatron_release or version_of("megatron-core") or newest_release()
     named = known_release(release, where="--megatron-release")
-    return launches_of(read_text(path), path, release=named)
+    return read_launches(path, release=named)
 
 
 def _read(path: Path, flags: CheckFlags) -> list[Source]:

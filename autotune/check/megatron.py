@@ -41,7 +41,7 @@ class MegatronReport(CheckReport):
     """The findings about one launch of Megatron-LM."""
 
     release: str
-    """Of Megatron Core, whose parser and checks would read it."""
+    """The release of Megatron Core whose parser and checks would read it."""
 
     @property
     def about(self) -> str:

@@ -275,7 +275,7 @@ def _layout_violations(launch: MegatronLaunch) -> list[Violation]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Change:
+class _OtherValue:
     """A value of one argument, and how far it is from the present one."""
 
     argument: str
@@ -306,7 +306,7 @@ _DEGREES = (
 """Arguments that are changed to mend a layout, those first whose change moves least."""
 
 
-def _single_changes(launch: MegatronLaunch) -> Iterator[_Change]:
+def _single_changes(launch: MegatronLaunch) -> Iterator[_OtherValue]:
     for number, name in enumerate(_DEGREES):
         try:
             now = launch.get(name) or 1
@@ -318,7 +318,7 @@ def _single_changes(launch: MegatronLaunch) -> Iterator[_Change]:
         for value in range(1, limit):
             if value != now:
                 distance = abs(float(np.log2(value / now))) + 0.01 * number
-                yield _Change(argument=name, value=value, distance=distance)
+                yield _OtherValue(argument=name, value=value, distance=distance)
 
 
 def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunch:

@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
+from autotune.engines.deepspeed.ds_config_text import read_text
 from autotune.engines.deepspeed.sources.launch import launch_of_words, parts_of
 from autotune.engines.deepspeed.sources.shell import Command, Word, is_shell, read_shell
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
@@ -108,6 +109,16 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     if path.suffix in (".yaml", ".yml"):
         return _of_yaml(text, path, release)
     return []
+
+
+def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
+    """The same of a file by its path.
+
+    Raises:
+        RenderError: It cannot be read.
+        JobError: As of `launches_of`.
+    """
+    return launches_of(read_text(path), path, release=release)
 
 
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
