@@ -121,6 +121,10 @@ def _ask(checkout: str) -> None:
     """Print the flags of a checkout, in the process that imports it."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     import_arguments(checkout).add_megatron_arguments(parser)
+    # Those that pretrain_gpt.py adds where nvidia-modelopt is installed.
+    from megatron.post_training.arguments import add_modelopt_args
+
+    add_modelopt_args(parser)
     found = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):

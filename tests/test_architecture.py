@@ -285,6 +285,7 @@ NAMES_DEEPSPEED = {
     "app/own_script.py": "of a user's command, which trains by it",
     "app/soak.py": "a field of soak.json",
     "cost/traits.py": "frameworks of published runs, by their names",
+    "engines/megatron/launched.py": "its reader of shell files and launch lines",
     "export/dialects/accelerate.py": "keys of its configuration, which accelerate reads",
     "export/dialects/axolotl.py": "its configuration, which axolotl reads",
     "export/dialects/command.py": "the dialect of such a command",

@@ -19,6 +19,8 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
+from autotune.engines.megatron.flags import known_release, newest_release
+from autotune.engines.megatron.launched import MegatronLaunch, may_launch, read_launches
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
@@ -40,6 +42,8 @@ class CheckFlags:
     """Where they will run."""
     deepspeed_version: str | None = None
     """The release."""
+    megatron_release: str | None = None
+    """The release of Megatron Core, for a launch of Megatron-LM."""
     choose: Sequence[str] = ()
     """Decisions of the user, each as `RULE=N`."""
     ignore: Sequence[str] = ()
@@ -67,6 +71,8 @@ class CheckFlags:
                     f"--deepspeed-version {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
+        if self.megatron_release is not None:
+            known_release(self.megatron_release, where="--megatron-release")
         known_rules(self.ignore, "--ignore")
         if self.launch is not None:
             read_launch(self.launch)
@@ -127,6 +133,22 @@ def check_file(
         NotADsConfigError: It holds no DeepSpeed configuration.
         JobError: What the launch line or another file says is not one of its values.
     """
+    if launches := _launches(path, flags):
+        from autotune.check.megatron import check_launches  # brings NumPy
+
+        found: list[CheckReport] = []
+        environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
+        for number in range(len(launches)):
+            here = check_launches(
+                launches[number : number + 1],
+                environment,
+                world=flags.world,
+                ignore=flags.ignore,
+            )[0]
+            found.append(here)
+            if fix and write_fix(here):
+                launches = _launches(path, flags)  # the text of the others has moved
+        return found
     sources = _read(path, flags)
     reports = []
     for number in range(len(sources)):
@@ -135,6 +157,15 @@ def check_file(
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved
     return reports
+
+
+def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
+    """The trainings of Megatron-LM's that a file starts; empty: it starts none."""
+    if not path.is_file() or not may_launch(path):
+        return []
+    release = flags.megatron_release or version_of("megatron-core") or newest_release()
+    named = known_release(release, where="--megatron-release")
+    return read_launches(path, release=named)
 
 
 def _read(path: Path, flags: CheckFlags) -> list[Source]:

@@ -93,6 +93,17 @@ class CheckReport:
     """Rules of the findings that the user does not want, each once a finding."""
 
     @property
+    def about(self) -> str:
+        """What was judged, in words."""
+        source, environment = self.source, self.environment
+        world = "?" if self.world is None else self.world
+        return (
+            f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
+            f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
+            f"({self.world_because})"
+        )
+
+    @property
     def passes(self) -> bool:
         """Whether the file would run after the fix; if not, nothing is written."""
         return all(violation.level != "error" for violation in self.left)

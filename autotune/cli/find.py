@@ -127,7 +127,8 @@ def _job_keys(
         Path | None,
         typer.Option(
             help="Your own file, to start from and to compare with: a ds_config, an "
-            "accelerate YAML, a file of training arguments, a shell file with a launch line."
+            "accelerate YAML, a file of training arguments, a shell file with a launch line; for "
+            "Megatron that, or a YAML for --yaml-cfg."
         ),
     ] = None,
     base_config: Annotated[

@@ -45,8 +45,8 @@ def check(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="ds_config.json, accelerate YAML, a file with a DeepSpeed section; a folder, a "
-            "pattern, or - for standard input."
+            help="ds_config.json, accelerate YAML, a file with a DeepSpeed section, a launch "
+            "script; a folder, a pattern, or - for standard input."
         ),
     ],
     world: Annotated[
@@ -68,6 +68,10 @@ def check(
     ] = None,
     deepspeed_version: Annotated[
         str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
+    ] = None,
+    megatron_release: Annotated[
+        str | None,
+        typer.Option(help="For a launch of Megatron-LM, such as 0.16; else the installed one."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
@@ -101,6 +105,7 @@ def check(
         consumer=consumer,
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
+        megatron_release=megatron_release,
         choose=choose or (),
         ignore=ignore or (),
     )

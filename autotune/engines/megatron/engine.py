@@ -4,6 +4,8 @@ Nothing of Megatron is imported: its layouts are planned where it is not install
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import ON_CPU, arguments_of
+from autotune.engines.megatron.baseline import Notes, read_baseline
+from autotune.engines.megatron.flags import known_release, newest_release
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
@@ -65,6 +69,7 @@ class MegatronEngine(Engine):
         """
         super().__init__(job, environment)
         self._task = task_of(job, environment)
+        self._notes: Notes = {}
 
     def layouts(self) -> Layouts:
         """Every legal layout.
@@ -138,6 +143,26 @@ class MegatronEngine(Engine):
         for rung in ladder(self._task):
             yield [candidate for candidate in rung if not self.judge(candidate)]
 
+    def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
+        """A user's own launch as a candidate; see `read_baseline`.
+
+        The engine is this one, and says which of the user's arguments do not run as given.
+
+        Raises:
+            RenderError: The file cannot be read.
+            JobError: It starts another training than the job's, or none that is legal.
+        """
+        release = self._environment.megatron_core or newest_release()
+        knobs, notes = read_baseline(path, self._job, release=known_release(release))
+        engine = copy(self)
+        engine._notes = notes
+        world, global_batch = self._job.world, self._job.global_batch
+        return engine, Candidate.of(knobs, world=world, global_batch=global_batch)
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        """Arguments of the user's baseline that do not run as given."""
+        return self._notes
+
     def _row(self, candidate: Candidate) -> dict[str, int]:
         """A candidate, legal or not, as a row of columns."""
         return Rows(task=self._task, columns=columns_of(self._task, [candidate])).row(0)
@@ -210,6 +235,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
+        shares_kv_heads=LayoutTask.may_share_kv_heads(environment.megatron_core),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"
@@ -230,19 +256,14 @@ def _check_trained(job: Job) -> None:
             "engine megatron: finetune: Megatron-LM trains every weight",
             "leave finetune out, or plan for DeepSpeed",
         )
-    theirs = [key for key in ("base_config", "baseline") if getattr(job, key) is not None]
-    if theirs:
-        raise _only_with_files(", ".join(theirs))
+    if job.base_config is not None:
+        raise JobError(
+            "engine megatron: base_config: that is a ds_config.json, which only DeepSpeed reads",
+            "leave base_config out, or use --engine deepspeed",
+        )
     kind = str(job.optimizer.get("type", "AdamW"))
     if kind.lower() not in {"adam", "adamw", "fusedadam"}:
         raise JobError(
             f"engine megatron: optimizer {kind!r}: its layouts are predicted with Adam",
             "name AdamW, or leave the optimizer out",
         )
-
-
-def _only_with_files(keys: str) -> JobError:
-    return JobError(
-        f"engine megatron: {keys}: that is a ds_config.json, which only DeepSpeed reads",
-        f"leave {keys} out, or use --engine deepspeed",
-    )

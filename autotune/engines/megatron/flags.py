@@ -166,9 +166,14 @@ def words_of(name: str, value: Any, release: str) -> list[str]:
     return [flag.name, *words]
 
 
+def is_flag_of_any(name: str) -> bool:
+    """Whether any release has a flag of that name."""
+    return name in _data()["flags"]
+
+
 def similar(name: str, release: str) -> str:
     """The flag of a release whose name is nearest to an unknown one; empty: none is near."""
-    near = get_close_matches(name, flags(release), n=1)
+    near = get_close_matches(name, flags(release), n=1, cutoff=0.75)
     return near[0] if near else ""
 
 

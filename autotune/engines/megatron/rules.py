@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.plans import Recompute
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, Rule, UnknownFactError
 
 Counts = NDArray[np.int64]
 Columns = Mapping[str, Counts]
@@ -41,6 +41,16 @@ class LayoutTask:
     """Devices that reach each other without the network."""
     fused_attention: bool
     """Whether a fused attention kernel runs on the device at the job's precision."""
+    shares_kv_heads: bool = True
+    """Whether several tensor parallel ranks may have the same key and value head."""
+
+    @staticmethod
+    def may_share_kv_heads(release: str) -> bool:
+        """The same for a release of Megatron Core: 0.16 is the first that does.
+
+        Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16.
+        """
+        return not release.startswith(("0.14", "0.15"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +81,8 @@ def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: 
 
     def answer(rows: Rows) -> Truth:
         known = {**vars(rows.task), **rows.columns}
+        if unknown := set(wanted) - known.keys():
+            raise UnknownFactError(", ".join(sorted(unknown)))
         found: Truth = holds(*(known[each] for each in wanted))
         return found
 
@@ -103,9 +115,12 @@ RULES: tuple[Rule[Rows], ...] = (
     ),
     _rule(
         "tp.kv_heads",
-        lambda n_kv_heads, tp: (n_kv_heads % tp == 0) | (tp % n_kv_heads == 0),
-        "n_kv_heads {n_kv_heads} is neither a multiple nor a divisor of tp {tp}",
-        "take a tp that divides {n_kv_heads}, or a multiple of it",
+        lambda n_kv_heads, tp, shares_kv_heads: (
+            (n_kv_heads % tp == 0) | (shares_kv_heads & (tp % n_kv_heads == 0))
+        ),
+        "n_kv_heads {n_kv_heads} is no multiple of tp {tp}, and no divisor of it, which counts "
+        "from Megatron Core 0.16 on",
+        "take a tp that divides {n_kv_heads}, or from 0.16 on a multiple of it",
         "megatron/core/transformer/transformer_config.py: num_query_groups",
     ),
     _rule(

@@ -56,7 +56,7 @@ def print_check(
 ) -> None:
     """The findings, the fix as a diff, and one line that concludes."""
     if not quiet:
-        _print_text(console, _about(report), style="dim")
+        _print_text(console, report.about, style="dim")
         if report.version_note:
             _print_text(console, report.version_note, style="yellow")
         if report.unknown:
@@ -97,16 +97,6 @@ def asker(console: Console) -> Callable[[Question], Option | None] | None:
                 return by_number.get(answer)
 
     return ask
-
-
-def _about(report: CheckReport) -> str:
-    source, environment = report.source, report.environment
-    world = "?" if report.world is None else report.world
-    return (
-        f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
-        f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
-        f"({report.world_because})"
-    )
 
 
 def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:

@@ -1,0 +1,254 @@
+"""The check of a launch of Megatron-LM: a shell file, or a YAML as `--yaml-cfg` takes it."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.base.yaml_file import parse_yaml
+from autotune.check.edit import Edit, spliced
+from autotune.check.edit_yaml import edited_yaml
+from autotune.check.ignored import MEGATRON_PREFIX, Ignored, ignored_in
+from autotune.check.key_positions import TextPlace
+from autotune.check.lint import CheckReport, Found
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.sources.consumers import Consumer
+from autotune.engines.deepspeed.sources.source import Source
+from autotune.engines.megatron.launch_rules import (
+    ARGUMENT_RULES,
+    WORD_RULES,
+    changed,
+    judge_launch,
+)
+from autotune.engines.megatron.launched import MegatronLaunch, launches_of
+from autotune.engines.megatron.rules import RULES
+from autotune.space.rule import Violation
+
+_MOST_ROUNDS = 50
+"""Changes that one launch is mended with: each makes a rule silent, and few ask for another."""
+_READER = "megatron-lm"
+_BLANK = re.compile(r"[ \t]*\\?")
+_OF_MODEL = ("recompute_",)
+"""Beginnings of the fields that stand in `language_model` of a YAML."""
+_AT_TOP = ("micro_", "global_", "use_", "overlap_", "fp16", "bf16", "optimizer_")
+"""Beginnings of those that stand in no section."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronReport(CheckReport):
+    """The findings about one launch of Megatron-LM."""
+
+    release: str
+    """The release of Megatron Core whose parser and checks would read it."""
+
+    @property
+    def about(self) -> str:
+        """What was judged, in words."""
+        world = "?" if self.world is None else self.world
+        return (
+            f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}, world "
+            f"{world} ({self.world_because})"
+        )
+
+    @property
+    def version_note(self) -> str:
+        """Empty: a release that is not known is refused."""
+        return ""
+
+    def to_dict(self, *, fixed: bool) -> dict[str, Any]:
+        """For JSON; as of `CheckReport.to_dict`."""
+        told = super().to_dict(fixed=fixed)
+        told |= {"consumer": _READER, "consumer_because": "its script", "megatron": self.release}
+        return {name: value for name, value in told.items() if name != "deepspeed_version"}
+
+
+def check_launches(
+    launches: Sequence[MegatronLaunch],
+    environment: Environment,
+    *,
+    world: int | None,
+    ignore: Sequence[str],
+) -> list[MegatronReport]:
+    """Judge the launches of one file; `world` counts before what a line says.
+
+    Raises:
+        JobError: What the file ignores is no rule.
+    """
+    return [
+        _report(number, launch, environment, world, ignore)
+        for number, launch in enumerate(launches)
+    ]
+
+
+def _report(
+    number: int,
+    launch: MegatronLaunch,
+    environment: Environment,
+    world: int | None,
+    ignore: Sequence[str],
+) -> MegatronReport:
+    if world is not None:
+        launch = replace(launch, world=world)
+    path = launch.path
+    ignored = ignored_in(launch.text, {}, ignore, name=str(path))
+    place = _places(launch)
+
+    def look(one: MegatronLaunch) -> list[Violation]:
+        found = [replace(each, rule=f"{MEGATRON_PREFIX}{each.rule}") for each in judge_launch(one)]
+        return _wanted(found, ignored, place)
+
+    before = look(launch)
+    after, left = launch, before
+    seen = list(before)
+    changes: dict[str, Any] = {}
+    for _ in range(_MOST_ROUNDS):
+        mending = next((each for each in left if each.changes), None)
+        if mending is None:
+            break
+        changes |= mending.changes
+        after = changed(after, mending.changes)
+        left = look(after)
+        seen += [each for each in left if each.rule not in {one.rule for one in seen}]
+    text = _edited(launch, changes) if changes else None
+    not_edited = ""
+    if changes and not _says(text, number, after):
+        text, not_edited = None, "its words come from elsewhere"
+    return MegatronReport(
+        source=_source(launch),
+        environment=environment,
+        world=launch.world,
+        world_because="given" if world is not None else "the launch line",
+        found=tuple(
+            Found(violation=each, place=place(each), after_fix=each not in before) for each in seen
+        ),
+        left=tuple(left if text is not None or not changes else before),
+        questions=(),
+        unknown=tuple(sorted(launch.unknown)),
+        fixed_text=text,
+        not_edited=not_edited,
+        ignored=tuple(
+            f"{MEGATRON_PREFIX}{each.rule}"
+            for each in judge_launch(launch)
+            if ignored.holds(f"{MEGATRON_PREFIX}{each.rule}", place(each).line)
+        ),
+        release=launch.release,
+    )
+
+
+def says_of(name: str) -> tuple[str, str]:
+    """The subject of a rule by its name here, and its source."""
+    bare = name.removeprefix(MEGATRON_PREFIX)
+    if bare in WORD_RULES:
+        return WORD_RULES[bare], "megatron/training/arguments.py, parse_args"
+    of_layouts = {rule.name: rule.source for rule in RULES}
+    of_arguments = {rule.name: (rule.says, rule.source) for rule in ARGUMENT_RULES}
+    return of_arguments.get(bare, (bare, of_layouts.get(bare, "")))
+
+
+def _wanted(
+    found: Sequence[Violation], ignored: Ignored, place: Callable[[Violation], TextPlace]
+) -> list[Violation]:
+    return [each for each in found if not ignored.holds(each.rule, place(each).line)]
+
+
+def _source(launch: MegatronLaunch) -> Source:
+    return Source(
+        asked=launch.path,
+        path=launch.path,
+        text=launch.text,
+        config={},
+        consumer=Consumer.DEEPSPEED,
+        because=_READER,
+        reader=_READER,
+        world=launch.world,
+    )
+
+
+def _places(launch: MegatronLaunch) -> Callable[[Violation], TextPlace]:
+    """Where a violation's first argument stands; else where the training is started."""
+
+    def place(violation: Violation) -> TextPlace:
+        offset = launch.start
+        for name in violation.at:
+            if name.startswith("@"):
+                offset = int(name[1:])
+                break
+            if name in launch.given:
+                offset = launch.given[name].start
+                break
+        line = launch.text.count("\n", 0, offset) + 1
+        return TextPlace(line=line, column=offset - launch.text.rfind("\n", 0, offset))
+
+    return place
+
+
+def _edited(launch: MegatronLaunch, changes: Mapping[str, Any]) -> str | None:
+    """The text with some arguments changed; None where that cannot be done."""
+    if launch.is_yaml:
+        return _edited_yaml(launch, changes)
+    return spliced(launch.text, _edits(launch, changes))
+
+
+def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]:
+    new: list[str] = []
+    for name, value in changes.items():
+        old = launch.given.get(name)
+        if old is None:
+            if value is not None:
+                flag = f"--{name.replace('_', '-')}"
+                new.append(flag if value is True else f"{flag} {value}")
+        elif value is None:
+            start, end = _whole_line(launch.text, old.start, old.end)
+            yield Edit(start=start, end=end, text="")
+        elif old.value_start < old.end:
+            yield Edit(start=old.value_start, end=old.end, text=str(value))
+        else:  # `--flag=value` is one word
+            yield Edit(start=old.start, end=old.end, text=f"{old.flag}={value}")
+    if new:
+        yield Edit(start=launch.end, end=launch.end, text=f" {' '.join(new)}")
+
+
+def _whole_line(text: str, start: int, end: int) -> tuple[int, int]:
+    """A stretch to take out: its line where nothing else stands there, else with a blank."""
+    begin = text.rfind("\n", 0, start) + 1
+    close = text.find("\n", end)
+    close = len(text) if close < 0 else close
+    if not text[begin:start].strip() and _BLANK.fullmatch(text[end:close].rstrip()):
+        return begin, min(close + 1, len(text))
+    while start > begin and text[start - 1] in " \t":
+        start -= 1
+    return start, end
+
+
+def _edited_yaml(launch: MegatronLaunch, changes: Mapping[str, Any]) -> str | None:
+    data: dict[str, Any] = json.loads(
+        json.dumps(parse_yaml(launch.text, launch.path), default=str)
+    )
+    for name, value in changes.items():
+        old = launch.given.get(name)
+        section, _, key = (old.flag if old else _home_of(name)).rpartition(".")
+        held = data[section] if section else data
+        # A key that is not there is asked for, and found missing: Megatron has no defaults then.
+        held[key] = False if value is None and isinstance(held.get(key), bool) else value
+    return edited_yaml(launch.text, data)
+
+
+def _home_of(name: str) -> str:
+    """Where a field stands in a YAML."""
+    if name.startswith(_OF_MODEL):
+        return f"language_model.{name}"
+    return name if name.startswith(_AT_TOP) else f"model_parallel.{name}"
+
+
+def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:
+    """Whether an edited text gives the arguments that are wanted."""
+    if text is None:
+        return False
+    found = launches_of(text, Path(wanted.path), release=wanted.release)
+    if len(found) <= number:
+        return False
+    given = found[number].given
+    values = {name: each.value for name, each in given.items() if each.value is not False}
+    return values == {n: each.value for n, each in wanted.given.items() if each.value is not False}

@@ -1,0 +1,137 @@
+"""A user's own launch of Megatron-LM as the baseline: its layout in knobs, and what has none."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.engines.megatron.launch_rules import judge_launch, rows_of
+from autotune.engines.megatron.launched import MegatronLaunch, read_launches
+from autotune.job.job import Job
+from autotune.space.rule import UnknownFactError
+
+Notes = Mapping[str, tuple[Any, Any]]
+"""Argument -> what the user gave it, and what runs; None: nothing."""
+
+_LAYOUT = (
+    *("tp", "pp", "vp", "cp", "ep", "micro_batch"),
+    *("ends_as_layers", "sequence_parallel", "distributed_optimizer"),
+)
+_WITHOUT_KNOB = (
+    *("fp8", "use_megatron_fsdp", "use_torch_fsdp2", "optimizer_cpu_offload", "tp_comm_overlap"),
+    *("recompute_modules", "cpu_offloading_num_layers", "fine_grained_activation_offloading"),
+    *("distribute_saved_activations", "overlap_moe_expert_parallel_comm", "cuda_graph_impl"),
+    *("expert_tensor_parallel_size", "use_tp_pp_dp_mapping", "use_precision_aware_optimizer"),
+)
+"""Arguments that move speed or memory, and that no knob carries."""
+
+
+def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, KnobValue], Notes]:
+    """The knobs of the one training that a file starts, and what of it does not run as given.
+
+    Args:
+        path: A shell file with a launch line, or a YAML as `--yaml-cfg` takes it.
+        job: What is trained.
+        release: Release of Megatron Core that reads the file.
+
+    Raises:
+        RenderError: The file cannot be read.
+        JobError: It starts no training of Megatron-LM or several, an illegal one, or another than
+            the job's.
+    """
+    launches = read_launches(path, release=release)
+    if len(launches) != 1:
+        told = f"starts {len(launches)}" if launches else "starts no"
+        raise JobError(
+            f"{path}: {told} training of Megatron-LM",
+            "name a shell file with one line that starts pretrain_gpt.py, or a --yaml-cfg",
+        )
+    launch = launches[0]
+    _check_same_training(launch, job)
+    wrong = [each for each in judge_launch(launch) if each.level == "error"]
+    if wrong:
+        raise JobError(
+            f"{path}: {wrong[0].message}", f"{wrong[0].fix}; `autotune check {path}` says it all"
+        )
+    try:
+        return _knobs(launch, job), dict(_notes(launch))
+    except UnknownFactError as error:
+        raise JobError(
+            f"{path}: the value of {error} is known to the shell alone",
+            "write the number into the file",
+        ) from error
+
+
+def _knobs(launch: MegatronLaunch, job: Job) -> dict[str, KnobValue]:
+    """The layout in knobs; raises UnknownFactError where the file does not tell."""
+    columns = rows_of(launch).columns
+    for name in _LAYOUT:
+        if name not in columns:
+            raise UnknownFactError(name)
+    row = {name: int(columns[name][0]) for name in _LAYOUT}
+    switches = ("ends_as_layers", "sequence_parallel", "distributed_optimizer")
+    chosen: dict[str, KnobValue] = {
+        name: bool(value) if name in switches else value for name, value in row.items()
+    }
+    if row["tp"] == 1:
+        chosen["sequence_parallel"] = False  # as Megatron does
+    chunk = (job.model.shape.n_layers + 2 * row["ends_as_layers"]) // (row["pp"] * row["vp"])
+    return {**chosen, "recompute": _recompute(launch, chunk)}
+
+
+def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:
+    kind = launch.get("recompute_granularity")
+    if launch.get("recompute_activations"):
+        kind = "selective"
+    if kind != "full":
+        return str(kind or "none")
+    n_layers = int(launch.get("recompute_num_layers") or 1)
+    is_block = launch.get("recompute_method") == "block" and n_layers < chunk_layers
+    return f"block_{n_layers}" if is_block else "full"
+
+
+def _notes(launch: MegatronLaunch) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name in _WITHOUT_KNOB:
+        if name in launch.given:
+            yield launch.given[name].flag, (launch.given[name].value, None)
+    if launch.get("recompute_method") == "uniform" and launch.get("recompute_num_layers") != 1:
+        yield "--recompute-num-layers", (launch.get("recompute_num_layers"), 1)
+    if not launch.get("overlap_grad_reduce"):
+        yield "--overlap-grad-reduce", (None, True)
+    if launch.get("use_distributed_optimizer") and not launch.get("overlap_param_gather"):
+        yield "--overlap-param-gather", (None, True)
+
+
+def _check_same_training(launch: MegatronLaunch, job: Job) -> None:
+    """See that a launch trains what the job does, as far as it says.
+
+    Raises:
+        JobError: It does not.
+    """
+    shape = job.model.shape
+    ours = {
+        "global_batch_size": job.global_batch,
+        "seq_length": job.seq_len,
+        "num_layers": shape.n_layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.n_heads,
+    }
+    for name, value in ours.items():
+        given = launch.given.get(name)
+        if given is not None and given.value != value:
+            raise JobError(
+                f"{launch.path}: {given.flag} is {given.value}, and the job has {value}",
+                "mend the file, or the job: a baseline trains the same",
+            )
+    if launch.world is not None and launch.world != job.world:
+        raise JobError(
+            f"{launch.path}: starts {launch.world} ranks, and the job's world is {job.world}",
+            "set the world to that, or mend the launch line",
+        )
+    precision = next((name for name in ("bf16", "fp16") if name in launch.given), "fp32")
+    if not launch.is_partial and precision != job.precision:
+        raise JobError(
+            f"{launch.path}: trains in {precision}, and the job in {job.precision}",
+            f"set the job's precision to {precision}, or mend the file",
+        )

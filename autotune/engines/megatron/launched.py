@@ -1,0 +1,324 @@
+"""A user's own launch of Megatron-LM: its arguments, each with its place in the file.
+
+A shell file or a line is read as its launch lines; a YAML as `--yaml-cfg` takes it.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from autotune.base.errors import JobError, RenderError
+from autotune.base.yaml_file import parse_yaml
+from autotune.engines.deepspeed.ds_config_text import read_text
+from autotune.engines.deepspeed.sources.launch import launch_of_words, parts_of
+from autotune.engines.deepspeed.sources.shell import Command, Word, is_shell, read_shell
+from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
+from autotune.space.rule import UnknownFactError, Violation
+
+_SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
+_MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
+"""Flags of which Megatron-LM's scripts are given at least one."""
+_OTHERS = ("--deepspeed", "--deepspeed_config")
+"""Flags of Megatron-DeepSpeed's, whose arguments are its own."""
+_PLAIN_SCRIPT = "pretrain_gpt.py"
+"""The script whose flags are all known; others may add some."""
+_SECTIONS = ("language_model", "model_parallel")
+"""Sections that every `--yaml-cfg` has."""
+_OF_YAML = {"num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon"}
+"""Field of a YAML -> the argument, where they differ."""
+_BY_SHELL = re.compile(r"[$`]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenArgument:
+    """One argument as it was given."""
+
+    value: Any
+    """As Megatron's parser takes it; True for a flag without a value."""
+    flag: str
+    """The flag; the dotted key of a YAML."""
+    start: int
+    """Offset of the flag in the text."""
+    value_start: int
+    """Offset of its first value; that of the flag's end where it takes none."""
+    end: int
+    """One past the last character of its last value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronLaunch:
+    """One training of Megatron-LM's, as a file starts it."""
+
+    path: Path
+    text: str
+    given: Mapping[str, GivenArgument]
+    """Megatron's name of an argument -> how it was given."""
+    problems: Sequence[Violation] = ()
+    """Words that the release's parser refuses."""
+    unknown: frozenset[str] = frozenset()
+    """Arguments whose value only the shell knows."""
+    is_partial: bool = False
+    """Whether the shell puts in further arguments, which the file does not tell."""
+    world: int | None = None
+    per_node: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the file sets for the ranks."""
+    is_yaml: bool = False
+    start: int = 0
+    """Offset of the script."""
+    end: int = 0
+    """Offset behind the last word, where a further flag can stand."""
+    release: str
+
+    def get(self, argument: str) -> Any:
+        """The value of an argument, or Megatron's default.
+
+        Raises:
+            UnknownFactError: Only the shell knows it.
+        """
+        if argument in self.unknown:
+            raise UnknownFactError(argument)
+        if argument in self.given:
+            return self.given[argument].value
+        if self.is_partial:
+            raise UnknownFactError(argument)
+        return defaults(self.release).get(argument)
+
+
+def defaults(release: str) -> Mapping[str, Any]:
+    """Defaults of a release, by argument."""
+    return {flag.argument: flag.default for flag in flags(release).values()}
+
+
+def may_launch(path: Path) -> bool:
+    """Whether a file of that name may hold a launch, so that it is worth reading."""
+    return path.suffix not in (".json", ".hjson", ".py", ".args")
+
+
+def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
+    """The trainings of Megatron-LM's that a file starts; empty: it starts none.
+
+    Raises:
+        JobError: A quote does not close, or a count of ranks is none.
+    """
+    if is_shell(text, path):
+        return list(_of_shell(text, path, release))
+    if path.suffix in (".yaml", ".yml"):
+        return _of_yaml(text, path, release)
+    return []
+
+
+def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
+    """The same of a file by its path.
+
+    Raises:
+        RenderError: It cannot be read.
+        JobError: As of `launches_of`.
+    """
+    return launches_of(read_text(path), path, release=release)
+
+
+def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
+    """The training that one command line starts.
+
+    Raises:
+        JobError: It starts none of Megatron-LM's, or its quotes do not close.
+    """
+    found = list(_of_shell(line, Path("the launch line"), release))
+    if not found:
+        raise JobError(
+            "the launch line starts no training of Megatron-LM",
+            "give the line with torchrun, pretrain_gpt.py and its flags",
+        )
+    return found[0]
+
+
+def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
+    shell = read_shell(text, path)
+    exported = {name: word.text for name, word in shell.exported.items()}
+    for command in shell.commands:
+        words = [word.text for word in command.words]
+        script = next((at for at, word in enumerate(words) if _is_script(word)), None)
+        if script is None or not _is_megatrons(words[script + 1 :]):
+            continue
+        line = launch_of_words(words)
+        own = {name: word.text for name, word in command.variables.items()}
+        read = _Arguments(release, may_have_own=PurePath(words[script]).name != _PLAIN_SCRIPT)
+        read.take(command.words[script + 1 :])
+        yield MegatronLaunch(
+            path=path,
+            text=text,
+            given=read.given,
+            problems=read.problems,
+            unknown=frozenset(read.unknown),
+            is_partial=read.is_partial,
+            world=line.world if parts_of(words).kind else None,
+            per_node=line.per_node,
+            variables={**exported, **own},
+            start=command.words[script].start,
+            end=_end_of(command),
+            release=release,
+        )
+
+
+def _is_script(word: str) -> bool:
+    return _SCRIPT.fullmatch(PurePath(word).name) is not None
+
+
+def _is_megatrons(words: Sequence[str]) -> bool:
+    named = {word.partition("=")[0] for word in words}
+    return not _MARKS.isdisjoint(named) and named.isdisjoint(_OTHERS)
+
+
+def _end_of(command: Command) -> int:
+    return max(word.own_end for word in command.words)
+
+
+class _Arguments:
+    """Reads words as a release's parser does."""
+
+    def __init__(self, release: str, *, may_have_own: bool) -> None:
+        """Start with nothing; a script that `may_have_own` flags adds some to Megatron's."""
+        self._release, self._may_have_own = release, may_have_own
+        self.given: dict[str, GivenArgument] = {}
+        self.problems: list[Violation] = []
+        self.unknown: set[str] = set()
+        self.is_partial = False
+
+    def take(self, words: Sequence[Word]) -> None:
+        """Read the words behind the script."""
+        at = 0
+        while at < len(words):
+            end = at + 1
+            while end < len(words) and not words[end].text.startswith("--"):
+                end += 1
+            self._take(words[at], words[at + 1 : end])
+            at = end
+
+    def _take(self, word: Word, following: Sequence[Word]) -> None:
+        """Read a flag with the words up to the next one."""
+        if not word.text.startswith("--"):
+            self._stray([word, *following])
+            return
+        name, equals, attached = word.text.partition("=")
+        flag = self._flag(name, word)
+        if flag is None:
+            return
+        taken = [replace(word, text=attached)] if equals else []
+        n_more = _most_values(flag) - len(taken)
+        taken += following[: max(0, n_more)]
+        self._stray(following[max(0, n_more) :])
+        texts = [each.text for each in taken]
+        if any(_BY_SHELL.search(each) for each in texts):
+            self.unknown.add(flag.argument)
+            self.given.pop(flag.argument, None)
+            return
+        try:
+            value = _value(flag, texts)
+        except ValueError as error:
+            message = f"{flag.name} {' '.join(texts)}: it {error}"
+            self._refuse("flags.value", message, word, "give it such a value")
+            return
+        self.unknown.discard(flag.argument)
+        self.given[flag.argument] = GivenArgument(
+            value=value,
+            flag=flag.name,
+            start=word.start,
+            value_start=taken[0].start if taken and not equals else word.end,
+            end=(taken[-1] if taken else word).end,
+        )
+
+    def _flag(self, name: str, word: Word) -> Flag | None:
+        try:
+            return flag_of(name, self._release)
+        except JobError as error:
+            if not self._may_have_own or is_flag_of_any(name):
+                self._refuse("flags.unknown", error.message, word, error.hint)
+            return None
+
+    def _stray(self, words: Sequence[Word]) -> None:
+        for word in words:
+            if _BY_SHELL.search(word.text):
+                self.is_partial = True
+            else:
+                self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
+
+    def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
+        at = (f"@{word.start}",)
+        self.problems.append(Violation(rule=rule, message=message, fix=fix, at=at))
+
+
+def _most_values(flag: Flag) -> int:
+    if flag.is_switch:
+        return 0
+    if flag.count is None or flag.count == "?":
+        return 1
+    return flag.count if isinstance(flag.count, int) else sys.maxsize
+
+
+def _value(flag: Flag, texts: Sequence[str]) -> Any:
+    """The value of a flag.
+
+    Raises:
+        ValueError: It takes none such; the message says what it takes.
+    """
+    if flag.is_switch:
+        return flag.sets
+    values = [flag.parsed(text) for text in texts]
+    if flag.count is None:
+        if not values:
+            raise ValueError("takes a value")
+        return values[0]
+    if isinstance(flag.count, int) and len(values) != flag.count:
+        raise ValueError(f"takes {flag.count} values")
+    if flag.count == "+" and not values:
+        raise ValueError("takes at least one value")
+    return values
+
+
+def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
+    try:
+        data = parse_yaml(text, path)
+    except (JobError, RenderError):
+        return []
+    if not isinstance(data, dict) or any(not isinstance(data.get(s), dict) for s in _SECTIONS):
+        return []
+    given: dict[str, GivenArgument] = {}
+    unknown: set[str] = set()
+    for key, value in _fields(data):
+        name = key.rpartition(".")[2]
+        argument = _OF_YAML.get(name, name)
+        if isinstance(value, str) and "${" in value:
+            unknown.add(argument)
+        elif value is not None:
+            at = _line_of(text, name)
+            given[argument] = GivenArgument(
+                value=value, flag=key, start=at, value_start=at, end=at
+            )
+    return [
+        MegatronLaunch(
+            path=path,
+            text=text,
+            given=given,
+            unknown=frozenset(unknown),
+            is_yaml=True,
+            release=release,
+        )
+    ]
+
+
+def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if name in _SECTIONS:
+            for inner, held in value.items():
+                yield f"{name}.{inner}", held
+        else:
+            yield str(name), value
+
+
+def _line_of(text: str, name: str) -> int:
+    found = re.search(rf"^[ \t]*({re.escape(name)})[ \t]*:", text, re.MULTILINE)
+    return found.start(1) if found else 0

@@ -1,0 +1,126 @@
+"""`check` of launches of Megatron-LM: what is found, the fix in the file, and its formats."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.app.check import CheckFlags, check_files
+from autotune.base.errors import JobError
+from autotune.report.check.sarif import sarif_log
+
+SCRIPT = """#!/bin/bash
+TP=3
+LAYOUT=(
+  --tensor-model-parallel-size $TP
+  --sequence-parallel
+  --overlap-param-gather
+  --overlap-grad-reduce
+)
+torchrun --nproc_per_node 8 pretrain_gpt.py "${LAYOUT[@]}" \\
+  --num-layers 8 --num-attention-heads 8 --hidden-size 64 --seq-length 128 \\
+  --max-position-embeddings 128 --micro-batch-size=3 --global-batch-size 64 --data-path $DATA
+"""
+YAML = """# ours
+language_model:
+  num_layers: 8
+  num_attention_heads: 8
+model_parallel:
+  tensor_model_parallel_size: 3 # why
+micro_batch_size: 1
+overlap_param_gather: true
+overlap_grad_reduce: true
+"""
+
+
+def checked(path, text, *, fix=False, **flags):
+    path.write_text(text)
+    flags = {"megatron_release": "0.16", **flags}
+    (report,) = check_files([str(path)], CheckFlags(**flags), fix=fix).reports
+    return report
+
+
+def found_in(report):
+    return [(one.violation.rule, one.place.line) for one in report.found]
+
+
+def test_a_script_is_judged_where_its_words_stand(tmp_path):
+    report = checked(tmp_path / "run.sh", SCRIPT)
+    assert ("megatron.overlap.needs_sharding", 6) in found_in(report)
+    assert ("megatron.tp.heads", 4) in found_in(report)
+    assert report.world == 8
+    assert report.unknown == ("data_path",)
+    assert report.exit_code(fixed=False) == 2
+    assert "Megatron Core 0.16, world 8" in report.about
+
+
+def test_the_fix_is_written_and_nothing_is_left_to_find(tmp_path):
+    path = tmp_path / "run.sh"
+    checked(path, SCRIPT, fix=True)
+    text = path.read_text()
+    assert "TP=4" in text
+    assert "--use-distributed-optimizer" in text
+    assert "--micro-batch-size=3" not in text
+    again = checked(path, text)
+    assert found_in(again) == []
+    assert again.exit_code(fixed=False) == 0
+
+
+def test_a_flag_that_goes_takes_its_line_along(tmp_path):
+    text = SCRIPT.replace("TP=3", "TP=1").replace("=3 --global", "=1 --global")
+    path = tmp_path / "run.sh"
+    report = checked(path, text, fix=True)
+    assert "megatron.sequence_parallel.tp" in dict(found_in(report))
+    assert "--sequence-parallel" not in path.read_text()
+    assert "\n\n" not in path.read_text()
+
+
+def test_a_yaml_keeps_its_comments(tmp_path):
+    path = tmp_path / "gpt.yaml"
+    checked(path, YAML, fix=True, world=8)
+    text = path.read_text()
+    assert "tensor_model_parallel_size: 4 # why" in text
+    assert "use_distributed_optimizer: true" in text
+    assert text.startswith("# ours")
+
+
+def test_a_flag_of_another_release_is_named_and_a_slip_is_answered(tmp_path):
+    text = SCRIPT.replace("--sequence-parallel", "--cuda-graph-modules attn --num-layer 3")
+    told = {
+        one.violation.message: one.violation.fix for one in checked(tmp_path / "a.sh", text).found
+    }
+    assert any("Megatron Core 0.16 has no such flag" in message for message in told)
+    assert "did you mean --num-layers?" in told.values()
+
+
+def test_what_is_not_wanted_is_left_out(tmp_path):
+    text = "# autotune: ignore megatron.tp.*\n" + SCRIPT
+    report = checked(tmp_path / "run.sh", text, ignore=["megatron.overlap.needs_sharding"])
+    rules = set(dict(found_in(report)))
+    assert not {rule for rule in rules if rule.startswith(("megatron.tp.", "megatron.overlap."))}
+    assert "megatron.tp.heads" in report.ignored
+
+
+def test_programs_read_it(tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    run = check_files([str(tmp_path / "run.sh")], CheckFlags(megatron_release="0.16"))
+    told = json.loads(json.dumps(run.reports[0].to_dict(fixed=False)))
+    assert (told["megatron"], told["consumer"]) == ("0.16", "megatron-lm")
+    rules = sarif_log(run)["runs"][0]["tool"]["driver"]["rules"]
+    assert {rule["id"] for rule in rules} >= {
+        "megatron.tp.heads",
+        "megatron.overlap.needs_sharding",
+    }
+
+
+def test_an_unknown_release_is_refused(tmp_path):
+    with pytest.raises(JobError, match="--megatron-release"):
+        checked(tmp_path / "run.sh", SCRIPT, megatron_release="0.2")
+
+
+def test_a_script_of_deepspeeds_is_still_deepspeeds(tmp_path):
+    (tmp_path / "ds.json").write_text("{}")
+    text = "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 3 --deepspeed_config ds.json\n"
+    Path(tmp_path / "run.sh").write_text(text)
+    (report,) = check_files([str(tmp_path / "run.sh")], CheckFlags()).reports
+    assert "DeepSpeed" in report.about

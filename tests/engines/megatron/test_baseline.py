@@ -1,0 +1,62 @@
+"""A user's own launch script as the baseline of a Megatron search."""
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.engines.megatron.engine import MegatronEngine
+from tests.jobs import CPU, tiny_job
+
+SCRIPT = """#!/bin/bash
+ARGS=(
+  --num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --bf16
+  --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
+  --tensor-model-parallel-size 2 --sequence-parallel
+  --recompute-granularity full --recompute-method block --recompute-num-layers 2
+)
+torchrun --nproc-per-node 2 pretrain_gpt.py "${ARGS[@]}"
+"""
+
+
+def read(folder, text, **job):
+    path = folder / "launch.sh"
+    path.write_text(text)
+    engine = MegatronEngine(
+        tiny_job(folder, engine="megatron", **{"precision": "bf16", **job}), CPU
+    )
+    return engine.baseline(path)
+
+
+def test_the_layout_of_a_script_is_a_candidate(tmp_path):
+    engine, candidate = read(tmp_path, SCRIPT)
+    told = {name: candidate[name] for name in ("tp", "pp", "vp", "micro_batch", "recompute")}
+    assert told == {"tp": 2, "pp": 1, "vp": 1, "micro_batch": 2, "recompute": "block_2"}
+    assert candidate["sequence_parallel"] is True
+    assert (candidate.dp, candidate.grad_accum) == (1, 4)
+    assert not engine.judge(candidate)
+
+
+def test_what_no_knob_carries_is_said(tmp_path):
+    text = SCRIPT.replace("--bf16", "--bf16 --recompute-modules core_attn --tp-comm-overlap")
+    engine, candidate = read(tmp_path, text)
+    assert engine.overridden(candidate) == {
+        "--tp-comm-overlap": (True, None),
+        "--recompute-modules": (["core_attn"], None),
+        "--overlap-grad-reduce": (None, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("--global-batch-size 8", "--global-batch-size 16", "global-batch-size is 16"),
+        ("--nproc-per-node 2", "--nproc-per-node 4", "starts 4 ranks"),
+        ("--bf16", "--fp16", "trains in fp16"),
+        ("--num-layers 3", "--num-layers 4", "num-layers is 4"),
+        ("-parallel-size 2", "-parallel-size $TP", "known to the shell alone"),
+        ("-parallel-size 2", "-parallel-size 3", "n_heads 4 is no multiple of tp 3"),
+        ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
+    ],
+)
+def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, told):
+    with pytest.raises(JobError, match=told):
+        read(tmp_path, SCRIPT.replace(old, new))
