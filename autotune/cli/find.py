@@ -145,6 +145,20 @@ def _job_keys(
         typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
     ] = None,
     network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
+    megatron_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
+            "the trials run."
+        ),
+    ] = None,
+    megatron_arguments: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of your own for that script, kept in every trial, such as "
+            "'--data-path /data/corpus --split 99,1,0'."
+        ),
+    ] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),

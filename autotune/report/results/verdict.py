@@ -137,6 +137,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         trials = "trial" if len(answer.ties) == 1 else "trials"
         facts.append(("ties", f"{trials} {ties}: no proven difference from the best"))
     facts += [("disturbed", text) for text in _disturbed(report)]
+    facts += [("own log", text) for text in _other_witnesses(report)]
     if front := answer.front:
         facts += [("front", _front(front)), ("rule", f"best is {answer.rule}")]
     facts.append(("stopped", answer.stop_reason))
@@ -235,6 +236,18 @@ def _disturbed(report: StudyReport) -> list[str]:
             said.append(f"trial {trial.spec.identity.number}: {trial.result.disturbed}{again}")
     more = len(said) - _DISTURBED_SHOWN
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
+
+
+def _other_witnesses(report: StudyReport) -> list[str]:
+    """The trials of which the engine's own log says something else than was measured."""
+    results = [trial.result for trial in report.history.trials if trial.result is not None]
+    said = [
+        f"trial {result.number}: the engine's own log says {result.own_log.disagreement}"
+        for result in results
+        if result.own_log is not None and result.own_log.disagreement
+    ]
+    more = len(said) - _DISTURBED_SHOWN
+    return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see their results"]
 
 
 def _front(front: Sequence[Standing]) -> str:
