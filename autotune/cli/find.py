@@ -1,6 +1,7 @@
 """`search` and `render`: find a configuration, or write one."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from autotune.cli.base import (
     TrustJob,
     agreed_job,
     cli,
+    explain,
     obtained_fleet,
     print_files,
     print_json,
@@ -33,6 +35,7 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
+    from autotune.app.run import SearchEnding
     from autotune.fleet.options import FleetOptions
 
 
@@ -104,7 +107,11 @@ def _job_keys(
         ),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(help="Of one accelerator for an hour, to say what trials cost.")
+        str | None,
+        typer.Option(
+            help="Of one accelerator for an hour, to say what trials cost; or by kind: "
+            "H100=2.5,A100=1.2."
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(help="Per device, such as 24GiB; a cap on what trials get.")
@@ -213,46 +220,63 @@ def search(
     from autotune.app.session import open_session, plan_search
     from autotune.cost.knowledge import default_file
     from autotune.fleet.options import options_of
-    from autotune.report.results.study import read_report
     from autotune.report.terminal.live import view_for
-    from autotune.report.terminal.study import print_plan, print_report
+    from autotune.report.terminal.study import print_plan
+
+    def search_once(
+        held: str, flags: dict[str, Any], options: "FleetOptions"
+    ) -> "SearchEnding | None":
+        """Show the plan and run it; None where nothing is to run."""
+        if command:
+            session = _script_session(
+                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
+            )
+        else:
+            session = open_session(
+                job, flags, results=results, fleet=held, options=options, agreed=agreed
+            )
+        is_fresh = fresh and not command  # it was set aside before the command ran
+        plan = plan_search(session, fresh=is_fresh)
+        if dry_run:
+            as_dict = plan.as_dict
+            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
+            return None
+        print_plan(PROGRESS, plan, reasons=False)
+        _confirm(yes)
+        with view_for(PROGRESS, session.lattice.context) as view:
+            return run(
+                session,
+                view,
+                fresh=is_fresh,
+                metrics_file=metrics_file,
+                knowledge=None if no_knowledge else knowledge or default_file(),
+            )
 
     options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
+    ended: list[SearchEnding] = []
     with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
-        if command:
-            session = _script_session(
-                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
+        searches: Iterable[tuple[dict[str, Any], FleetOptions]] = [(flags, options)]
+        if options.is_of_each_kind:
+            from autotune.app.kinds import searches_of_kinds
+
+            searches = searches_of_kinds(
+                held, options, job_file=job, flags=flags, agreed=agreed, command=command or ()
             )
-            fresh = False  # it was set aside before the command ran
-        else:
-            session = open_session(
-                job, flags, results=results, fleet=held, options=options, agreed=agreed
-            )
-        plan = plan_search(session, fresh=fresh)
-        if dry_run:
-            as_dict = plan.as_dict
-            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
-            return
-        print_plan(PROGRESS, plan, reasons=False)
-        _confirm(yes)
-        with view_for(PROGRESS, session.lattice.context) as view:
-            ending = run(
-                session,
-                view,
-                fresh=fresh,
-                metrics_file=metrics_file,
-                knowledge=None if no_knowledge else knowledge or default_file(),
-            )
-    if as_json:
-        print_json(ending.answer.to_dict(), indent=None)
-    if ending.error is not None:
-        raise ending.error
-    if not as_json:
-        print_report(DATA, read_report(session.study))
-    raise typer.Exit(exit_code(ending.answer))
+        for one in searches:
+            if (ending := search_once(held, *one)) is not None:
+                ended.append(ending)
+                if ending.answer.interrupted:
+                    break
+    if len(ended) > 1:
+        _show_endings(ended, as_json=as_json)
+    elif ended:
+        _show_ending(ended[0], as_json=as_json)
+    if ended:
+        codes = [exit_code(ending.answer) for ending in ended]
+        raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
 
 
 def _diagnose_keys(
@@ -363,6 +387,39 @@ def render(
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)
+
+
+def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
+    """Print a search's answer, and raise why there is none."""
+    from autotune.report.results.study import read_report
+    from autotune.report.terminal.study import print_report
+
+    if as_json:
+        print_json(ending.answer.to_dict(), indent=None)
+    if ending.error is not None:
+        raise ending.error
+    if not as_json:
+        print_report(DATA, read_report(ending.answer.study))
+
+
+def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
+    """Print the comparison of searches that differ in the kind of their devices."""
+    from autotune.app.pages import compare_studies
+    from autotune.report.compare.terminal import print_comparison
+
+    errors = [ending.error for ending in endings if ending.error is not None]
+    if len(errors) == len(endings):
+        raise errors[-1]
+    for error in errors:
+        explain(error)
+    answers = [ending.answer for ending in endings]
+    folders = [str(answer.study.folder) for answer in answers]
+    comparison = compare_studies(folders, answers[0].study.root)
+    if as_json:
+        told = [answer.to_dict() for answer in answers]
+        print_json({"answers": told, "comparison": comparison.as_dict()}, indent=None)
+    else:
+        print_comparison(DATA, comparison)
 
 
 def _confirm(yes: bool) -> None:
