@@ -27,7 +27,7 @@ _VOCAB_OF_GPT2 = 50257
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnCommand:
+class ToldCommand:
     """What a command trains, as keys of a job."""
 
     checkout: Path
@@ -52,7 +52,7 @@ def is_megatrons(command: Sequence[str], folder: Path) -> bool:
         return False
 
 
-def read_command(command: Sequence[str], folder: Path) -> OwnCommand:
+def read_command(command: Sequence[str], folder: Path) -> ToldCommand:
     """The job that a command is; `folder` is where it is started.
 
     Raises:
@@ -75,7 +75,7 @@ def read_command(command: Sequence[str], folder: Path) -> OwnCommand:
         "precision": next((name for name in ("bf16", "fp16") if launch.get(name)), "fp32"),
         "world": launch.world,
     }
-    return OwnCommand(
+    return ToldCommand(
         checkout=script.parent,
         words=[*words, *_stated(launch)],
         left_out=left_out,

@@ -17,7 +17,7 @@ from autotune.record.facts import (
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
 from autotune.record.tried import warning
-from autotune.report.explain.predictions import describe_foretold
+from autotune.report.explain.predictions import describe_extrapolated, describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
@@ -132,6 +132,8 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         facts.append(("noise", f"{text}, besides the variation of the steps within a run"))
     if foretold := describe_foretold(report.history.trials):
         facts.append(("predicted", foretold))
+    if extrapolated := describe_extrapolated(report.history):
+        facts.append(("extrapolated", extrapolated))
     if answer.ties:
         ties = ", ".join(str(tie.trial) for tie in answer.ties)
         trials = "trial" if len(answer.ties) == 1 else "trials"

@@ -33,9 +33,7 @@ _CAPABILITY = (8, 0)
 _MEMORY_BYTES = 2**34
 _STACK_BYTES = 2**18
 _ATTRIBUTES_BYTES = 64
-"""Room for a pthread_attr_t: 56 bytes on 64-bit Linux.
-
-Source: glibc, sysdeps/x86/nptl/bits/pthreadtypes-arch.h."""
+"""Room for a pthread_attr_t: 56 bytes on 64-bit Linux (glibc, pthreadtypes-arch.h)."""
 
 _FACTORIES = (
     *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
