@@ -218,7 +218,7 @@ def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
     assert (
-        "hf, lightning, llama-factory, megatron, megatron-bridge, megatron-core, optuna"
+        "hf, lightning, llama-factory, megatron, megatron-bridge, megatron-core, megatron-deepspeed, optuna"
         in caught.value.hint
     )
     with pytest.raises(RenderError, match="a configuration of deepspeed is not written for that"):
