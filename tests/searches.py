@@ -63,6 +63,10 @@ class Search:
         named = {f"--{name.replace('_', '-')}": str(v) for name, v in self.flags.items()}
         return [word for pair in named.items() for word in pair]
 
+    def is_under_way(self, number: int = 0) -> bool:
+        """Whether the second of two ranks of a trial runs."""
+        return (self.study.trial_folder(number) / "ranks" / "01.json").exists()
+
     def run(self, *more: str) -> tuple[int, str, str]:
         process = self.start(*more)
         stdout, stderr = process.communicate(timeout=900)
@@ -75,6 +79,29 @@ class Search:
             for trial in self.study.trials()
             if trial.result is not None and trial.result.outcome is not Outcome.LOST
         }
+
+
+class Demo(Search):
+    """`make demo` on shorter and fewer samples, and with one trial beside its baseline.
+
+    What the sampler of the demo proposes follows from what was measured; `grid` goes by the seed
+    and by what was tried.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.flags = {
+            "study": "it",
+            "trials": 1,
+            "seq_len": 16,
+            "global_batch": 16,
+            "sampler": "grid",
+            "guard_steps": 0,
+            "budget": "100s",
+        }
+
+    def _flags(self) -> list[str]:
+        return [*super()._flags(), "--no-diagnose"]
 
 
 def _python_path() -> list[str]:

@@ -68,7 +68,7 @@ _FIRST_TIMEOUT_S = 1200.0
 """Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
 _SAID_BY_THE_COMMAND = (
     *("model", "seq_len", "global_batch", "precision", "lora_rank", "lengths", "baseline"),
-    *("base_config", "fidelity", "nvme_path"),
+    *("base_config", "fidelity", "nvme_path", "megatron_path", "megatron_arguments"),
 )
 """Keys of a job that the command itself decides, or that do not reach it."""
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
 
 import pandas as pd
 from pydantic import ValidationError
@@ -175,14 +174,19 @@ def _line_of(error: Exception) -> str:
 
 
 def _run(key: str, study: Study) -> ComparedRun:
-    report = read_report(study)
-    return ComparedRun(key=key, report=report, frame=table_of(report), job=_job(study))
+    report, file = read_report(study), _job(study)
+    return ComparedRun(
+        key=key,
+        report=report,
+        frame=table_of(report),
+        job={} if file is None else file.model_dump(mode="json", include=_BESIDES_THE_TABLE),
+        price_per_hour=None if file is None else file.price,
+    )
 
 
-def _job(study: Study) -> dict[str, Any]:
-    """Settings that the table lacks; empty where the job's file cannot be read any more."""
+def _job(study: Study) -> JobFile | None:
+    """The job's file; None where it cannot be read any more."""
     try:
-        file = JobFile.model_validate(read_job_file(study.job_file))
+        return JobFile.model_validate(read_job_file(study.job_file))
     except (AutotuneError, ValidationError):
-        return {}
-    return file.model_dump(mode="json", include=_BESIDES_THE_TABLE)
+        return None

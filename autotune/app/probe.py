@@ -1,24 +1,15 @@
 """Measure this machine or a fleet, and write the file that predictions read."""
 
-import json
-import random
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
-from autotune.base.errors import FleetError
 from autotune.devices.hardware import detect_environment
-from autotune.fleet.node.ports import PORTS
 from autotune.fleet.transports.remote import Elsewhere
+from autotune.probe.fleet import measure_fleet, ranks_of_each
 from autotune.probe.hardware_file import check_writable
-from autotune.probe.node import MARK, told_by
 from autotune.probe.nodes import Nodes
-from autotune.probe.run import TIMEOUT_S, Probe, Told, probe_of, run_probe
-
-_NODE = "autotune.probe.node"
-_MEET_S = 120.0
-"""Time for the nodes to find each other, beside that for measuring."""
+from autotune.probe.run import Probe, probe_of, run_probe
 
 
 def probe_machine(
@@ -74,36 +65,6 @@ def probe_fleet(
     for problem in transport.problems():
         note(problem)
     nodes = transport.nodes()
-    names = [node.name for node in nodes]
-    n_ranks = world or min(environment.n_devices, min(len({*node.devices}) for node in nodes))
-    first = nodes[0].address
-    host = f"[{first}]" if ":" in first else first
-    asked = {
-        "count": len(nodes),
-        "master": f"{host}:{random.choice(PORTS)}",
-        "world": n_ranks,
-        "disk": None if disk is None else str(disk),
-        "quick": is_quick,
-    }
-    token = f"{secrets.token_hex(16)}\n".encode()
-
-    def measure(name: str) -> Told | FleetError | None:
-        said = json.dumps({**asked, "rank": names.index(name)})
-        try:
-            line = transport.ask(
-                name, _NODE, MARK, said, data=token, timeout_s=TIMEOUT_S + _MEET_S
-            )
-            return told_by(line)
-        except FleetError as error:
-            return error
-        except ValueError as error:
-            return FleetError(str(error))
-
-    answers = transport.ask_each(names, measure)
-    failed = {name: each for name, each in answers.items() if isinstance(each, FleetError)}
-    told = answers[names[0]]
-    if failed or not isinstance(told, Told):
-        why = "; ".join(f"{name}: {error.message}" for name, error in failed.items())
-        hint = next((error.hint for error in failed.values() if error.hint), "")
-        raise FleetError(why or f"{names[0]}: no figures came", hint)
+    n_ranks = world or ranks_of_each(nodes, environment.n_devices)
+    told = measure_fleet(transport, world=n_ranks, disk=disk, is_quick=is_quick)
     return probe_of(environment, told, world=n_ranks, n_nodes=len(nodes))

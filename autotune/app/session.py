@@ -19,6 +19,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
+from autotune.job.price import price_for
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
 from autotune.search.history import History
@@ -218,7 +219,14 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
     history = History() if fresh else session.history_to_resume()
     reductions = reduce_lattice(job, session.lattice, session.engine)
     return make_plan(
-        job, environment, session.lattice, study, history, reductions, origin=session.place.origin
+        job,
+        environment,
+        session.lattice,
+        study,
+        history,
+        reductions,
+        origin=session.place.origin,
+        places=session.place.rank_places(job.world),
     )
 
 
@@ -291,6 +299,8 @@ def read_job(
     theirs: Mapping[str, Any] = {}
     if job_file is not None:
         theirs = read_job_file(job_file) if agreed is None else agreed
+    if isinstance(price := given.get("price"), str):
+        given["price"] = price_for(price, environment.device_name)
     if "lora_rank" in given:
         given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
     theirs = {**theirs, **given}

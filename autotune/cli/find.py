@@ -1,6 +1,7 @@
 """`search` and `render`: find a configuration, or write one."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from autotune.cli.base import (
     TrustJob,
     agreed_job,
     cli,
+    explain,
     obtained_fleet,
     print_files,
     print_json,
@@ -34,7 +36,6 @@ from autotune.cli.base import (
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
-    from autotune.app.session import Session
     from autotune.fleet.options import FleetOptions
 
 
@@ -71,9 +72,7 @@ def _job_keys(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="What trains: deepspeed (by default), megatron, or both, one after the other."
-        ),
+        typer.Option(help="What trains: deepspeed (by default), megatron, or both in turn."),
     ] = None,
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
@@ -112,7 +111,11 @@ def _job_keys(
         ),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(help="Of one accelerator for an hour, to say what trials cost.")
+        str | None,
+        typer.Option(
+            help="Of one accelerator for an hour, to say what trials cost; or by kind: "
+            "H100=2.5,A100=1.2."
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(help="Per device, such as 24GiB; a cap on what trials get.")
@@ -145,6 +148,20 @@ def _job_keys(
         typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
     ] = None,
     network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
+    megatron_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
+            "the trials run."
+        ),
+    ] = None,
+    megatron_arguments: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of your own for that script, kept in every trial, such as "
+            "'--data-path /data/corpus --split 99,1,0'."
+        ),
+    ] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
@@ -218,97 +235,68 @@ def search(
     of this machine.
     """
     from autotune.app.run import exit_code
-    from autotune.app.session import both_engines, open_session
+    from autotune.app.run import search as run
+    from autotune.app.session import both_engines, open_session, plan_search
+    from autotune.cost.knowledge import default_file
     from autotune.fleet.options import options_of
-    from autotune.report.results.study import read_report
-    from autotune.report.terminal.study import print_report
+    from autotune.report.terminal.live import view_for
+    from autotune.report.terminal.study import print_plan
+
+    def search_once(
+        held: str, flags: dict[str, Any], options: "FleetOptions"
+    ) -> "SearchEnding | None":
+        """Show the plan and run it; None where nothing is to run."""
+        if command:
+            session = _script_session(
+                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
+            )
+        else:
+            session = open_session(
+                job, flags, results=results, fleet=held, options=options, agreed=agreed
+            )
+        is_fresh = fresh and not command  # it was set aside before the command ran
+        plan = plan_search(session, fresh=is_fresh)
+        if dry_run:
+            as_dict = plan.as_dict
+            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
+            return None
+        print_plan(PROGRESS, plan, reasons=False)
+        _confirm(yes)
+        with view_for(PROGRESS, session.lattice.context) as view:
+            return run(
+                session,
+                view,
+                fresh=is_fresh,
+                metrics_file=metrics_file,
+                knowledge=None if no_knowledge else knowledge or default_file(),
+            )
 
     options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
-    wishes: dict[str, Any] = {
-        "dry_run": dry_run,
-        "metrics_file": metrics_file,
-        "knowledge": knowledge,
-        "no_knowledge": no_knowledge,
-        "yes": yes,
-        "as_json": as_json,
-    }
+    ended: list[SearchEnding] = []
     with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
-        if command:
-            session = _script_session(
-                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
+        searches: Iterable[tuple[dict[str, Any], FleetOptions]] = [(flags, options)]
+        if options.is_of_each_kind:
+            from autotune.app.kinds import searches_of_kinds
+
+            searches = searches_of_kinds(
+                held, options, job_file=job, flags=flags, agreed=agreed, command=command or ()
             )
-            # It was set aside before the command ran.
-            endings = [(session, _search(session, fresh=False, **wishes))]
-        else:
-            endings = []
-            for own in both_engines(job, flags, agreed):
-                session = open_session(
-                    job, own, results=results, fleet=held, options=options, agreed=agreed
-                )
-                endings.append((session, _search(session, fresh=fresh, **wishes)))
-    if dry_run:
-        return
-    found = [(session, ending) for session, ending in endings if ending is not None]
-    for session, ending in found:
-        if as_json:
-            print_json(ending.answer.to_dict(), indent=None)
-        if ending.error is not None and len(found) == 1:
-            raise ending.error
-        if not as_json:
-            print_report(DATA, read_report(session.study))
-    if len(found) > 1:
-        _compare_engines([session.study.folder for session, _ in found], as_json=as_json)
-    raise typer.Exit(min(exit_code(ending.answer) for _, ending in found))
-
-
-def _search(
-    session: "Session",
-    *,
-    fresh: bool,
-    dry_run: bool,
-    metrics_file: Path | None,
-    knowledge: Path | None,
-    no_knowledge: bool,
-    yes: bool,
-    as_json: bool,
-) -> "SearchEnding | None":
-    """Show the plan of a session, and run it where the user agrees; None: only shown."""
-    from autotune.app.run import search as run
-    from autotune.app.session import plan_search
-    from autotune.cost.knowledge import default_file
-    from autotune.report.terminal.live import view_for
-    from autotune.report.terminal.study import print_plan
-
-    plan = plan_search(session, fresh=fresh)
-    if dry_run:
-        as_dict = plan.as_dict
-        print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
-        return None
-    print_plan(PROGRESS, plan, reasons=False)
-    _confirm(yes)
-    with view_for(PROGRESS, session.lattice.context) as view:
-        return run(
-            session,
-            view,
-            fresh=fresh,
-            metrics_file=metrics_file,
-            knowledge=None if no_knowledge else knowledge or default_file(),
-        )
-
-
-def _compare_engines(folders: list[Path], *, as_json: bool) -> None:
-    """Print the studies of two engines side by side, and which one to use."""
-    from autotune.app.pages import compare_studies
-    from autotune.report.compare.terminal import print_comparison
-
-    comparison = compare_studies([str(folder) for folder in folders], folders[0].parent)
-    if as_json:
-        print_json(comparison.as_dict(), indent=None)
-    else:
-        print_comparison(DATA, comparison)
+        for own, its_options in searches:
+            for each in [own] if command else both_engines(job, own, agreed):
+                if (ending := search_once(held, each, its_options)) is not None:
+                    ended.append(ending)
+            if ended and ended[-1].answer.interrupted:
+                break
+    if len(ended) > 1:
+        _show_endings(ended, as_json=as_json)
+    elif ended:
+        _show_ending(ended[0], as_json=as_json)
+    if ended:
+        codes = [exit_code(ending.answer) for ending in ended]
+        raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
 
 
 def _diagnose_keys(
@@ -419,6 +407,43 @@ def render(
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)
+
+
+def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
+    """Print a search's answer, and raise why there is none."""
+    from autotune.report.results.study import read_report
+    from autotune.report.terminal.study import print_report
+
+    if as_json:
+        print_json(ending.answer.to_dict(), indent=None)
+    if ending.error is not None:
+        raise ending.error
+    if not as_json:
+        print_report(DATA, read_report(ending.answer.study))
+
+
+def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
+    """Print what each search found, and the comparison: of kinds of devices, or of engines."""
+    from autotune.app.pages import compare_studies
+    from autotune.report.compare.terminal import print_comparison
+    from autotune.report.results.study import read_report
+    from autotune.report.terminal.study import print_report
+
+    errors = [ending.error for ending in endings if ending.error is not None]
+    if len(errors) == len(endings):
+        raise errors[-1]
+    for error in errors:
+        explain(error)
+    answers = [ending.answer for ending in endings]
+    folders = [str(answer.study.folder) for answer in answers]
+    comparison = compare_studies(folders, answers[0].study.root)
+    if as_json:
+        told = [answer.to_dict() for answer in answers]
+        print_json({"answers": told, "comparison": comparison.as_dict()}, indent=None)
+    else:
+        for answer in answers:
+            print_report(DATA, read_report(answer.study))
+        print_comparison(DATA, comparison)
 
 
 def _confirm(yes: bool) -> None:

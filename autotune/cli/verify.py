@@ -198,6 +198,10 @@ def doctor(
     measure: Annotated[
         bool, typer.Option(help="Run a matrix product and an all-reduce on the devices.")
     ] = True,
+    links: Annotated[
+        bool,
+        typer.Option("--links", help="Of a fleet: measure the links between devices, and nodes."),
+    ] = False,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
     as_json: Json = False,
@@ -207,8 +211,13 @@ def doctor(
     if fleet != "local":
         if build:
             raise JobError("--build and --fleet are both given", "a search builds on its nodes")
-        _examine_fleet(fleet, fleet_option or (), as_json=as_json)
+        _examine_fleet(fleet, fleet_option or (), measures_links=links, as_json=as_json)
         return
+    if links:
+        raise JobError(
+            "--links: this is about a fleet of other machines",
+            "name one with --fleet, or measure this machine: autotune probe",
+        )
     if build:
         from autotune.base.plugins import load_plugin, plugin_names
         from autotune.devices.hardware import detect_environment
@@ -226,7 +235,9 @@ def doctor(
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
 
 
-def _examine_fleet(fleet: str, options: Sequence[str], *, as_json: bool) -> None:
+def _examine_fleet(
+    fleet: str, options: Sequence[str], *, measures_links: bool, as_json: bool
+) -> None:
     from autotune.app.session import find_far_place
     from autotune.doctor import Level
     from autotune.doctor.fleet import diagnose_fleet
@@ -235,7 +246,8 @@ def _examine_fleet(fleet: str, options: Sequence[str], *, as_json: bool) -> None
 
     chosen = options_of(options)
     with obtained_fleet(fleet, chosen) as held:
-        found = diagnose_fleet(find_far_place(held, chosen).transport)
+        transport = find_far_place(held, chosen).transport
+        found = diagnose_fleet(transport, measures_links=measures_links)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)

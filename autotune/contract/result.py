@@ -10,6 +10,10 @@ from typing import Any
 from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
+OWN_LOG_TIME_SHARE = 0.05
+"""Share of a step's time by which an engine's own log may differ: it takes its time elsewhere."""
+OWN_LOG_LOSS_SHARE = 1e-4
+"""Share of a loss by which it may differ: it is printed with seven digits."""
 MOST_LOSSES = 200
 """Steps whose losses a result keeps, from the first on."""
 
@@ -151,6 +155,33 @@ class Surroundings:
 
 
 @dataclass(kw_only=True)
+class OwnLog:
+    """What the engine's own log says of measured steps, beside what was measured of the same."""
+
+    n_steps: int
+    step_time_s: float
+    """Median, by the log."""
+    measured_step_time_s: float
+    loss: float | None = None
+    """Loss of the last of these steps, by the log; None: it does not say."""
+    measured_loss: float | None = None
+
+    @property
+    def disagreement(self) -> str:
+        """What both say where it is not the same; empty: they agree."""
+        said = []
+        ours_s, theirs_s = self.measured_step_time_s, self.step_time_s
+        if abs(theirs_s - ours_s) > OWN_LOG_TIME_SHARE * ours_s:
+            said.append(f"{theirs_s:.4g} s a step, measured {ours_s:.4g} s")
+        ours, theirs = self.measured_loss, self.loss
+        if ours is None or theirs is None:
+            return "; ".join(said)
+        if abs(theirs - ours) > OWN_LOG_LOSS_SHARE * abs(ours):
+            said.append(f"loss {theirs:.6g}, seen {ours:.6g}")
+        return "; ".join(said)
+
+
+@dataclass(kw_only=True)
 class RankReport(Stored):
     """Report of one rank when it ends, well or badly."""
 
@@ -210,6 +241,8 @@ class RankReport(Stored):
     """Time of those steps and of the gaps between them; a soak's phase goes on after."""
     diagnosis: RankDiagnosis | None = None
     """None: there was no diagnostic pass."""
+    own_log: OwnLog | None = None
+    """None: the engine keeps none, or on another rank."""
     schema_version: int = SCHEMA_VERSION
 
     def check(self) -> None:
@@ -359,6 +392,8 @@ class TrialResult(Stored):
     """None where nothing was measured."""
     diagnosis: Diagnosis | None = None
     """None: there was no diagnostic pass."""
+    own_log: OwnLog | None = None
+    """None: the engine keeps none."""
     origin: Origin = Origin.MEASURED
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION

@@ -10,6 +10,7 @@ from autotune.base.units import format_bytes
 from autotune.devices.hardware import VERSIONED
 from autotune.doctor.diagnosis import Level, Machine, Remark, worst
 from autotune.doctor.findings import conclude_of_node
+from autotune.doctor.links import DeviceLink, measure_links
 from autotune.doctor.node import MARK, machine_of
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.transports.base import Node
@@ -42,6 +43,8 @@ class FleetExamination:
     nodes: tuple[NodeExamination, ...]
     findings: tuple[Remark, ...]
     """Findings about all of them together."""
+    links: tuple[DeviceLink, ...] | None = None
+    """Links between devices; None: they were not measured."""
 
     @property
     def level(self) -> Level:
@@ -55,8 +58,13 @@ class FleetExamination:
         return {"level": self.level, **dataclasses.asdict(self)}
 
 
-def diagnose_fleet(transport: RemoteTransport) -> FleetExamination:
-    """Ask every node what it has, and what would not work there; all at the same time."""
+def diagnose_fleet(
+    transport: RemoteTransport, *, measures_links: bool = False
+) -> FleetExamination:
+    """Ask every node what it has, and what would not work there; all at the same time.
+
+    With `measures_links` also how fast their devices send to each other, on nodes that are free.
+    """
     problems = transport.reasons
     found: Mapping[str, Inventory] = {}
     slots: Mapping[str, Node] = {}
@@ -90,7 +98,19 @@ def diagnose_fleet(transport: RemoteTransport) -> FleetExamination:
                 findings=tuple(remarks),
             )
         )
-    return FleetExamination(nodes=tuple(nodes), findings=tuple(conclude_fleet(nodes)))
+    findings, links = [*conclude_fleet(nodes)], None
+    if measures_links and found:
+        try:
+            links = measure_links(transport)
+        except FleetError as error:
+            findings.append(_warn("links", f"not measured: {error.message}", error.hint))
+        else:
+            findings += links.findings
+    return FleetExamination(
+        nodes=tuple(nodes),
+        findings=tuple(findings),
+        links=None if links is None else links.links,
+    )
 
 
 def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:

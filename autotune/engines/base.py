@@ -155,6 +155,13 @@ class Engine(ABC):
         """
         return ()
 
+    def check_here(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027
+        """See on this machine, before any trial, that what the job trains takes its candidates.
+
+        Raises:
+            JobError: It does not.
+        """
+
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """The command that builds, on a node, what the trials of some candidates load there.
 

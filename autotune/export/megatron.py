@@ -6,8 +6,10 @@ from typing import Any
 
 from autotune.base.templates import Templates
 from autotune.contract import settings_of
+from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
     ON_CPU,
+    SCRIPT_ON_CPU,
     Arguments,
     layout_arguments,
     model_arguments,
@@ -20,12 +22,6 @@ from autotune.engines.megatron.knobs import columns_of
 from autotune.engines.megatron.rules import LayoutTask, Rows
 from autotune.export.base import Handout, Launch
 from autotune.export.readme import choice_values
-
-_EOD_IS_EXTRA = ("0.14", "0.15", "0.16", "0.17")
-"""Releases whose NullTokenizer adds a token to `--vocab-size`; later ones take one of it.
-
-Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py and, from 0.15 on,
-megatron/core/tokenizers/text/libraries/null_tokenizer.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +50,7 @@ def run_of(handout: Handout) -> MegatronRun:
     row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
     model = model_arguments(job.model, job.seq_len)
     vocab = int(model.pop("vocab_size"))
-    on_cpu = ON_CPU if handout.environment.accelerator == "cpu" else {}
+    on_cpu = ON_CPU | SCRIPT_ON_CPU if handout.environment.accelerator == "cpu" else {}
     return MegatronRun(
         task=task,
         row=row,
@@ -73,12 +69,9 @@ def release_of(handout: Handout) -> str:
     """
     if handout.release:
         return known_release(handout.release, where="--to")
+    if (checkout := handout.job.megatron_path) is not None:
+        return known_release(flags.release_of(checkout), where=f"megatron_path: {checkout}")
     return newest_release()
-
-
-def null_vocab(vocab: int, release: str) -> int:
-    """The `--vocab-size` of a NullTokenizer with so many token ids."""
-    return vocab - 1 if release in _EOD_IS_EXTRA else vocab
 
 
 def lines_of(arguments: Arguments, release: str) -> list[list[str]]:

@@ -170,6 +170,17 @@ class Place(ABC):
             "name one that runs them: --fleet local, or one of other machines",
         )
 
+    def rank_places(self, world: int) -> tuple[str, ...]:
+        """Name of where each rank of a job lies: its node, and the devices that are joined there.
+
+        Returns:
+            Empty where nobody knows.
+
+        Raises:
+            FleetError: The devices are not there.
+        """
+        return ()
+
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
         """Nodes that do not see a folder of this machine under the same name.
 

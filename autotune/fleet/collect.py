@@ -117,6 +117,7 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         environment=ending.nodes[0].environment,
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
+        own_log=next((r.own_log for r in reversed(reports) if r.own_log is not None), None),
     )
     return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
 

@@ -59,8 +59,7 @@ class GangFleet:
         """
         self._transport = transport
         self._nodes = {node.name: node for node in transport.nodes()}
-        slots = (slot for node in self._nodes.values() for slot in _slots_of(node))
-        self._allocator = GangAllocator(tuple(slots), is_exclusive=is_exclusive)
+        self._allocator = GangAllocator(slots_of(transport), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
             raise FleetError(
@@ -508,16 +507,41 @@ class GangTrial(Handle):
         return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
 
 
-def _slots_of(node: Node) -> Iterator[Slot]:
-    for index, device in enumerate(node.devices):
-        place = node.places[index] if node.places else DevicePlace()
-        yield Slot(
-            index=index,
-            device=device,
-            node=node.name,
-            domain=place.domain,
-            shares=frozenset(place.shares),
-        )
+def slots_of(transport: Transport) -> tuple[Slot, ...]:
+    """The slots of a transport's nodes, node after node.
+
+    Raises:
+        FleetError: None can be reached.
+    """
+    found = []
+    for node in transport.nodes():
+        for index, device in enumerate(node.devices):
+            place = node.places[index] if node.places else DevicePlace()
+            slot = Slot(
+                index=index,
+                device=device,
+                node=node.name,
+                domain=place.domain,
+                shares=frozenset(place.shares),
+            )
+            found.append(slot)
+    return tuple(found)
+
+
+def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
+    """Place of each rank of a gang that has the fleet for itself: node, and domain of devices.
+
+    Returns:
+        Empty where the fleet holds no such gang.
+
+    Raises:
+        FleetError: No node can be reached.
+    """
+    allocator = GangAllocator(slots_of(transport))
+    if not allocator.capacity(world):
+        return ()
+    slots = allocator.allocate(world).slots
+    return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
 
 
 def _started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:

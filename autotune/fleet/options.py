@@ -6,6 +6,9 @@ from difflib import get_close_matches
 
 from autotune.base.errors import JobError
 
+EACH_KIND = "each"
+"""Option `kind` where every kind is searched, one after the other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
@@ -21,8 +24,8 @@ class FleetOptions:
     forward: tuple[str, ...] = ()
     """Environment variables of this machine that trials get besides those that change speed."""
     kind: str = ""
-    """Words of the device's name: only nodes that have it are taken; empty: all, which must be
-    alike."""
+    """Words of the device's name: only nodes that have it are taken; after `=` they are the whole
+    name; `each`: a search of each kind; empty: all nodes, which must be alike."""
     ssh: str = "ssh"
     """Command that logs in, with its own options, such as `ssh -F FILE`."""
     wait: str = ""
@@ -30,6 +33,16 @@ class FleetOptions:
     ten minutes for Ray's."""
     slots: str = ""
     """Nodes of a Ray cluster and the slots to take on each, such as `2x8`; empty: all."""
+
+    @property
+    def is_of_each_kind(self) -> bool:
+        """Whether a search of each kind of device is asked for."""
+        return self.kind == EACH_KIND
+
+    def takes(self, device_name: str) -> bool:
+        """Whether nodes with a device of this name are taken."""
+        name, kind = device_name.casefold(), self.kind.casefold()
+        return name == kind[1:] if kind.startswith("=") else kind in name
 
     def refuse(self, fleet: str) -> None:
         """Refuse any, for a fleet that takes none.

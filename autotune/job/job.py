@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ _MOST_COMPLAINTS = 10
 DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 DEFAULT_WORKLOAD = "builtin"
+CHECKOUT_WORKLOAD = "pretrain_gpt"
+"""What a trial trains where the job names a checkout of Megatron-LM."""
 DEFAULT_SPACE = "zero"
 GUARD_STEPS = 20
 """Steps that the convergence guard compares where nobody says how many."""
@@ -133,6 +136,10 @@ class Job:
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     workload: str = DEFAULT_WORKLOAD
     """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
+    megatron_path: Path | None = None
+    """A checkout of Megatron-LM whose own script trials run; None: the workload is another."""
+    megatron_arguments: tuple[str, ...] = ()
+    """Words of the user's own on its command line, after those of a candidate."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
@@ -168,6 +175,13 @@ def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
 
 def _topology(value: Any) -> Topology | None:
     return None if value is None else parse_topology(value)
+
+
+def _words(value: Any) -> Any:
+    """Words of a command line, from a text or a list."""
+    if isinstance(value, str):
+        return tuple(shlex.split(value))
+    return tuple(map(str, value)) if isinstance(value, list) else value
 
 
 class JobFile(BaseModel):
@@ -251,6 +265,14 @@ class JobFile(BaseModel):
     workload: str = Field(
         default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
     )
+    megatron_path: Path | None = Field(
+        default=None,
+        description="a checkout of Megatron-LM, whose pretrain_gpt.py the trials run",
+    )
+    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        default=(),
+        description="arguments of your own for that script, such as --data-path /data/corpus",
+    )
     script: Path | None = Field(
         default=None, description="what the first run of your own command showed, as a file"
     )
@@ -278,6 +300,13 @@ _NUMBERS = {
     *("price", "head_room", "seed", "guard_steps"),
 }
 """Keys that hold a plain number; budgets, times and sizes have units, and readers of their own."""
+
+
+_PATHS = (
+    *("baseline", "base_config", "templates", "nvme_path", "accelerators", "megatron_path"),
+    "script",
+)
+"""Keys that hold a path, whatever stands there."""
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
@@ -315,7 +344,7 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     A model or a space is one where such a file or folder is there and no shipped one has the name.
     """
     resolved = dict(data)
-    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators", "script"):
+    for key in _PATHS:
         if isinstance(data.get(key), str | Path):
             resolved[key] = os.path.realpath(folder / data[key])
     for key, shipped in (("model", presets), ("space", shipped_spaces)):
@@ -346,6 +375,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
         _check_weighable(file)
+        _check_checkout(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
         # A file of something else has any number of wrong keys: the first ones tell.
@@ -385,12 +415,18 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             where=source("fidelity"),
         ),
         "price_per_hour": file.price,
+        "workload": _workload(file),
         "script": script,
     }
     as_written = {
         name: getattr(file, name) for name in Job.__dataclass_fields__ if name not in converted
     }
     return Job(**as_written, **converted)
+
+
+def _workload(file: JobFile) -> str:
+    """What a trial trains: a checkout where one is named."""
+    return CHECKOUT_WORKLOAD if file.megatron_path is not None else file.workload
 
 
 _CONTINUED = {
@@ -400,7 +436,10 @@ _CONTINUED = {
     *("guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
-_YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths", "script")
+_YOUNGER = (
+    *("nvme_path", "finetune", "engine", "workload", "lengths", "script"),
+    *("megatron_path", "megatron_arguments"),
+)
 """Keys that count where they are used: the studies of jobs without them keep their names."""
 
 
@@ -421,6 +460,27 @@ def _check_weighable(file: JobFile) -> None:
             f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "
             "hours",
             "leave it out, or choose the objective samples_per_s",
+        )
+
+
+def _check_checkout(file: JobFile) -> None:
+    """Refuse a checkout with an engine that it is not of, and beside another workload."""
+    if file.megatron_path is None and file.megatron_arguments:
+        raise JobError(
+            "megatron_arguments: there is no script that takes them",
+            "name your checkout: --megatron-path FOLDER, or `megatron_path:` in the job file",
+        )
+    if file.megatron_path is None:
+        return
+    if file.engine == DEFAULT_ENGINE:
+        raise JobError(
+            f"megatron_path: {file.megatron_path}: the engine {file.engine} runs no checkout",
+            "add --engine megatron",
+        )
+    if file.workload not in (DEFAULT_WORKLOAD, CHECKOUT_WORKLOAD):
+        raise JobError(
+            f"megatron_path: {file.megatron_path}: the workload {file.workload} runs no checkout",
+            "leave one of the two out",
         )
 
 

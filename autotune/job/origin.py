@@ -21,6 +21,7 @@ _PATHS = {
     "templates": "renders templates of",
     "nvme_path": "writes below",
     "accelerators": "reads",
+    "megatron_path": "runs the scripts of",
 }
 
 
@@ -64,6 +65,8 @@ def deeds_of(data: Mapping[str, Any], *, without: Collection[str] = ()) -> list[
     for key, deed in _PATHS.items():
         if told.get(key) is not None:
             found.append(f"{key}: {deed} {told[key]}")
+    if words := told.get("megatron_arguments"):
+        found.append(f"megatron_arguments: hands on {words}")
     # A shipped space has a name; `resolve_paths` has made a path of any other.
     if os.sep in str(told.get("space", "")):
         found.append(f"space: reads {told['space']}")

@@ -38,8 +38,8 @@ def conclude(
     """
     return (
         *_slow_devices(points, names),
-        *_slow_pairs(points, names, "nodes"),
-        *_slow_pairs(points, names, "node"),
+        *slow_pairs(points, names, "nodes"),
+        *slow_pairs(points, names, "node"),
         *(() if its_class is None else _below_class(figures, its_class)),
         *_scattered(points),
         *_badly_fitted(figures),
@@ -68,7 +68,8 @@ def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str
                 )
 
 
-def _slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> Iterator[str]:
+def slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> Iterator[str]:
+    """Warnings of pairs of ranks that stay behind the others within the nodes, or between them."""
     pairs = of_kind(points, "pair", span)
     if len(pairs) < 2:
         return

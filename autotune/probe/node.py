@@ -51,6 +51,7 @@ def _part(asked: dict[str, Any], token: str) -> Told | None:
         nodes=nodes,
         disk=None if asked["disk"] is None else Path(asked["disk"]),
         is_quick=asked["quick"],
+        only_pairs=asked["only_pairs"],
     )
 
 

@@ -1,11 +1,11 @@
 """One rank of a probe: `python -m autotune.probe.rank FOLDER ACCELERATOR DEVICES WANTED`.
 
 All ranks measure the same at the same time, as they do in training: what one device does alone it
-may not do while the others want the same memory. WANTED is JSON: `quick`, `precisions`, `disk`, a
-folder or null, and `nodes`, as of `Nodes` without its token, which is in the environment, or null
-where this machine is all there is; of several nodes the first rank's answer holds those of all
-ranks under `reports`, and under `strangers` who was turned away. An answer has a list of points;
-one is
+may not do while the others want the same memory. WANTED is JSON: `quick`, `only_pairs`,
+`precisions`, `disk`, a folder or null, and `nodes`, as of `Nodes` without its token, which is in
+the environment, or null where this machine is all there is; of several nodes the first rank's
+answer holds those of all ranks under `reports`, and under `strangers` who was turned away. An
+answer has a list of points; one is
 
     {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
 
@@ -59,6 +59,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
             "accelerator": accelerator,
             "ranks": per_node,
             "quick": wanted["quick"],
+            "only_pairs": wanted["only_pairs"],
             "nvme": wanted["disk"],
         }
         meeting = Meeting(
@@ -73,19 +74,21 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         )
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     clock = Clock(device, wait, is_quick=wanted["quick"])
-    points = [*kernels.products(clock, wanted["precisions"])]
-    points += kernels.streams(clock)
-    if accelerator == "cuda":
-        points += kernels.copies(clock)
-    else:
-        points += kernels.layers(clock)
-        points += kernels.attention(clock, wanted["precisions"])
-        points += kernels.losses(clock, wanted["precisions"])
-    if wanted["disk"] is not None:
-        points += kernels.disk(clock, wanted["disk"], rank)
-    if world > 1:
-        for ring in communication.rings(per_node):
+    points: list[dict[str, Any]] = []
+    if not wanted["only_pairs"]:
+        points += kernels.products(clock, wanted["precisions"])
+        points += kernels.streams(clock)
+        if accelerator == "cuda":
+            points += kernels.copies(clock)
+        else:
+            points += kernels.layers(clock)
+            points += kernels.attention(clock, wanted["precisions"])
+            points += kernels.losses(clock, wanted["precisions"])
+        if wanted["disk"] is not None:
+            points += kernels.disk(clock, wanted["disk"], rank)
+        for ring in communication.rings(per_node) if world > 1 else ():
             points += communication.collectives(clock, ring)
+    if world > 1:
         points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
     report = {

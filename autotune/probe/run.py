@@ -137,14 +137,19 @@ def measure(
     nodes: Nodes | None = None,
     disk: Path | None = None,
     is_quick: bool = False,
+    only_pairs: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> Told | None:
-    """Run the ranks of this machine; arguments, None and errors are those of `run_probe`."""
+    """Run the ranks of this machine; arguments, None and errors are those of `run_probe`.
+
+    With `only_pairs`, the same on all nodes, they measure the links between two of them each.
+    """
     devices = _devices(environment, world)
     if disk is not None and not disk.is_dir():
         raise JobError(f"--nvme {disk}: is no folder", "name one on the disk to measure")
     wanted = {
         "quick": is_quick,
+        "only_pairs": only_pairs,
         "precisions": list(environment.precisions),
         "disk": None if disk is None else str(disk.resolve()),
         "nodes": None if nodes is None else nodes.without_token(),

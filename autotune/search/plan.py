@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from autotune.search.confirm import (
 from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
+from autotune.space.ranks import describe_places, describe_reach
 from autotune.space.workload import Reach
 
 ASSUMED_TRIAL_S = 15.0
@@ -103,6 +105,9 @@ class Plan:
     budget_s: float | None
     price_per_hour: float | None
     """Price of one accelerator, in whatever currency; None: nobody said."""
+    ranks: tuple[str, ...] = ()
+    """Where a trial's ranks lie, and how far parallel groups of them reach, in words; empty: they
+    lie in one place, or nobody knows."""
     command: str = ""
     """The user's own command, as typed; empty: what is trained is another workload."""
     ways: dict[str, str] = field(default_factory=dict)
@@ -168,8 +173,12 @@ def make_plan(
     reductions: Reductions | None = None,
     *,
     origin: Origin = Origin.MEASURED,
+    places: Sequence[str] = (),
 ) -> Plan:
-    """Work out what a search would run; a table's answers are not compared again."""
+    """Work out what a search would run; a table's answers are not compared again.
+
+    `places` names where each rank of a trial lies, where that is known.
+    """
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     if measured_s is None and job.script is not None:
@@ -223,9 +232,23 @@ def make_plan(
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
         price_per_hour=job.price_per_hour,
+        ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, lattice),
         **_guard_of(job, history, search_trials, is_compared=runs and is_compared),
     )
+
+
+def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
+    """Where ranks lie, and how far the groups of each degree of the lattice reach."""
+    if len(set(places)) < 2:
+        return
+    yield describe_places(places)
+    world = len(places)
+    for name in ("tp", "sp", "pp"):
+        for degree in map(int, lattice.values.get(name, ())):
+            if 1 < degree <= world and world % degree == 0:
+                stride = world // degree if name == "pp" else 1
+                yield f"groups of {name}={degree}: {describe_reach(degree, stride, places)}"
 
 
 def _guard_of(

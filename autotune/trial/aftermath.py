@@ -85,7 +85,9 @@ class Aftermath:
         """All steps were measured, or this is one of those that follow; says whether it ends."""
         if self._soak is not None and not self._soak.finale():
             return False
-        self._reporter.report.memory_bytes = self._meter.read()
+        report = self._reporter.report
+        report.memory_bytes = self._meter.read()
+        report.own_log = self._live.own_log(report)
         if self._pass is None:
             return True
         self._meter.lift()  # the profiler's own memory is no part of the configuration's

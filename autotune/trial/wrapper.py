@@ -59,6 +59,8 @@ def main(folder: Path) -> NoReturn:
 
 def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.enter(Phase.IMPORT)
+    if spec.workload.script:  # its folder may bring the engine
+        sys.path.insert(0, str(Path(spec.workload.script).parent))
     driver = driver_of(spec.engine.name)
     driver.load_code(spec.layout.accelerator)
     import torch
@@ -127,8 +129,10 @@ def _train(driver: Driver, spec: TrialSpec, config: dict[str, Any]) -> None:
     """
     workload = spec.workload
     if workload.script:
-        sys.argv = [workload.script, *workload.arguments]
-        sys.path.insert(0, str(Path(workload.script).parent))
+        # Most engines read the candidate from a file that the script need not know.
+        as_words = getattr(driver, "as_words", None)
+        words = [] if as_words is None else as_words(spec, config)
+        sys.argv = [workload.script, *words, *workload.arguments]
         if workload.folder:
             os.chdir(workload.folder)
         runpy.run_path(workload.script, run_name="__main__")
@@ -165,6 +169,10 @@ def versions() -> dict[str, str]:
     ):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
+    # A checkout that comes before an installed package.
+    core = sys.modules.get("megatron.core")
+    if core is not None:
+        found["megatron-core"] = core.__version__
     return found
 
 

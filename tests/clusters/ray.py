@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.clusters.ssh import core_of
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'autotune[ray]'"
@@ -39,8 +42,8 @@ class RayCluster:
         return ["--fleet", f"ray:{self.address}"]
 
     def add(self, name: str) -> None:
-        """Start a node."""
-        with _marked(self.folder):
+        """Start a node, on a core of its own where there are as many."""
+        with _marked(self.folder), _on(core_of(len(self.nodes))):
             self.nodes[name] = self.cluster.add_node(
                 num_cpus=self.slots, object_store_memory=_STORE_BYTES, node_name=name
             )
@@ -111,6 +114,17 @@ def _marked(folder: Path) -> Iterator[None]:
         patch.setenv(_MARK, str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield
+
+
+@contextmanager
+def _on(core: int) -> Iterator[None]:
+    """Keep what is started meanwhile to a core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _title(process: psutil.Process) -> str:

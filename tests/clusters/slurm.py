@@ -1,7 +1,8 @@
 """A Slurm cluster on this machine: a slurmctld and a slurmd for each of some nodes.
 
-All nodes are this machine under other names, and share its loopback and files. Slurm is told not
-to authenticate anybody (no munge), so that only root can run it so.
+All nodes are this machine under other names, and share its loopback and files; those of one CPU
+each have one of its cores. Slurm is told not to authenticate anybody (no munge), so that only root
+can run it so.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from autotune.base.kept_process import Kept
+from tests.clusters.ssh import core_of
 
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
 needs_slurm = pytest.mark.skipif(
@@ -68,6 +70,8 @@ class SlurmCluster:
     """Nodes `n0`, `n1`, ... of a cluster that runs."""
 
     folder: Path
+    cpus: int
+    """CPUs of each."""
     daemons: ExitStack
     """Ends them."""
 
@@ -114,7 +118,9 @@ class SlurmCluster:
     def start_daemon(self, node: int) -> None:
         """Start the slurmd of a node."""
         (self.folder / f"spool-n{node}").mkdir(exist_ok=True)
-        self.daemons.enter_context(_daemon(self, "slurmd", "-D", "-N", f"n{node}"))
+        arguments = ("-D", "-N", f"n{node}")
+        core = core_of(node) if self.cpus == 1 else None
+        self.daemons.enter_context(_daemon(self, "slurmd", *arguments, core=core))
 
     def mend(self, node: int) -> None:
         """Take a node back that is down or drained."""
@@ -177,7 +183,7 @@ def slurm_cluster(
     (folder / "slurm.conf").write_text(configuration)
     (folder / "state").mkdir()
     with ExitStack() as daemons:
-        cluster = SlurmCluster(folder, daemons)
+        cluster = SlurmCluster(folder, cpus, daemons)
         daemons.enter_context(_daemon(cluster, "slurmctld", "-D", "-i"))
         for i in range(n_nodes):
             cluster.start_daemon(i)
@@ -186,12 +192,15 @@ def slurm_cluster(
 
 
 @contextmanager
-def _daemon(cluster: SlurmCluster, program: str, *arguments: str) -> Iterator[None]:
+def _daemon(
+    cluster: SlurmCluster, program: str, *arguments: str, core: int | None = None
+) -> Iterator[None]:
     """Run a daemon; what it has started outlives it, and ends here at the latest."""
+    kept = [] if core is None else ["taskset", "-c", str(core)]
     name = "-".join((program, *arguments[2:]))
     with (cluster.folder / f"{name}.log").open("ab") as log:
         process = Kept(
-            ["sh", "-c", '"$@"; exec sleep infinity', "sh", program, *arguments],
+            ["sh", "-c", '"$@"; exec sleep infinity', "sh", *kept, program, *arguments],
             env=_environment(cluster),
             stdin=subprocess.DEVNULL,
             stdout=log,

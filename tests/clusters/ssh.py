@@ -2,12 +2,13 @@
 
 The coordinator has a namespace of its own, so that no address of this machine is touched. All of
 them share this machine's files; `is_apart` gives a node folders of its own where a search keeps
-its record.
+its record. Every node has one of its cores, in turns.
 """
 
 import contextlib
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.devices.hardware import usable_cores
 from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.node.processes import kill_all
 
@@ -87,7 +89,7 @@ class SshNodes:
         """Let a node that was killed answer again."""
         name = self.names[node]
         config = self.folder / f"sshd-{name}.conf"
-        self.servers[node] = _serve(self.folder, name, config, self.is_apart)
+        self.servers[node] = _serve(self.folder, name, config, self.is_apart, core_of(node))
 
     def processes(self, node: int | None = None) -> list[psutil.Process]:
         """What runs on a node, or on all, beside what logs in, or waits to."""
@@ -128,6 +130,7 @@ def ssh_nodes(
     is_apart: Sequence[Path] = (),
     variables: Mapping[int, Mapping[str, str]] | None = None,
     settings: Mapping[int, str] | None = None,
+    processors: Mapping[int, str] | None = None,
 ) -> Iterator[SshNodes]:
     """Make nodes; whatever runs on them ends with them.
 
@@ -138,6 +141,7 @@ def ssh_nodes(
         is_apart: Folders of this machine that the nodes do not see: each has an empty one there.
         variables: What the environment of a node has besides.
         settings: Lines of the configuration of a node's sshd, before all others.
+        processors: What the kernel of a node calls its processor, where that is not this one's.
     """
     tag = f"as{os.getpid() % 100_000}{next(_letters)}"
     head, switch = f"{tag}h", f"{tag}s"
@@ -166,7 +170,11 @@ def ssh_nodes(
                 run("ip", "-n", name, "link", "set", device, "up")
             said = (variables or {}).get(len(servers), {}), (settings or {}).get(len(servers), "")
             config = _server(folder, name, address, key, host_key, *said)
-            servers.append(_serve(folder, name, config, is_apart))
+            if called := (processors or {}).get(len(servers)):
+                own = Path("/proc/cpuinfo").read_text()
+                other = re.sub(r"(?m)^(model name\s*): .*$", rf"\1: {called}", own)
+                _cpuinfo(folder, name).write_text(other)
+            servers.append(_serve(folder, name, config, is_apart, core_of(len(servers))))
         config = _client(folder, names, addresses, key, host_key)
         hostfile = folder / "hostfile"
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
@@ -179,6 +187,12 @@ def ssh_nodes(
         for name in (*names, head):
             _kill_all_in(name)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def core_of(node: int) -> int:
+    """The core of this machine that a node of this number has."""
+    cores = usable_cores()
+    return cores[node % len(cores)]
 
 
 def _pids_in(name: str) -> list[int]:
@@ -217,7 +231,7 @@ def _server(
 
 
 def _serve(
-    folder: Path, name: str, config: Path, is_apart: Sequence[Path]
+    folder: Path, name: str, config: Path, is_apart: Sequence[Path], core: int
 ) -> "subprocess.Popen[bytes]":
     serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
     # Names in shared memory have the address and the port of a trial in them, and every node has
@@ -226,11 +240,17 @@ def _serve(
         f"mkdir -p {shlex.quote(str(each))}; mount -t tmpfs none {shlex.quote(str(each))}"
         for each in (Path("/dev/shm"), *is_apart)
     )
-    command = ["unshare", "-m", "sh", "-ec", f"{hidden}; {serve}"]
+    if (cpuinfo := _cpuinfo(folder, name)).exists():
+        hidden += f"; mount --bind {shlex.quote(str(cpuinfo))} /proc/cpuinfo"
+    command = ["taskset", "-c", str(core), "unshare", "-m", "sh", "-ec", f"{hidden}; {serve}"]
     with (folder / f"sshd-{name}.log").open("ab") as log:
         return subprocess.Popen(
             ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True
         )
+
+
+def _cpuinfo(folder: Path, name: str) -> Path:
+    return folder / f"cpuinfo-{name}"
 
 
 def _client(

@@ -21,7 +21,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.fleet import gang_fleet
-from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.transports.base import Node
 from tests.trials import spec
 
@@ -464,3 +464,9 @@ def test_a_command_of_the_users_own_runs_on_one_node_or_not_at_all(tmp_path: Pat
     with pytest.raises(FleetError, match="starts its 4 ranks on one node, and none has as many"):
         fleet.submit(own, tmp_path)
     fleet.submit(spec(command=["torchrun", "train.py"]), tmp_path)
+
+
+def test_ranks_of_a_gang_that_is_alone_have_their_nodes_names() -> None:
+    assert rank_places(Rack(2), 4) == ("n0", "n0", "n1", "n1")
+    assert rank_places(Rack(2), 2) == ("n0", "n0")
+    assert rank_places(Rack(2), 5) == (), "five ranks are none of two each"

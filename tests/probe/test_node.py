@@ -27,6 +27,7 @@ def test_a_node_that_could_not_measure_says_why() -> None:
 
 def test_a_wish_that_cannot_be_is_an_answer_and_no_traceback() -> None:
     asked = {"count": 1, "master": "", "world": 0, "disk": None, "quick": True, "rank": 0}
+    asked["only_pairs"] = False
     done = subprocess.run(
         [sys.executable, "-m", "autotune.probe.node", json.dumps(asked)],
         input="secret\n",

@@ -301,6 +301,26 @@ def test_the_first_run_of_a_command_says_what_a_trial_takes(tmp_path: Path) -> N
     assert plan.trial_s == plan.confirm_s == script.measured.wall_s
 
 
+def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) -> None:
+    job = make(world=4, global_batch=16)
+    lattice = lattice_of(job)
+    vars(lattice)["values"] = {"tp": (1, 2, 4), "pp": (1, 2)}
+    study, places = Study(tmp_path, "s"), ["n0", "n0", "n1", "n1"]
+    plan = make_plan(job, ENVIRONMENT, lattice, study, History(), places=places)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for line in (
+        "ranks       ranks 0 to 1 on n0; 2 to 3 on n1",
+        "groups of tp=2: each in one place",
+        "groups of tp=4: over 2 places",
+        "groups of pp=2: over 2 places",
+    ):
+        assert line in text
+    assert make_plan(job, ENVIRONMENT, lattice, study, History(), places=["n0"] * 4).ranks == ()
+
+
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     job = make(budget="30s")
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())

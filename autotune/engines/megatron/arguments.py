@@ -30,6 +30,24 @@ ON_CPU: Arguments = {
     "no_rope_fusion": True,
 }
 """Arguments without which Megatron asks for kernels that only a GPU has."""
+SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
+"""Arguments of a checkout's own script besides: processes that load data would take the cores of
+the ranks."""
+DECIDED = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
+        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+        *("recompute_activations", "overlap_grad_reduce", "overlap_param_gather"),
+        *("use_distributed_optimizer", "micro_batch_size", "global_batch_size", "seq_length"),
+        *("fp16", "bf16", "num_layers", "hidden_size", "num_attention_heads"),
+        *("train_iters", "train_samples", "log_interval", "eval_iters", "eval_interval"),
+        *("save", "load", "tensorboard_dir", "wandb_project"),
+    }
+)
+"""Arguments that no user adds: those of the knobs, of the job, and of how a trial measures."""
 
 _LLAMA_3_SCALING = {
     "low_freq_factor": 1.0,

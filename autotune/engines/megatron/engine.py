@@ -3,6 +3,7 @@
 Nothing of Megatron is imported: its layouts are planned where it is not installed.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -19,12 +20,13 @@ from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.engines.megatron.arguments import ON_CPU, arguments_of
+from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.baseline import Notes, read_baseline
 from autotune.engines.megatron.flags import known_release, newest_release
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
 from autotune.job.job import Job
 from autotune.job.lengths import FIXED
@@ -32,7 +34,8 @@ from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_candidate, steps_of
 from autotune.space.rule import Violation, judge_by
-from autotune.trial.engines.megatron import ARGUMENTS_FILE
+from autotune.space.workload import workload_of
+from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
 
 PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
@@ -123,9 +126,14 @@ class MegatronEngine(Engine):
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        is_cpu = self._environment.accelerator == "cpu"
-        orders = not is_cpu and (candidate.tp > 1 or candidate.cp > 1)
-        return RankSettings(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {})
+        has_checkout = self._job.megatron_path is not None
+        asks = has_checkout or self._environment.accelerator != "cpu"
+        orders = asks and (candidate.tp > 1 or candidate.cp > 1)
+        return RankSettings(
+            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {},
+            # A warm start has Megatron imported, and a checkout brings its own.
+            may_start_warm=not has_checkout,
+        )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
@@ -136,7 +144,29 @@ class MegatronEngine(Engine):
         arguments = arguments_of(self._row(candidate), self._job, layers=candidate.layers)
         if self._environment.accelerator == "cpu":
             arguments |= ON_CPU
+            if self._job.megatron_path is not None:
+                arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
+
+    def check_here(self, candidates: Sequence[Candidate]) -> None:
+        """See `Engine.check_here`: a checkout's own parser knows which arguments it takes."""
+        if self._job.megatron_path is None:
+            return
+        checked = _with_each_value(candidates)
+        lines = [self._command_line(candidate) for candidate in checked]
+        checkout = checkout_of(self._job)
+        refused = check_arguments(checkout, lines, world=self._job.world)
+        if len(refused) == len(lines):
+            raise JobError(
+                f"megatron_path: {checkout}: it refuses every candidate, such as "
+                f"{self.describe(checked[0])}: {refused[0]}",
+                "see what it asks for, and change the job",
+            )
+
+    def _command_line(self, candidate: Candidate) -> list[str]:
+        """Words after the name of a checkout's script."""
+        arguments = json.loads(self.files(candidate)[ARGUMENTS_FILE])
+        return [*words_of(arguments), *workload_of(self._job, candidate).arguments]
 
     def ladder(self) -> Iterator[list[Candidate]]:
         """Split as little as memory allows; see `autotune.engines.megatron.ladder`."""
@@ -200,6 +230,14 @@ class MegatronEngine(Engine):
                 for name, value in columns.items()
             }
         )
+
+
+def _with_each_value(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that have each value of each knob at least once."""
+    if not isinstance(candidates, Layouts):
+        return list(candidates)
+    firsts = [np.unique(column, return_index=True)[1] for column in candidates.columns.values()]
+    return [candidates[int(index)] for index in np.unique(np.concatenate(firsts))]
 
 
 def padded_vocab(vocab: int, tp: Counts) -> Counts:

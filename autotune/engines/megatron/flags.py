@@ -18,6 +18,11 @@ from autotune.base.errors import JobError
 DATA_FILE = Path(__file__).with_name("flags.json")
 _RELEASE_FILE = Path("megatron/core/package_info.py")
 _RELEASE = re.compile(r"^(MAJOR|MINOR) = (\d+)$", re.MULTILINE)
+_EOD_IS_EXTRA = ("0.14", "0.15", "0.16", "0.17")
+"""Releases whose NullTokenizer adds a token to `--vocab-size`; later ones take one of it.
+
+Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py and, from 0.15 on,
+megatron/core/tokenizers/text/libraries/null_tokenizer.py."""
 _TYPES = {"int": int, "float": float}
 
 
@@ -164,6 +169,11 @@ def words_of(name: str, value: Any, release: str) -> list[str]:
                 "take another value, or another release",
             ) from None
     return [flag.name, *words]
+
+
+def null_vocab(vocab: int, release: str) -> int:
+    """The `--vocab-size` of a NullTokenizer with so many token ids."""
+    return vocab - 1 if release in _EOD_IS_EXTRA else vocab
 
 
 def is_flag_of_any(name: str) -> bool:

@@ -1,11 +1,15 @@
 """The dialect of Megatron-LM: a run of its `pretrain_gpt.py`, as arguments for the shell."""
 
 from autotune.base.templates import Templates
+from autotune.engines.megatron.pretrain_gpt import data_words, own_words, tokenizer_words
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.megatron import lines_of, megatron_readme, null_vocab, release_of, run_of
+from autotune.export.material import trial_script
+from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of
 from autotune.export.readme import figures_file
 
 ARGUMENTS_FILE = "megatron_args.sh"
+ON_CPU_FILE = "megatron_cpu.py"
+"""Script that starts another one with the host in CUDA's place."""
 
 
 class MegatronArguments(Dialect):
@@ -22,6 +26,8 @@ class MegatronArguments(Dialect):
         """See `Dialect.files`."""
         assert launch is not None, "it has a script"
         run, release = run_of(handout), release_of(handout)
+        own = own_words(handout.job)
+        is_on_cpu = handout.environment.accelerator == "cpu"
         groups = {
             "MODEL_ARGS": lines_of(run.model, release),
             "LAYOUT_ARGS": lines_of(run.layout, release),
@@ -31,7 +37,11 @@ class MegatronArguments(Dialect):
             "world": handout.candidate.world,
             "release": release,
             "groups": groups,
-            "null_vocab": null_vocab(run.vocab, release),
+            "data": data_words(own),
+            "tokenizer": tokenizer_words(run.vocab, release, own),
+            "own": own,
+            "checkout": str(handout.job.megatron_path or ""),
+            "on_cpu": ON_CPU_FILE if is_on_cpu else "",
             "variables": sorted(handout.variables.items()),
         }
         told = {"release": release, "arguments_file": ARGUMENTS_FILE}
@@ -41,5 +51,6 @@ class MegatronArguments(Dialect):
             "README.md": megatron_readme(
                 handout, run, launch, templates, "megatron/README.md.j2", told
             ),
+            **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
             **figures_file(handout),
         }

@@ -1,26 +1,39 @@
 """What the templates of launchers may use: the ranks, the nodes and the variables of a run."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.contract import LIST_VARIABLES
 from autotune.engines.base import find_engine
 from autotune.export.base import Handout
+from autotune.space.ranks import describe_groups, describe_places
 
 
 def values_of(handout: Handout, script: str) -> dict[str, Any]:
     """The values of a launch script; `script` is its path in the export."""
+    known = len(handout.hosts) == handout.n_nodes
     return {
         "script": script,
         "world": handout.candidate.world,
         "n_nodes": handout.n_nodes,
         "per_node": handout.per_node,
-        "hosts": list(handout.hosts) if len(handout.hosts) == handout.n_nodes else [],
+        "hosts": list(handout.hosts) if known else [],
+        "ranks": _ranks(handout, handout.hosts if known else ()),
         "accelerator": handout.environment.accelerator,
         "variables": sorted(handout.variables.items()),
         "lists": LIST_VARIABLES,
         "packages": [package.name for package in find_engine(handout.engine).packages],
     }
+
+
+def _ranks(handout: Handout, hosts: Sequence[str]) -> list[str]:
+    """Where the ranks lie, and how far each kind of group reaches; empty on one machine."""
+    if handout.n_nodes == 1:
+        return []
+    names = hosts or [f"machine-{n}" for n in range(1, handout.n_nodes + 1)]
+    places = [name for name in names for _ in range(handout.per_node)]
+    return [describe_places(places), *describe_groups(handout.candidate, places)]
 
 
 def job_values(handout: Handout) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """Places of a node's devices among each other: fastest links, PCIe switches, network cards.
 
 NVML says which GPUs NVLink joins, and /sys how they, cores and network cards hang on the machine.
+Where either does not, `nvidia-smi topo -m` may.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from autotune.fleet.node.topo import Ask, ask_topo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,11 @@ class DevicePlace:
 
 
 def gpu_places(
-    uuids: Sequence[str], *, driver: Any = None, sysfs: Path = Path("/sys")
+    uuids: Sequence[str],
+    *,
+    driver: Any = None,
+    sysfs: Path = Path("/sys"),
+    ask: Ask | None = None,
 ) -> tuple[DevicePlace, ...]:
     """Places of GPUs; empty ones where driver or kernel do not say.
 
@@ -32,6 +39,7 @@ def gpu_places(
         uuids: GPUs in the order of their slots.
         driver: Functions of NVML by name; None: those of pynvml.
         sysfs: Where the kernel shows devices.
+        ask: Runs a command of nvidia-smi; None: as a process.
     """
     if driver is None:
         import pynvml  # tens of milliseconds
@@ -51,14 +59,28 @@ def gpu_places(
         with suppress(driver.NVMLError):
             driver.nvmlShutdown()
     cards = _cards(sysfs)
+    ports = [f"PCIe root port {path[1]}" if len(path) > 1 else "" for path in paths]
+    nearest = [_nearest(path, cards) for path in paths]
+    is_silent = domains is None or not all(paths)
+    if is_silent and (told := ask_topo(uuids, ask)) is not None:
+        topo, gpus = told
+        if domains is None:
+            domains = _joined(len(gpus), lambda one, other: topo.joined(gpus[one], gpus[other]))
+        ports = [port or topo.port_of(gpu) for port, gpu in zip(ports, gpus, strict=True)]
+        nearest = [n or topo.nearest_cards(gpu) for n, gpu in zip(nearest, gpus, strict=True)]
+    return _placed(domains or [""] * len(uuids), ports, nearest)
+
+
+def _placed(
+    domains: Sequence[str], ports: Sequence[str], nearest: Sequence[tuple[str, ...]]
+) -> tuple[DevicePlace, ...]:
     turns: dict[tuple[str, ...], int] = {}
     places = []
-    for domain, path in zip(domains, paths, strict=True):
-        nearest = _nearest(path, cards)
-        turn = turns.get(nearest, 0)
-        turns[nearest] = turn + 1
-        shares = [f"PCIe root port {path[1]}"] if len(path) > 1 else []
-        shares += [f"network card {nearest[turn % len(nearest)]}"] if nearest else []
+    for domain, port, cards in zip(domains, ports, nearest, strict=True):
+        turn = turns.get(cards, 0)
+        turns[cards] = turn + 1
+        shares = [port] if port else []
+        shares += [f"network card {cards[turn % len(cards)]}"] if cards else []
         places.append(DevicePlace(domain=domain, shares=tuple(shares)))
     return tuple(places)
 
@@ -76,18 +98,32 @@ def core_places(cores: Sequence[int], *, sysfs: Path = Path("/sys")) -> tuple[De
     return tuple(DevicePlace(domain=of_core.get(core, "")) for core in cores)
 
 
-def _domains(handles: Sequence[Any], driver: Any) -> list[str]:
-    """The name of each GPU's NVLink domain; empty where it has none."""
-    of = list(range(len(handles)))
-    for one in range(len(handles)):
+def _domains(handles: Sequence[Any], driver: Any) -> list[str] | None:
+    """The name of each GPU's NVLink domain, empty where it has none; None: NVML does not say."""
+    n_answers = 0
+
+    def is_joined(one: int, other: int) -> bool:
+        nonlocal n_answers
+        with suppress(driver.NVMLError):
+            status = driver.nvmlDeviceGetP2PStatus(
+                handles[one], handles[other], driver.NVML_P2P_CAPS_INDEX_NVLINK
+            )
+            n_answers += 1
+            return bool(status == driver.NVML_P2P_STATUS_OK)
+        return False
+
+    found = _joined(len(handles), is_joined)
+    return found if n_answers or len(handles) < 2 else None
+
+
+def _joined(n_gpus: int, is_joined: Callable[[int, int], bool]) -> list[str]:
+    """The names of groups of GPUs that are joined, whether directly or by others."""
+    of = list(range(n_gpus))
+    for one in range(n_gpus):
         for other in range(one):
-            with suppress(driver.NVMLError):
-                status = driver.nvmlDeviceGetP2PStatus(
-                    handles[one], handles[other], driver.NVML_P2P_CAPS_INDEX_NVLINK
-                )
-                if status == driver.NVML_P2P_STATUS_OK:
-                    joined = of[one], of[other]
-                    of = [min(joined) if each in joined else each for each in of]
+            if is_joined(one, other):
+                joined = of[one], of[other]
+                of = [min(joined) if each in joined else each for each in of]
     return [f"NVLink of GPU {each}" if of.count(each) > 1 else "" for each in of]
 
 

@@ -16,7 +16,7 @@ from autotune.base.kept_process import Kept
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
-from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.node.places import core_places, gpu_places
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
@@ -54,8 +54,10 @@ class Here(Place):
 
         Raises:
             FleetError: A package that trials of the engine need is missing.
+            JobError: What the job trains does not take its candidates.
         """
         check_installed(find_engine(job.engine))
+        engine.check_here(lattice.candidates)
         return partial(
             local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive
         )
@@ -63,6 +65,10 @@ class Here(Place):
     def gangs(self, world: int) -> GangFleet:
         """See `Place.gangs`."""
         return local_fleet(self.environment, world=world)
+
+    def rank_places(self, world: int) -> tuple[str, ...]:
+        """See `Place.rank_places`."""
+        return rank_places(LocalTransport(self.environment, world=world), world)
 
 
 def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:

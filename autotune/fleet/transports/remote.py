@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
-from autotune.base.errors import FleetError
+from autotune.base.errors import FleetError, JobError
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.fleet.base import Place
-from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.node.bootstrap import MARK
 from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
@@ -63,6 +63,16 @@ class RemoteTransport(ABC):
     is_remote = True
 
     def __init__(self, options: FleetOptions) -> None:
+        """Take what was said of the fleet besides.
+
+        Raises:
+            JobError: It asks for each kind of device: that is several searches.
+        """
+        if options.is_of_each_kind:
+            raise JobError(
+                "--fleet-option kind=each: only `search` takes each kind, one after the other",
+                "name one, such as kind=H100, or leave it out",
+            )
         self.options = options
         self._gives_up = False
         """Whether nobody waits for answers any more."""
@@ -145,8 +155,9 @@ class RemoteTransport(ABC):
         except ValueError as error:
             return str(error)
         device = found.environment.device_name
-        if self.options.kind.casefold() not in device.casefold():
-            return f"it has {device}, and nodes of kind={self.options.kind} are asked for"
+        if not self.options.takes(device):
+            kind = self.options.kind.removeprefix("=")
+            return f"it has {device}, and nodes of kind={kind} are asked for"
         self.clocks_ahead_s[host] = found.unix_s - time.time()
         return found
 
@@ -384,6 +395,10 @@ class Elsewhere(Place):
         is_exclusive = self.transport.options.exclusive
         return GangFleet(self.transport, world=world, is_exclusive=is_exclusive)
 
+    def rank_places(self, world: int) -> tuple[str, ...]:
+        """See `Place.rank_places`."""
+        return rank_places(self.transport, world)
+
     def nodes_without(self, folder: Path) -> tuple[str, ...]:
         """See `Place.nodes_without`."""
         token = os.urandom(8).hex()
@@ -431,8 +446,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on one kind of them with --fleet-option kind=NAME, a study each, and compare; "
-            "or install the same releases on all",
+            "search on one kind of them with --fleet-option kind=NAME, or on one after the other "
+            "with kind=each; or install the same releases on all",
         )
     environments = [each.environment for each in found.values()]
     first = environments[0]

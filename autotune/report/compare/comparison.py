@@ -6,7 +6,7 @@ the final comparison of one study interleaves what it compares.
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -15,7 +15,8 @@ import pandas as pd
 
 from autotune.contract import Origin, Outcome, read_bounded
 from autotune.engines.base import find_engine
-from autotune.record.facts import engine_name_of
+from autotune.record.facts import engine_name_of, environment_of
+from autotune.report.compare.kinds import KindFigures, split_of
 from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
@@ -55,6 +56,8 @@ class ComparedRun:
     frame: pd.DataFrame
     job: Mapping[str, Any]
     """Keys of the job that the table has no column for; empty where its file is unreadable."""
+    price_per_hour: float | None = None
+    """Price of one accelerator; None: nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class StudyComparison:
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
     verdicts: Sequence[str]
     """A sentence per further study of the same work: its best against the first one's."""
+    kinds: Sequence[KindFigures]
+    """The bests of studies of one work on different kinds of accelerator; empty: they are none."""
     warnings: Sequence[str]
     """Differences besides the candidates."""
 
@@ -87,6 +92,8 @@ class StudyComparison:
             "knobs": _plain(self.knobs, "columns"),
             "candidates": _plain(self.candidates, "records"),
             "verdicts": list(self.verdicts),
+            "kinds": [kind.as_dict() for kind in self.kinds],
+            "uneven_split": split.as_dict() if (split := split_of(self.kinds)) else None,
         }
 
 
@@ -99,14 +106,16 @@ def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
             for name, dtype in _CANDIDATES.items()
         }
     ).sort_values(["other", "first_samples_per_s"], ascending=[True, False], ignore_index=True)
+    differences = dict(_differences(runs))
     return StudyComparison(
         runs=runs,
+        kinds=_kinds(runs, differences),
         outcomes=_outcomes(runs),
         bests=pd.DataFrame([_best(run) for run in runs]),
         knobs=_knobs(runs),
         candidates=candidates,
         verdicts=[said for run in runs[1:] if (said := _verdict(runs[0], run))],
-        warnings=[*_differences(runs), *_other_configs(candidates)],
+        warnings=[*differences.values(), *_other_configs(candidates)],
     )
 
 
@@ -235,7 +244,36 @@ def _config_of(tried: Tried) -> str:
     return "\n".join(texts)
 
 
-def _differences(runs: Sequence[ComparedRun]) -> list[str]:
+def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[KindFigures]:
+    """The bests by kind of accelerator, where only kind and number of accelerators differ."""
+    is_one_work = not differences.keys() & ({*_JOB} - {"world"})
+    if "device_name" not in differences or not is_one_work:
+        return []
+    found = []
+    for run in runs:
+        best, environment = run.report.best_row, environment_of(run.report.facts)
+        answer = run.report.answer
+        if best is None or environment is None or answer is None or answer.best is None:
+            return []
+        found.append(
+            KindFigures(
+                run=run.key,
+                device_name=environment.device_name,
+                world=run.report.context.world,
+                replicas=best.candidate.dp,
+                micro_batch=best.candidate.micro_batch,
+                global_batch=run.report.context.global_batch,
+                samples_per_s=answer.best.samples_per_s,
+                samples_per_s_low=answer.best.samples_per_s_low,
+                samples_per_s_high=answer.best.samples_per_s_high,
+                price_per_hour=run.price_per_hour,
+            )
+        )
+    return found
+
+
+def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
+    """What differs, by its key, and in words."""
     columns = dict.fromkeys(str(column) for run in runs for column in run.frame.columns)
     versions = [column for column in columns if column.startswith("version.")]
     said: dict[str, str] = {}
@@ -257,23 +295,18 @@ def _differences(runs: Sequence[ComparedRun]) -> list[str]:
         values = {json.dumps(run.job.get(key), sort_keys=True) for run in runs if run.job}
         if len(values) > 1:
             said.setdefault(key, f"{key} of the job differs")
-    unmeasured = [
-        f"{run.key} is {origin}: its figures were not measured here"
-        for run in runs
-        if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED)
-    ]
-    reduced = [
-        f"{run.key}: reduced trials are left out ({text})"
-        for run in runs
-        if (text := describe_reduced(run.report.history))
-    ]
-    substitutes = [
-        f"{run.key}: the platform ended the trials of the baseline that was asked for: the gain "
-        "is over a substitute"
-        for run in runs
-        if run.report.answer is not None and run.report.answer.is_substitute
-    ]
-    return [*unmeasured, *substitutes, *reduced, *said.values()]
+    for run in runs:
+        if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED):
+            text = f"{run.key} is {origin}: its figures were not measured here"
+            yield f"{run.key} unmeasured", text
+    for run in runs:
+        if run.report.answer is not None and run.report.answer.is_substitute:
+            text = "the platform ended the trials of the baseline that was asked for: the gain is "
+            yield f"{run.key} substitute", f"{run.key}: {text}over a substitute"
+    for run in runs:
+        if text := describe_reduced(run.report.history):
+            yield f"{run.key} reduced", f"{run.key}: reduced trials are left out ({text})"
+    yield from said.items()
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

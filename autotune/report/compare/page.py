@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 
 from autotune.base.templates import Templates
 from autotune.report.compare.comparison import StudyComparison
+from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
     ABOUT_RATIOS,
     BEST_COLUMNS,
@@ -36,6 +37,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "named": {"bests": None, "ratios": None} | {chart.name: chart for chart in drawn},
         "outcomes": _table(["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes)),
         "bests": _table(BEST_COLUMNS, best_rows(comparison)),
+        "kinds": describe_kinds(comparison.kinds),
         "knobs": _table(["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs)),
         "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
         "about_ratios": ABOUT_RATIOS,

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes
 from autotune.report.compare.comparison import StudyComparison
-from autotune.report.terminal.tables import plain_table
+from autotune.report.compare.kinds import describe_kinds
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_interval, format_rate
 
 ABOUT_RATIOS = (
@@ -27,6 +28,9 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
     console.print()
     _print(console, ["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes))
     _print(console, BEST_COLUMNS, best_rows(comparison))
+    if comparison.kinds:
+        print_facts(console, describe_kinds(comparison.kinds))
+        console.print()
     if len(comparison.knobs):
         _print(console, ["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs))
     for verdict in comparison.verdicts:

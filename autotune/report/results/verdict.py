@@ -17,7 +17,7 @@ from autotune.record.facts import (
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
 from autotune.record.tried import warning
-from autotune.report.explain.predictions import describe_foretold
+from autotune.report.explain.predictions import describe_extrapolated, describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
@@ -132,11 +132,14 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         facts.append(("noise", f"{text}, besides the variation of the steps within a run"))
     if foretold := describe_foretold(report.history.trials):
         facts.append(("predicted", foretold))
+    if extrapolated := describe_extrapolated(report.history):
+        facts.append(("extrapolated", extrapolated))
     if answer.ties:
         ties = ", ".join(str(tie.trial) for tie in answer.ties)
         trials = "trial" if len(answer.ties) == 1 else "trials"
         facts.append(("ties", f"{trials} {ties}: no proven difference from the best"))
     facts += [("disturbed", text) for text in _disturbed(report)]
+    facts += [("own log", text) for text in _other_witnesses(report)]
     if front := answer.front:
         facts += [("front", _front(front)), ("rule", f"best is {answer.rule}")]
     facts.append(("stopped", answer.stop_reason))
@@ -235,6 +238,18 @@ def _disturbed(report: StudyReport) -> list[str]:
             said.append(f"trial {trial.spec.identity.number}: {trial.result.disturbed}{again}")
     more = len(said) - _DISTURBED_SHOWN
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
+
+
+def _other_witnesses(report: StudyReport) -> list[str]:
+    """The trials of which the engine's own log says something else than was measured."""
+    results = [trial.result for trial in report.history.trials if trial.result is not None]
+    said = [
+        f"trial {result.number}: the engine's own log says {result.own_log.disagreement}"
+        for result in results
+        if result.own_log is not None and result.own_log.disagreement
+    ]
+    more = len(said) - _DISTURBED_SHOWN
+    return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see their results"]
 
 
 def _front(front: Sequence[Standing]) -> str:

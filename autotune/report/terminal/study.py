@@ -103,6 +103,7 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         ("device", f"{plan.accelerator}: {plan.device_name}{limit}"),
         ("space", f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal"),
     ]
+    facts += [("ranks" if n == 0 else "", text) for n, text in enumerate(plan.ranks)]
     if reasons:
         facts += [
             ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.contract import CollectiveCalls, TrialSpec
+from autotune.contract import CollectiveCalls, OwnLog, RankReport, TrialSpec
 
 MAX_CALLS = 4000
 """Calls of collectives of one step that are kept; later ones are ignored."""
@@ -73,6 +73,10 @@ class LiveEngine(ABC):
             in_range: Makes a method one that is a range of the profiler; its first argument is the
                 range's name (see `autotune.trial.timeline`).
         """
+
+    def own_log(self, report: RankReport) -> OwnLog | None:
+        """What the engine's own log says of the measured steps of a report; None: nothing."""
+        return None
 
     @abstractmethod
     def collective_log(self) -> CollectiveLog:

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import CONFIG_DIR, TrialSpec, settings_of
+from autotune.contract import CONFIG_DIR, Measure, TrialSpec, settings_of
 from autotune.trial.engines.base import LiveEngine
 
 ARGUMENTS_FILE = "megatron_args.json"
 """Name of a candidate's arguments, below `CONFIG_DIR`."""
+_SPARE_STEPS = 200
+"""Steps of a script besides those that are measured: skipped ones, and the diagnostic pass."""
+_MOST_STEPS = 20_000
+"""Steps for which a script indexes data; only a soak may take more."""
 
 
 def load_code(accelerator: str) -> None:
@@ -35,6 +39,27 @@ def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
     return config
 
 
+def as_words(spec: TrialSpec, config: Mapping[str, Any]) -> list[str]:
+    """The candidate's arguments as words of a command line, for a workload with a script."""
+    return words_of({**config, "train_iters": _n_iterations(spec.measure)})
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as words of a command line; True stands for a flag that takes no value."""
+    words = []
+    for name, value in arguments.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
+def _n_iterations(measure: Measure) -> int:
+    """Optimizer steps that a script has data for: more than a trial takes, if need be."""
+    begun = 0 if measure.checkpoint is None else measure.checkpoint.resumes_at or 0
+    return begun + _SPARE_STEPS + min(measure.warmup_steps + measure.max_steps, _MOST_STEPS)
+
+
 def join_ranks() -> None:
     """Make the process group, and wait until it carries something."""
     from autotune.trial.scripts import train_megatron
@@ -45,10 +70,11 @@ def join_ranks() -> None:
 def on_initialize(
     config: dict[str, Any], before: Callable[[], None], after: Callable[[Any], None]
 ) -> None:
-    """Make `make_training` use the candidate's arguments.
+    """Make `make_training` use the candidate's arguments, and see what a checkout builds of them.
 
     `before` is called when the training script builds its model, `after` with what it built.
     """
+    from autotune.trial.engines import megatron_checkout
     from autotune.trial.scripts import train_megatron
 
     make_training = train_megatron.make_training
@@ -61,13 +87,15 @@ def on_initialize(
         return made
 
     train_megatron.make_training = watched_make_training
+    megatron_checkout.watch_imports(before, after)
 
 
 def live(engine: Any) -> LiveEngine:
     """See `autotune.trial.engines.megatron_live`."""
+    from autotune.trial.engines.megatron_checkout import CheckoutTraining, LiveCheckout
     from autotune.trial.engines.megatron_live import LiveMegatron
 
-    return LiveMegatron(engine)
+    return (LiveCheckout if isinstance(engine, CheckoutTraining) else LiveMegatron)(engine)
 
 
 def steps(spec: TrialSpec, config: dict[str, Any]) -> Iterator[Any]:

@@ -3,17 +3,24 @@
 Nothing that is measured so says anything about a GPU. It shows that a layout is legal, that its
 ranks find one another, that it trains with the losses of one rank, and which of two layouts needs
 more memory for its states. Tried with Megatron Core 0.14, 0.15 and 0.16.
+
+`torchrun ... megatron_cpu.py pretrain_gpt.py ARGUMENTS` trains so with a script of Megatron-LM.
 """
 
 import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.util
+import logging
 import os
 import resource
+import runpy
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +33,7 @@ _CAPABILITY = (8, 0)
 _MEMORY_BYTES = 2**34
 _STACK_BYTES = 2**18
 _ATTRIBUTES_BYTES = 64
-"""Room for a pthread_attr_t: 56 bytes on 64-bit Linux (sysdeps/x86/nptl/bits/pthreadtypes-arch.h)."""
+"""Room for a pthread_attr_t: 56 bytes on 64-bit Linux (glibc, pthreadtypes-arch.h)."""
 
 _FACTORIES = (
     *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
@@ -46,7 +53,7 @@ _HELD = (
 
 def install() -> None:
     """Put the host in CUDA's place in this process, once, before Megatron is imported."""
-    if getattr(torch, _IS_INSTALLED, False):
+    if is_installed():
         return
     setattr(torch, _IS_INSTALLED, True)
     # Its fused functions would be compiled at the first step, for seconds.
@@ -54,10 +61,14 @@ def install() -> None:
     _answer_for_devices()
     _answer_for_cuda()
     _answer_for_nccl()
+    # Megatron is astonished that its generator of the device is the host's, at every layer.
+    logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 
 
 def mend_megatron() -> None:
     """Replace, in Megatron's own modules, what only a GPU or NVIDIA's packages have."""
+    config = importlib.import_module("megatron.core.transformer.transformer_config")
+    _keep_outputs(config.TransformerConfig)
     norm = importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
     norm.__new__ = staticmethod(_norm)
     moe: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
@@ -67,6 +78,58 @@ def mend_megatron() -> None:
     for module in (moe, dispatcher):
         if hasattr(module, "maybe_move_tensor_to_cpu"):
             module.maybe_move_tensor_to_cpu = _on_host
+
+
+def is_installed() -> bool:
+    """Whether the host stands in CUDA's place in this process."""
+    return getattr(torch, _IS_INSTALLED, False)
+
+
+def prepare_checkout() -> None:
+    """Give a checkout of Megatron-LM what it would compile or has to have installed.
+
+    Called before anything of `megatron.training` is imported.
+    """
+    if importlib.util.find_spec("six") is None:
+        # Its tokenizer of BERT asks it which Python this is, and nothing else.
+        sys.modules["six"] = types.ModuleType("six")
+        vars(sys.modules["six"]).update(PY2=False, PY3=True)
+    if importlib.util.find_spec("triton") is None:
+        # Kernels that nobody asks for, imported where the ranks are set up all the same.
+        name = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name])["enable_batch_invariant_mode"] = _does_nothing()
+    datasets = importlib.import_module("megatron.core.datasets")
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is None:
+        # The wheel has the extension that a checkout compiles for itself.
+        others = (Path(entry, "megatron", "core", "datasets") for entry in sys.path)
+        datasets.__path__.extend(str(other) for other in others if other.is_dir())
+
+
+def mend_checkout() -> None:
+    """Let a checkout compile nothing; called once `megatron.training` is imported."""
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+        helpers: Any = importlib.import_module("megatron.core.datasets.utils")
+        helpers.compile_helpers = _does_nothing()
+    with contextlib.suppress(ImportError):  # later releases have none
+        kernels: Any = importlib.import_module("megatron.legacy.fused_kernels")
+        kernels.load = _does_nothing()
+
+
+def _keep_outputs(config: Any) -> None:
+    """Let pipelines keep what they have sent until it is out of use.
+
+    gloo may still be sending what Megatron would free: the next stage trains on other numbers,
+    without an error.
+    """
+    check = config.__post_init__
+
+    @functools.wraps(check)
+    def kept(self: Any) -> None:
+        check(self)
+        self.deallocate_pipeline_outputs = False
+
+    config.__post_init__ = kept
 
 
 def _norm(
@@ -298,3 +361,21 @@ def _answer_for_nccl() -> None:
         owner.new_group = new_gloo_group
         owner.init_process_group = init_gloo
         owner.barrier = gloo_barrier
+
+
+# ---------------------------------------------------------------- a script of Megatron-LM
+
+
+def main() -> None:
+    """Run the script that the command line names, with the arguments that follow its name."""
+    del sys.argv[0]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    install()
+    prepare_checkout()
+    mend_megatron()
+    mend_checkout()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

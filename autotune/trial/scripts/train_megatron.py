@@ -238,8 +238,7 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         params_dtype=dtype,
         overlap_p2p_comm=bool(n_chunks),
         batch_p2p_comm=not n_chunks,
-        # gloo may still be sending what this would free: the next stage trains on other numbers.
-        deallocate_pipeline_outputs=settings.accelerator != "cpu",
+        deallocate_pipeline_outputs=True,
         use_cpu_initialization=settings.accelerator == "cpu",
     )
 

@@ -129,7 +129,12 @@ def test_a_study_of_other_machines_names_them(tmp_path):
     handout = dataclasses.replace(handout, hosts=["worker-1", "me@10.0.0.2"])
     out = export(handout, tmp_path, "deepspeed", "deepspeed")
     lines = (out / "hostfile").read_text().splitlines()[1:]
-    assert lines == ["worker-1 slots=8", "me@10.0.0.2 slots=8"]
+    assert lines == [
+        "# ranks 0 to 7 on worker-1; 8 to 15 on me@10.0.0.2",
+        "# data parallel groups of 16 ranks, such as 0 to 15: over 2 places",
+        *("worker-1 slots=8", "me@10.0.0.2 slots=8"),
+    ]
+    assert "#   ranks 0 to 7 on worker-1; 8 to 15" in (out / "launch.sh").read_text()
     assert "`hostfile` names those that it was measured on" in (out / "README.md").read_text()
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", 'echo "$@"')

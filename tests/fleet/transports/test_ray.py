@@ -1,7 +1,6 @@
 """Nodes of a Ray cluster: what is asked of it, and trials and searches on two nodes."""
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -19,7 +18,8 @@ from autotune.fleet.transports import ray
 from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
 from autotune.record.study import Study
 from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
-from tests.searches import Search
+from tests.fleet.transports.answers import check_same_answer
+from tests.searches import Demo
 from tests.trials import ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -118,18 +118,21 @@ def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
 
 @pytest.mark.real
 @needs_ray
-def test_a_search_outlives_its_coordinator_and_answers(cluster: RayCluster, tmp_path: Path):
-    search = Search(tmp_path)
-    flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "45s"]
-    first = search.start(*flags)
-    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+def test_a_search_outlives_its_coordinator_and_answers_as_here(
+    cluster: RayCluster, answer_here: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Demo(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    first = search.start("--fleet", "ray")
+    wait_until(search.is_under_way, "a rank runs")
+    monkeypatch.delenv("RAY_ADDRESS")
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     wait_until(lambda: cluster.programs() == [], "what it ran ends with it", 30)
 
-    code, stdout, stderr = search.run(*flags)
+    code, _, stderr = search.run(*cluster.flags)
     assert code == 0, stderr
-    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    check_same_answer(answer_here, search.study)
     trials = search.study.trials()
     assert trials[0].result.outcome is Outcome.LOST
     assert {t.result.outcome for t in trials[1:]} == {Outcome.OK}

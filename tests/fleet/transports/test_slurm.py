@@ -19,7 +19,8 @@ from autotune.fleet.transports.slurm_job import read_status, slurm_environment
 from autotune.record.study import Study
 from autotune.testing import TransportContract
 from tests.clusters.slurm import SlurmCluster, needs_slurm, slurm_cluster
-from tests.searches import Search
+from tests.fleet.transports.answers import check_same_answer
+from tests.searches import Demo, Search
 from tests.trials import ds_config, files, spec, wait_until
 
 SHOWN = (
@@ -228,18 +229,23 @@ def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, comm
 
 @pytest.mark.real
 @needs_slurm
-def test_a_search_in_an_allocation_uses_it_and_leaves_it(cluster, allocate, tmp_path, monkeypatch):
+def test_a_search_in_an_allocation_leaves_it_and_answers_as_here(
+    cluster, allocate, answer_here, tmp_path, monkeypatch
+):
     """It ends well on a node that is drained meanwhile: Slurm lets its job end there."""
     job = allocate("-N2")
     monkeypatch.setenv("SLURM_JOB_ID", job)
-    search = Search(tmp_path)
-    process = search.start("--fleet", "slurm", "--trials", "1", "--no-diagnose", "--budget", "20s")
-    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
+    search = Demo(tmp_path)
+    process = search.start("--fleet", "slurm")
+    wait_until(search.is_under_way, "a rank runs")
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
-    stdout, stderr = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=300)
     cluster.mend(1)
     assert process.returncode == 0, stderr
-    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    check_same_answer(answer_here, search.study)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    code, _, stderr = search.run("--fleet", f"slurm:{job}")
+    assert code == 0, stderr
     results = [trial.result for trial in search.study.trials()]
     assert {each.outcome for each in results} == {Outcome.OK}
     assert {tuple(each.devices) for each in results} == {("n0:0", "n1:0")}

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.base.errors import ExitCode, FleetError
 from autotune.contract import Outcome
+from autotune.devices.hardware import cpu_name
 from autotune.fleet import gang_fleet
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import FleetOptions
@@ -44,7 +45,8 @@ def odd(tmp_path_factory):
         2: {"PYTHONPATH": str(other.parent)},
     }
     settings = {3: "ForceCommand cat >/dev/null\n"}
-    with ssh_nodes(folder, 4, variables=variables, settings=settings) as made:
+    own = {"variables": variables, "settings": settings, "processors": {4: "Slow Processor 1"}}
+    with ssh_nodes(folder, 5, **own) as made:
         key = (folder / "key.pub").read_text()
         with (folder / "known_hosts").open("a") as known:
             known.write(f"another {key}")
@@ -76,7 +78,7 @@ def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTranspo
 
 def test_every_node_that_cannot_be_used_is_named_with_its_reason(odd, monkeypatch):
     monkeypatch.setattr(remote, "_ANSWER_S", 14.0)
-    good, unwritable, _, half_dead = odd.names
+    good, unwritable, _, half_dead, _ = odd.names
     bad = ("refused", "changed", "locked", "silent", "nowhere.invalid", unwritable, half_dead)
     found = transport(odd, f"{good} slots=2", *bad)
     assert [node.name for node in found.nodes()] == [good]
@@ -110,7 +112,7 @@ def test_a_python_that_is_missing_or_too_old_is_named(odd):
 
 def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_path):
     search = Search(tmp_path)
-    good, _, other, _ = odd.names
+    good, _, other, *_ = odd.names
 
     def run(*lines: str) -> tuple[int, str, str]:
         flags = odd.flags_of(odd.choose(*lines))
@@ -132,8 +134,28 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     wait_until(lambda: odd.processes() == [], "something is left on a node", 20)
 
 
+def test_each_kind_of_device_is_searched_and_both_are_compared(odd, tmp_path):
+    search = Search(tmp_path)
+    search.flags["world"] = 1
+    good, *_, slow = odd.names
+    flags = odd.flags_of(odd.choose(f"{good} slots=1", f"{slow} slots=1"))
+    flags += ["--trials", "1", "--budget", "12s", "--no-diagnose"]
+    flags += ["--fleet-option", "kind=each", "--price", "slow=1,cpu=8,amd=8,intel=8"]
+    code, stdout, stderr = search.run(*flags)
+    assert code == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    kinds = found["comparison"]["kinds"]
+    assert [kind["device_name"] for kind in kinds] == [cpu_name(), "Slow Processor 1"]
+    assert [kind["price_per_hour"] for kind in kinds] == [8.0, 1.0]
+    studies = [Study(search.study.root, answer["study"]) for answer in found["answers"]]
+    assert studies[1].name == "it-slow-processor-1"
+    for study, name in zip(studies, (good, slow), strict=True):
+        assert {d for t in study.trials() for d in t.result.devices} == {f"{name}:0"}
+    assert found["comparison"]["uneven_split"]["shares"][0]["samples"] in range(1, 8)
+
+
 def test_the_doctor_looks_at_every_node(odd):
-    good, _, other, _ = odd.names
+    good, _, other, *_ = odd.names
     flags = odd.flags_of(odd.choose(f"{good} slots=2", f"{other} slots=2", "refused slots=2"))
     command = [sys.executable, "-m", "autotune", "doctor", "--json", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -274,25 +296,3 @@ def _wait_for_both(fleet: GangFleet) -> None:
         time.sleep(0.05)
     fleet.reap(Path("/none"))  # it answers one after the other
     assert fleet.capacity(4) == 1
-
-
-def test_a_search_that_cannot_go_on_names_the_node_and_goes_on_later(two, tmp_path):
-    search = Search(tmp_path)
-    search.study = Study(two.folder / "records", "it")
-    flags = [*two.flags, "--results", str(search.study.root), "--trials", "1", "--no-diagnose"]
-    flags += ["--budget", "40s"]
-    first = search.start(*flags)
-    wait_until(lambda: list(search.study.folder.glob("trials/0000/ranks/01.json")), "a rank runs")
-    two.kill(1)
-    _, stderr = first.communicate(timeout=120)
-    two.boot(1)
-    assert first.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
-    assert (
-        f"1 of 2 nodes are lost, and a gang of 2 does not fit into the others: {two.names[1]}"
-        in (_flat(stderr))
-    )
-    code, _, stderr = search.run(*flags)
-    assert code == 0, stderr
-    outcomes = [trial.result.outcome for trial in search.study.trials()]
-    assert outcomes[0].is_platform_fault
-    assert set(outcomes[1:]) == {Outcome.OK}

@@ -1,0 +1,33 @@
+"""The price of an accelerator as it is typed: one for all, or one for each kind."""
+
+from contextlib import suppress
+
+from autotune.base.errors import JobError
+
+
+def price_for(text: str, device_name: str) -> float | None:
+    """Price of an hour of an accelerator; None: the text names none of its kind.
+
+    Args:
+        text: `2.5`, or `H100=2.5,A100=1.2`, where words of a device's name come first.
+        device_name: The accelerator's. Where several words fit, the longest count.
+
+    Raises:
+        JobError: It is neither.
+    """
+    with suppress(ValueError):
+        return float(text)
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        words, _, number = part.rpartition("=")
+        try:
+            prices[words.strip().casefold()] = float(number)
+        except ValueError:
+            prices[""] = 0.0
+    if "" in prices:
+        raise JobError(
+            f"--price {text}: is no price",
+            "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",
+        )
+    name = device_name.casefold()
+    return next((prices[each] for each in sorted(prices, key=len)[::-1] if each in name), None)

@@ -1,0 +1,176 @@
+"""One work on different kinds of accelerator: which is best, and how both would share a step.
+
+Each kind was measured by itself. What they would do together is arithmetic, and said as such.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.report.words import format_interval, format_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindFigures:
+    """The best of a study, by accelerator and by money."""
+
+    run: str
+    """Key of the study."""
+    device_name: str
+    world: int
+    """Accelerators."""
+    replicas: int
+    """Copies of the model, among which samples are shared."""
+    micro_batch: int
+    global_batch: int
+    samples_per_s: float
+    samples_per_s_low: float
+    samples_per_s_high: float
+    price_per_hour: float | None
+    """Price of one accelerator; None: nobody said."""
+
+    def per_accelerator(self, samples_per_s: float) -> float:
+        """Samples/s of one accelerator, at such a rate of all."""
+        return samples_per_s / self.world
+
+    def per_money(self, samples_per_s: float) -> float:
+        """Samples for one of the price's money, at such a rate; a price is known."""
+        assert self.price_per_hour is not None
+        return 3600.0 * samples_per_s / (self.world * self.price_per_hour)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        rate, is_priced = self.samples_per_s, self.price_per_hour is not None
+        return {
+            **asdict(self),
+            "samples_per_s_per_accelerator": self.per_accelerator(rate),
+            "samples_per_money": self.per_money(rate) if is_priced else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenSplit:
+    """Shares of a global batch by which two kinds would end their steps at the same time."""
+
+    kinds: tuple[KindFigures, KindFigures]
+    samples: tuple[int, int]
+    """Samples of each replica in one optimizer step, by kind."""
+    step_s: float
+    """Time of a step: that of the slower kind, with no communication between the kinds."""
+    even_step_s: float
+    """The same where every replica has the same share."""
+    alone_step_s: float
+    """Time of a step of the faster kind alone."""
+
+    @property
+    def micro_batches(self) -> tuple[int, int]:
+        """Micro-batch of each kind: the largest that divides its share, up to its best's."""
+        pairs = zip(self.kinds, self.samples, strict=True)
+        first, second = (
+            max(m for m in range(1, min(kind.micro_batch, n) + 1) if n % m == 0)
+            for kind, n in pairs
+        )
+        return first, second
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Factor of a rank's mean loss, so that the mean over ranks is that over all samples."""
+        n_replicas = sum(kind.replicas for kind in self.kinds)
+        first, second = (n * n_replicas / self.kinds[0].global_batch for n in self.samples)
+        return first, second
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        by_kind = zip(self.kinds, self.samples, self.micro_batches, self.weights, strict=True)
+        return {
+            "shares": [
+                {"run": kind.run, "samples": n, "micro_batch": m, "loss_weight": weight}
+                for kind, n, m, weight in by_kind
+            ],
+            **{k: v for k, v in asdict(self).items() if k.endswith("_s")},
+        }
+
+
+def split_of(kinds: Sequence[KindFigures]) -> UnevenSplit | None:
+    """The split that balances a step of two kinds; None: they are not two, or none can be."""
+    if len(kinds) != 2 or kinds[0].global_batch != kinds[1].global_batch:
+        return None
+    one, two = kinds
+    batch = one.global_batch
+    # Samples/s of one replica: what it does with a share is taken to grow with the share alone.
+    rates = one.samples_per_s / one.replicas, two.samples_per_s / two.replicas
+    splits = [
+        (n, (batch - n * one.replicas) // two.replicas)
+        for n in range(1, (batch - 1) // one.replicas + 1)
+        if (batch - n * one.replicas) % two.replicas == 0
+    ]
+    if not splits:
+        return None
+    samples = min(splits, key=lambda each: max(each[0] / rates[0], each[1] / rates[1]))
+    return UnevenSplit(
+        kinds=(one, two),
+        samples=samples,
+        step_s=max(samples[0] / rates[0], samples[1] / rates[1]),
+        even_step_s=batch / (one.replicas + two.replicas) / min(rates),
+        alone_step_s=batch / max(one.samples_per_s, two.samples_per_s),
+    )
+
+
+def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
+    """What the kinds do, which is best, and the split of a step over two; empty without kinds."""
+    facts = []
+    for kind in kinds:
+        rate = kind.per_accelerator
+        text = (
+            f"{kind.device_name}, {kind.world} of them: {format_rate(rate(kind.samples_per_s))} "
+            f"samples/s per accelerator "
+            f"({format_interval(rate(kind.samples_per_s_low), rate(kind.samples_per_s_high))})"
+        )
+        if kind.price_per_hour is not None:
+            bought = format_rate(kind.per_money(kind.samples_per_s))
+            text += f", {bought} samples for 1 at a price of {kind.price_per_hour:g} an hour"
+        facts.append((f"kind {kind.run}", text))
+    if not facts:
+        return []
+    facts.append(("speed", _best(kinds, KindFigures.per_accelerator, "per accelerator")))
+    if all(kind.price_per_hour is not None for kind in kinds):
+        facts.append(("money", _best(kinds, KindFigures.per_money, "for the same money")))
+    if (split := split_of(kinds)) is not None:
+        facts.append(("uneven split", describe_split(split)))
+    return facts
+
+
+def describe_split(split: UnevenSplit) -> str:
+    """The shares and what they would gain, as work of the user's own."""
+    faster = max(split.kinds, key=lambda kind: kind.samples_per_s)
+    together = f"a step of both kinds together, of {split.kinds[0].global_batch} samples, "
+    gain = f"{split.alone_step_s / split.step_s:.2f}x {faster.run} alone"
+    computed = (
+        "computed from what each kind did by itself, without the time to communicate between them"
+    )
+    if split.samples[0] == split.samples[1]:
+        return f"none: {together}is best shared equally, {gain}; {computed}"
+    parts = [
+        f"{n} samples on each replica of {kind.run} ({n // m} x micro-batch {m}, its loss times "
+        f"{weight:.3g})"
+        for kind, n, m, weight in zip(
+            split.kinds, split.samples, split.micro_batches, split.weights, strict=True
+        )
+    ]
+    return (
+        f"{together}would be balanced by {' and '.join(parts)}: "
+        f"{split.even_step_s / split.step_s:.2f}x equal shares, {gain}; {computed}. DeepSpeed "
+        "gives all ranks the same number of micro-batches and means over ranks, so this split is "
+        "for a training loop of your own"
+    )
+
+
+def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float], by: str) -> str:
+    """Who is best by a figure, and whether the intervals say so."""
+    ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
+    best, second = ordered[:2]
+    ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
+    text = f"{best.run} ({best.device_name}) does most {by}, {ratio:.2f}x {second.run}"
+    if of(best, best.samples_per_s_low) <= of(second, second.samples_per_s_high):
+        return f"{text}: their intervals overlap, so that this is not proven"
+    return text

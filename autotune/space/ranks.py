@@ -1,0 +1,65 @@
+"""Where the ranks of a job lie, and over how many such places its parallel groups reach.
+
+Engines number ranks alike: neighbours in a tensor or sequence parallel group have neighbouring
+ranks, then come the replicas of data parallelism, and the stages of a pipeline are furthest apart.
+Source: DeepSpeed, runtime/pipe/topology.py (axes pipe, data, model); Megatron-LM,
+core/parallel_state.py (order tp-cp-ep-dp-pp).
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from autotune.space.candidate import Candidate
+
+_SHOWN = 8
+"""Places that are named, at most."""
+
+
+def describe_places(places: Sequence[str]) -> str:
+    """`ranks 0 to 7 on worker-1; 8 to 15 on worker-2`; `places` has that of each rank."""
+    parts = []
+    for place, ranks in groupby(range(len(places)), key=places.__getitem__):
+        parts.append(f"{_span(list(ranks))} on {place}")
+    if len(parts) > _SHOWN:
+        parts[_SHOWN - 1 : -1] = ["..."]
+    return f"ranks {'; '.join(parts)}"
+
+
+def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
+    """Each kind of parallel group of a layout: its ranks, and over how many places they reach."""
+    world, inner = len(places), candidate.tp * candidate.sp * candidate.cp
+    kinds = (
+        ("tensor parallel", candidate.tp, 1),
+        ("context parallel", candidate.cp, candidate.tp),
+        ("sequence parallel", candidate.sp, candidate.tp * candidate.cp),
+        ("data parallel", candidate.dp, inner),
+        ("pipeline", candidate.pp, world // candidate.pp),
+    )
+    return [
+        f"{name} groups of {size} ranks, such as {_span([stride * k for k in range(size)])}: "
+        f"{describe_reach(size, stride, places)}"
+        for name, size, stride in kinds
+        if size > 1
+    ]
+
+
+def describe_reach(size: int, stride: int, places: Sequence[str]) -> str:
+    """`each in one place`, or over how many the widest of the groups of a kind reaches.
+
+    Args:
+        size: Ranks of a group.
+        stride: From one rank of a group to the next.
+        places: Place of each rank.
+    """
+    block = size * stride
+    firsts = (r for start in range(0, len(places), block) for r in range(start, start + stride))
+    reach = max(len({places[r + k * stride] for k in range(size)}) for r in firsts)
+    return "each in one place" if reach == 1 else f"over {reach} places"
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """`0 to 7`, `0, 4`, or `0, 4, 8, ...`."""
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:4]))
+    return shown if len(ranks) <= 4 else f"{shown}, ..."

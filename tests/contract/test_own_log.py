@@ -1,0 +1,25 @@
+"""An engine's own log beside what was measured."""
+
+import pytest
+
+from autotune.contract import OwnLog
+
+
+def own_log(**told) -> OwnLog:
+    return OwnLog(n_steps=5, measured_step_time_s=1.0, measured_loss=7.0, **told)
+
+
+@pytest.mark.parametrize("told", [{"step_time_s": 1.04}, {"step_time_s": 0.96, "loss": 7.0003}])
+def test_witnesses_that_agree_say_nothing(told):
+    assert own_log(**told).disagreement == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"step_time_s": 1.1}, "1.1 s a step, measured 1 s"),
+        ({"step_time_s": 1.0, "loss": 7.01}, "loss 7.01, seen 7"),
+    ],
+)
+def test_what_differs_is_said_with_both_figures(told, said):
+    assert own_log(**told).disagreement == said

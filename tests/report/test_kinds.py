@@ -1,0 +1,137 @@
+"""One job on two kinds of accelerator: which is best, and how a step would be shared."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.app.pages import compare_studies, write_comparison
+from autotune.base.errors import JobError
+from autotune.job.price import price_for
+from autotune.record.study import Study
+from autotune.record.table import write_table
+from autotune.report.compare.kinds import KindFigures, describe_kinds, split_of
+from autotune.report.compare.terminal import print_comparison
+from tests.report.test_compare import JOB, slower
+from tests.report.test_terminal import finished
+from tests.report.wide import varied
+from tests.search.scripted import ENVIRONMENT
+
+
+def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigures:
+    """An accelerator of which a study measured so many samples/s, 5% to either side."""
+    values: dict[str, object] = {
+        "device_name": f"device {run}",
+        "replicas": world,
+        "micro_batch": 4,
+        "global_batch": 128,
+        "price_per_hour": None,
+        **more,
+    }
+    return KindFigures(
+        run=run,
+        world=world,
+        samples_per_s=rate,
+        samples_per_s_low=0.95 * rate,
+        samples_per_s_high=1.05 * rate,
+        **values,  # type: ignore[arg-type]  # each has its field's type
+    )
+
+
+def test_a_split_balances_the_step_of_two_kinds() -> None:
+    split = split_of([kind("A", 300.0), kind("B", 100.0)])
+    assert split is not None
+    assert split.samples == (12, 4), "three to one, and 8 x 12 + 8 x 4 = 128"
+    assert split.micro_batches == (4, 4)
+    assert split.weights == (1.5, 0.5)
+    assert split.step_s == pytest.approx(128 / 400)
+    assert split.even_step_s == pytest.approx(64 / 100), "both wait for the slower one"
+    assert split.alone_step_s == pytest.approx(128 / 300)
+    # The mean over ranks of weighted means is the mean over samples.
+    assert 8 * split.weights[0] + 8 * split.weights[1] == 16
+
+
+def test_a_split_is_whole_samples_and_counts_replicas() -> None:
+    split = split_of([kind("A", 310.0, world=16, replicas=4), kind("B", 90.0, replicas=2)])
+    assert split is not None
+    assert 4 * split.samples[0] + 2 * split.samples[1] == 128
+    assert split.samples == (25, 14)
+    assert split.micro_batches == (1, 2), "divisors of the shares, no larger than what was best"
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [kind("A", 300.0)],
+        [kind("A", 300.0), kind("B", 100.0), kind("C", 50.0)],
+        [kind("A", 300.0), kind("B", 100.0, global_batch=64)],
+        [kind("A", 300.0, global_batch=8), kind("B", 100.0, global_batch=8)],
+    ],
+)
+def test_where_there_is_no_split_none_is_told(kinds: list[KindFigures]) -> None:
+    assert split_of(kinds) is None
+
+
+def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
+    kinds = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
+    said = dict(describe_kinds(kinds))
+    assert said["kind A"].endswith("45000 samples for 1 at a price of 3 an hour")
+    assert said["speed"] == "A (device A) does most per accelerator, 1.50x B"
+    assert said["money"] == "B (device B) does most for the same money, 2.00x A"
+    assert "training loop of your own" in said["uneven split"]
+    near = dict(describe_kinds([kind("A", 205.0), kind("B", 200.0)]))
+    assert near["speed"].endswith("their intervals overlap, so that this is not proven")
+    assert near["uneven split"].startswith("none: ")
+    assert "money" not in near
+
+
+def study_on(folder: Path, device_name: str, price: float) -> Study:
+    study = finished(folder, slower if "A100" in device_name else varied, trials=12)
+    environment = dataclasses.asdict(dataclasses.replace(ENVIRONMENT, device_name=device_name))
+    facts = {"environment": environment, "environments": [{**environment, "since_trial": 0}]}
+    study.write_state({**study.read_state(), **facts})
+    write_table(study)
+    study.job_file.write_text(f"{JOB}price: {price}\n", encoding="utf-8")
+    return study
+
+
+def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path: Path) -> None:
+    studies = [study_on(tmp_path / "a", "H100", 2.5), study_on(tmp_path / "b", "A100", 0.5)]
+    comparison = compare_studies([str(study.folder) for study in studies], tmp_path)
+    best = [run.report.answer and run.report.answer.best for run in comparison.runs]
+    data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
+    assert [each["device_name"] for each in data["kinds"]] == ["H100", "A100"]
+    for each, figure, price in zip(data["kinds"], best, (2.5, 0.5), strict=True):
+        assert figure is not None
+        per_accelerator = figure.samples_per_s / 2
+        assert each["samples_per_s_per_accelerator"] == pytest.approx(per_accelerator)
+        assert each["samples_per_money"] == pytest.approx(3600 * per_accelerator / price)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_comparison(console, comparison)
+    assert isinstance(console.file, io.StringIO)
+    said = " ".join(console.file.getvalue().split())
+    assert "B (A100) does most for the same money" in said
+    page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "does most for the same money" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "price"),
+    [
+        ("2.5", "NVIDIA H100 80GB HBM3", 2.5),
+        ("H100=2.5,A100=1.2", "NVIDIA A100-SXM4-80GB", 1.2),
+        ("H100=2.5, H100 NVL=2", "NVIDIA H100 NVL", 2.0),
+        ("h100=2.5", "NVIDIA L4", None),
+    ],
+)
+def test_a_price_is_one_for_all_or_by_kind(text: str, name: str, price: float | None) -> None:
+    assert price_for(text, name) == price
+
+
+@pytest.mark.parametrize("text", ["", "cheap", "H100=", "=2", "H100=2,A100"])
+def test_what_is_no_price_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="is no price"):
+        price_for(text, "H100")

@@ -1,0 +1,122 @@
+"""A search of both engines as users run it, with Megatron's own soak and export."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import Outcome, Start
+from autotune.fleet.node.processes import processes_of
+from autotune.record.study import Study
+from tests.searches import MODEL
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
+]
+
+
+def autotune(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=dict(os.environ),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one search of both engines has run."""
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "job.yaml").write_text(
+        "model: config.json\nseq_len: 16\nglobal_batch: 8\nworld: 2\nprecision: fp32\n"
+        "study: it\nengine: both\ntrials: 1\nbudget: 40s\n"
+    )
+    done = autotune("search", "--job", "job.yaml", "--yes", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder / "said.txt").write_text(done.stdout)
+    return folder
+
+
+def study_of(folder: Path, engine: str) -> Study:
+    return Study(folder / "results", f"it-{engine}")
+
+
+def test_each_engine_has_a_study_and_they_are_compared(folder: Path) -> None:
+    said = json.loads((folder / "said.txt").read_text())
+    comparison = said["comparison"]
+    assert all(answer["best"] is not None for answer in said["answers"])
+    assert comparison["warnings"][0] == "engine differs (A deepspeed, B megatron)"
+    assert len(comparison["verdicts"]) == 1
+    assert "B's best is" in comparison["verdicts"][0]
+
+
+def test_trials_of_megatron_are_measured_as_others_are(folder: Path) -> None:
+    study = study_of(folder, "megatron")
+    trials = study.trials()
+    results = [trial.result for trial in trials if trial.result is not None]
+    assert {result.outcome for result in results} == {Outcome.OK}
+    for trial, result in zip(trials, results, strict=True):
+        assert result.versions["megatron-core"]
+        assert result.losses
+        assert result.peak_memory_bytes
+        expected = trial.spec.engine.expected
+        assert {name: result.read_back[name] for name in expected} == expected
+    seen = [r.diagnosis for r in results if r.diagnosis is not None]
+    assert seen
+    for diagnosis in seen:
+        assert diagnosis.problem == ""
+        assert diagnosis.collectives
+    assert any(trial.spec.measure.start is Start.WARM for trial in trials)
+    assert processes_of(study.folder) == [], "a search left processes behind"
+
+
+def test_the_search_goes_on_where_it_was(folder: Path) -> None:
+    before = len(study_of(folder, "megatron").trials())
+    done = autotune(
+        *("search", "--job", "job.yaml", "--engine", "megatron", "--study", "it-megatron"),
+        *("--yes", "--json"),
+        folder=folder,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(study_of(folder, "megatron").trials()) == before, "nothing was left to be tried"
+
+
+def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
+    done = autotune("soak", "--study", "it-megatron", "--minutes", "0.2", folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "saved and resumed" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_export_trains_and_is_soaked_where_it_lies(
+    folder: Path, tmp_path: Path, sharded: bool
+) -> None:
+    """Sharded or whole, the optimizer's states are saved and read again."""
+    out = tmp_path / "out"
+    done = autotune(
+        *("render", "--job", str(folder / "job.yaml"), "--out", str(out)),
+        *("--set", f"distributed_optimizer={str(sharded).lower()}", "--set", "micro_batch=2"),
+        *("--set", "tp=1", "--to", "megatron-core"),
+        folder=folder,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    trained = subprocess.run(
+        ["bash", str(out / "launch.sh"), "--steps", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=dict(os.environ),
+    )
+    assert "step 1  loss" in trained.stdout, trained.stdout + trained.stderr[-3000:]
+    soaked = autotune("soak", "--from", str(out), "--minutes", "0.15", folder=folder)
+    assert soaked.returncode == 0, soaked.stdout + soaked.stderr[-3000:]

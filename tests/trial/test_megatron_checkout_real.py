@@ -1,0 +1,128 @@
+"""Trials of a checkout of Megatron-LM: its own script, unchanged, on two CPU ranks.
+
+The checkout is the folder that the environment variable MEGATRON_PATH names.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import Outcome, Role, TrialResult
+from autotune.engines.base import bind_engine
+from autotune.engines.megatron.knobs import KNOBS
+from autotune.fleet.reports import read_reports
+from autotune.fleet.transports.local import local_fleet
+from autotune.job.job import make_job
+from autotune.record.study import Study
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
+from tests.trials import CPU, QUICK
+
+CHECKOUT = os.environ.get("MEGATRON_PATH", "")
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_PATH names no checkout of Megatron-LM"),
+]
+
+JOB = {
+    "engine": "megatron",
+    "model": "tiny-llama",
+    "seq_len": 64,
+    "global_batch": 8,
+    "precision": "fp32",
+    "megatron_path": CHECKOUT,
+}
+PLAIN = {name: knob.default for name, knob in KNOBS.items()} | {"micro_batch": 2}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Iterator[Study]:
+    study = Study(tmp_path_factory.mktemp("results"), "checkout")
+    study.lock()
+    yield study
+    study.unlock()
+
+
+def run(study: Study, *, world: int = 2, diagnoses: bool = False, **knobs) -> TrialResult:
+    """One trial of a layout."""
+    job = make_job({**JOB, "world": world}, where="test")
+    environment = dataclasses.replace(CPU, n_devices=world)
+    engine = bind_engine(job, environment)
+    candidate = Candidate.of({**PLAIN, **knobs}, world=world, global_batch=8)
+    assert not engine.judge(candidate)
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
+        study=study.name,
+        number=study.next_number(),
+        job=job,
+        engine=engine,
+        environment=environment,
+    )
+    measure = dataclasses.replace(QUICK, diagnoses=diagnoses, timeout_s=240.0)
+    spec = dataclasses.replace(spec, measure=measure)
+    folder = study.write_spec(spec, engine.files(candidate))
+    fleet = local_fleet(environment, world=world)
+    try:
+        result = fleet.submit(spec, folder).wait()
+    finally:
+        fleet.close()
+    study.take_result(folder, spec, result)
+    assert result.outcome is Outcome.OK, (result.evidence, folder)
+    return result
+
+
+def last_folder(study: Study) -> Path:
+    return sorted(study.trials_folder.iterdir())[-1]
+
+
+def losses(study: Study, **knobs) -> list[float]:
+    return run(study, **knobs).losses[:8]
+
+
+@pytest.fixture(scope="module")
+def alone(study) -> list[float]:
+    """Losses of the model on one rank: eight steps."""
+    return losses(study, world=1)
+
+
+def test_a_trial_sees_what_it_sees_of_the_built_in_workload(study, alone):
+    result = run(study, diagnoses=True, distributed_optimizer=True)
+    assert result.losses[:8] == pytest.approx(alone, abs=2e-4)
+    assert len(result.step_times_s) >= 6
+    assert result.peak_memory_bytes > 4 * 4 * 4_212_992
+    assert result.own_log is None or not result.own_log.disagreement
+    assert result.own_log.n_steps == len(result.step_times_s) - 1
+    assert result.versions["megatron-core"] == release(Path(CHECKOUT))
+    assert result.diagnosis.problem == ""
+    split = result.diagnosis.split
+    assert min(split.forward_s, split.backward_s, split.optimizer_s, split.communication_s) > 0
+    assert {"reduce_scatter_tensor", "all_gather_into_tensor"} <= {
+        call.name for call in result.diagnosis.collectives
+    }
+    reports = read_reports(last_folder(study), 2)
+    assert reports[0].losses == reports[1].losses
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"tp": 2},
+        {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
+        {"pp": 2, "recompute": "full"},
+        {"pp": 2, "vp": 2},
+    ],
+    ids=str,
+)
+def test_layouts_train_with_the_losses_of_one_rank(study, alone, knobs):
+    assert losses(study, **knobs) == pytest.approx(alone, abs=2e-4)
+
+
+def release(checkout: Path) -> str:
+    """The release that a checkout says it is."""
+    told: dict[str, object] = {}
+    exec((checkout / "megatron/core/package_info.py").read_text(), told)
+    return str(told["__version__"])
