@@ -43,6 +43,7 @@ from autotune.testing import (
     TransportContract,
     WorkloadContract,
 )
+from tests.checkouts import checkout_in
 from tests.observed import TRAINER, keys_of, observed
 from tests.replay.tables import sweep, write
 from tests.trials import CPU
@@ -400,6 +401,14 @@ class TestScript(WorkloadContract):
     keys: ClassVar[Mapping[str, Any]] = OWN
 
 
+class TestPretrainGpt(WorkloadContract):
+    name = "pretrain_gpt"
+
+    @pytest.fixture(autouse=True)
+    def checkout(self, tmp_path: Path) -> None:
+        self.keys = {"engine": "megatron", "megatron_path": checkout_in(tmp_path / "checkout")}
+
+
 class Nameless(BuiltIn):
     """Says neither its own name nor which script it runs."""
 
@@ -432,7 +441,7 @@ LAUNCHERS = (
 FLEETS = (TestHostfile, TestLocal, TestReplay, TestSimulate)
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
-OTHERS = (TestBuiltIn, TestScript, TestDeepSpeed, TestMegatron)
+OTHERS = (TestBuiltIn, TestScript, TestPretrainGpt, TestDeepSpeed, TestMegatron)
 CONTRACTS: tuple[Any, ...] = (*(*OTHERS, *SAMPLERS, *DIALECTS, *LAUNCHERS, *FLEETS),)
 
 

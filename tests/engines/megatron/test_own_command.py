@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.engines.megatron.own_command import is_megatrons, read_command
-from tests.engines.megatron.test_pretrain_gpt import checkout_in
+from tests.checkouts import checkout_in
 
 LLAMA = (
     "--num-layers 4 --hidden-size 128 --ffn-hidden-size 344 --num-attention-heads 4 "

@@ -13,8 +13,8 @@ from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.workload import workload_of
-from autotune.testing import WorkloadContract
 from autotune.trial.engines.megatron import as_words
+from tests.checkouts import checkout_in
 from tests.jobs import A100, CPU
 
 JOB = {
@@ -27,14 +27,6 @@ JOB = {
 }
 
 
-def checkout_in(folder: Path, minor: int = 16) -> Path:
-    """A folder that looks like a checkout of a release, as far as nothing of it is run."""
-    (folder / "megatron/core").mkdir(parents=True)
-    (folder / "megatron/core/package_info.py").write_text(f"MAJOR = 0\nMINOR = {minor}\n")
-    (folder / "pretrain_gpt.py").write_text("")
-    return folder
-
-
 def job_of(checkout: Path, **keys) -> Job:
     return make_job({**JOB, "megatron_path": checkout, **keys}, where="test")
 
@@ -42,14 +34,6 @@ def job_of(checkout: Path, **keys) -> Job:
 def candidate_of(**knobs) -> Candidate:
     plain = {name: knob.default for name, knob in KNOBS.items()}
     return Candidate.of({**plain, "micro_batch": 2, **knobs}, world=2, global_batch=8)
-
-
-class TestPretrainGpt(WorkloadContract):
-    name = "pretrain_gpt"
-
-    @pytest.fixture(autouse=True)
-    def checkout(self, tmp_path: Path) -> None:
-        self.keys = {"engine": "megatron", "megatron_path": checkout_in(tmp_path / "checkout")}
 
 
 @pytest.mark.parametrize(("minor", "vocab"), [(14, "2047"), (17, "2047"), (18, "2048")])
