@@ -18,7 +18,7 @@ def measured(accelerator):
     reporter = types.SimpleNamespace(report=RankReport(rank=0))
     meter = types.SimpleNamespace(settle=lambda: None, read=lambda: {"peak": 1})
     aftermath = Aftermath(spec, types.SimpleNamespace(), reporter, meter)
-    aftermath.prepare(None)
+    aftermath.prepare(types.SimpleNamespace(own_log=lambda report: None))
     aftermath.on_warm()
     sum(range(10_000))
     aftermath.on_measured()
