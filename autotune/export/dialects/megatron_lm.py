@@ -8,6 +8,10 @@ from autotune.export.megatron import lines_of, megatron_readme, release_of, run_
 from autotune.export.readme import figures_file
 
 ARGUMENTS_FILE = "megatron_args.sh"
+MOCK_TOKENS = 4096
+"""Token ids that `--mock-data` draws from, whatever the vocabulary.
+
+Source: NVIDIA/Megatron-LM, megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset."""
 ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
