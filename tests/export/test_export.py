@@ -217,7 +217,8 @@ def test_plain_training_imports_nothing_of_ours(script):
 def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
-    assert "hf, lightning, llama-factory, megatron, megatron-core, optuna" in caught.value.hint
+    family = "megatron, megatron-bridge, megatron-core, megatron-deepspeed"
+    assert f"hf, lightning, llama-factory, {family}, optuna" in caught.value.hint
     with pytest.raises(RenderError, match="a configuration of deepspeed is not written for that"):
         export(tmp_path, to="megatron")
     with pytest.raises(RenderError, match="holds a whole study"):

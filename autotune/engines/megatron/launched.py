@@ -104,10 +104,12 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     Raises:
         JobError: A quote does not close, or a count of ranks is none.
     """
-    if is_shell(text, path):
-        return list(_of_shell(text, path, release))
+    # Most files that are checked are no launches: they are not parsed twice.
     if path.suffix in (".yaml", ".yml"):
-        return _of_yaml(text, path, release)
+        is_one = all(f"{section}:" in text for section in _SECTIONS)
+        return _of_yaml(text, path, release) if is_one else []
+    if any(mark in text for mark in _MARKS) and is_shell(text, path):
+        return list(_of_shell(text, path, release))
     return []
 
 

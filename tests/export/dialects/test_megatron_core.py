@@ -13,7 +13,7 @@ from autotune.space.candidate import Candidate
 from tests.jobs import CPU, tiny_job
 
 
-def exported(folder, **knobs):
+def exported(folder, *, to=None, **knobs):
     job = tiny_job(folder, precision="fp32", engine="megatron")
     values = {name: knob.default for name, knob in KNOBS.items()} | knobs
     handout = handout_of(
@@ -22,7 +22,7 @@ def exported(folder, **knobs):
         job=job,
         environment=CPU,
     )
-    export_handout(handout, folder / "out", to=None)
+    export_handout(handout, folder / "out", to=to)
     return folder / "out"
 
 

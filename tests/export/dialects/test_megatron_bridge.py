@@ -1,0 +1,62 @@
+"""Layouts as configurations of Megatron-Bridge: its fields, and the script that reads them."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.base.errors import RenderError
+from autotune.export.dialects.megatron_bridge import FIELDS_FILE, fields_of
+from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
+from tests.export.dialects.test_megatron_lm import LAYOUTS, exported
+from tests.record_bridge_fields import as_text
+from tests.record_bridge_fields import fields_of as recorded
+
+
+@pytest.mark.parametrize(("job", "settings"), LAYOUTS)
+def test_every_field_is_one_of_its_section(tmp_path, job, settings):
+    out = exported(tmp_path, job, settings, to="megatron-bridge")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    assert data.pop("mixed_precision") == (None if "precision" in job else "bf16_mixed")
+    for section, fields in data.items():
+        assert set(fields) <= fields_of(section)
+
+
+def test_a_layout_is_in_the_sections_that_read_it(tmp_path):
+    job, settings = LAYOUTS[1]
+    data = yaml.safe_load(
+        (exported(tmp_path, job, settings, to="megatron-bridge") / "bridge.yaml").read_text()
+    )
+    model = data["model"]
+    assert model["virtual_pipeline_model_parallel_size"] == 4
+    assert (model["gated_linear_unit"], model["activation_func"]) == (True, "silu")
+    assert data["ddp"]["use_distributed_optimizer"] is True
+    assert data["optimizer"]["use_distributed_optimizer"] is True
+    assert data["train"]["global_batch_size"] == 256
+
+
+def test_the_script_makes_every_section(tmp_path):
+    out = exported(tmp_path, *LAYOUTS[0], to="megatron-bridge")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    (made,) = (
+        node.value
+        for node in ast.parse((out / "train.py").read_text()).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "SECTIONS"
+    )
+    assert {key.value for key in made.keys} | {"mixed_precision"} == set(data)
+
+
+def test_cpu_ranks_are_refused(tmp_path):
+    with pytest.raises(RenderError, match="CUDA devices alone"):
+        exported_for_cpu(tmp_path, to="megatron-bridge")
+
+
+@pytest.mark.skipif(
+    not {"MEGATRON_BRIDGE_PATH", "MEGATRON_PATH"} <= os.environ.keys(),
+    reason="MEGATRON_BRIDGE_PATH and MEGATRON_PATH name no checkouts",
+)
+def test_the_file_of_fields_is_what_the_sources_say():
+    found = recorded(Path(os.environ["MEGATRON_BRIDGE_PATH"]), Path(os.environ["MEGATRON_PATH"]))
+    assert FIELDS_FILE.read_text(encoding="utf-8") == as_text(found)

@@ -1,0 +1,75 @@
+"""Layouts as a run of Megatron-DeepSpeed: its flags, and the ds_config that has to agree."""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.app.check import CheckFlags, check_files
+from autotune.base.errors import RenderError
+from autotune.export.dialects.megatron_deepspeed import FLAGS_FILE, flags
+from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, exported
+from tests.record_megatron_deepspeed_flags import as_text, flags_of
+
+LAYOUTS = (
+    "tp=2 pp=2 distributed_optimizer=true",
+    "tp=2 recompute=full micro_batch=2 sequence_parallel=true",
+    "pp=4",
+)
+
+
+def program(folder):
+    done = subprocess.run(
+        ["bash", "-euc", 'source ./megatron_deepspeed_args.sh; printf "%s\\0" "${PROGRAM[@]}"'],
+        cwd=folder,
+        env={**os.environ, "MEGATRON_PATH": "/checkout", "DATA_PATH": "/data/x"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("settings", LAYOUTS)
+def test_flags_are_its_own_and_agree_with_the_configuration(tmp_path, settings):
+    out = exported(tmp_path / "out", DENSE, settings, to="megatron-deepspeed")
+    words = program(out)
+    named = [word for word in words if word.startswith("--")]
+    assert set(named) <= set(flags())
+    value = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word.startswith("--")}
+    config = json.loads((out / "ds_config.json").read_text())
+    assert value["--global-batch-size"] == str(config["train_batch_size"])
+    assert value["--micro-batch-size"] == str(config["train_micro_batch_size_per_gpu"])
+    assert value["--zero-stage"] == str(config["zero_optimization"]["stage"])
+    assert value["--deepspeed_config"] == str(out / "ds_config.json")
+    assert ("--no-pipeline-parallel" in named) is ("pp" not in settings)
+    line = f"torchrun --nproc-per-node 8 --nnodes 2 {shlex.join(words)}"
+    (report,) = check_files([str(out / "ds_config.json")], CheckFlags(launch=line)).reports
+    assert [one.violation.rule for one in report.found if one.violation.level == "error"] == []
+    assert not [one for one in report.found if "megatron_deepspeed" in one.violation.rule]
+
+
+@pytest.mark.parametrize(
+    ("job", "settings", "told"),
+    [
+        (DENSE, "pp=2 vp=4", "interleaved"),
+        (DENSE, "tp=2 cp=2", "context parallelism"),
+        (DENSE, "recompute=block_8", "a part of"),
+        (EXPERTS, "ep=8", "experts"),
+    ],
+)
+def test_what_it_does_not_train_is_refused(tmp_path, job, settings, told):
+    with pytest.raises(RenderError, match=told):
+        exported(tmp_path, job, settings, to="megatron-deepspeed")
+
+
+@pytest.mark.skipif(
+    "MEGATRON_DEEPSPEED_PATH" not in os.environ,
+    reason="MEGATRON_DEEPSPEED_PATH names no checkout",
+)
+def test_the_file_of_flags_is_what_the_source_says():
+    found = as_text(flags_of(Path(os.environ["MEGATRON_DEEPSPEED_PATH"])))
+    assert FLAGS_FILE.read_text(encoding="utf-8") == found
