@@ -66,7 +66,7 @@ SCRIPT_SPACE = "script"
 """The space where nobody names one."""
 _FIRST_TIMEOUT_S = 1200.0
 """Time for the first run: a Python that is not ours may compile DeepSpeed's extensions in it."""
-_SAID_BY_THE_COMMAND = (
+SAID_BY_THE_COMMAND = (
     *("model", "seq_len", "global_batch", "precision", "lora_rank", "lengths", "baseline"),
     *("base_config", "fidelity", "nvme_path", "megatron_path", "megatron_arguments"),
 )
@@ -102,12 +102,7 @@ def open_script_session(
         FleetError: The devices are not there.
     """
     command = list(command)
-    if said := [name for name in _SAID_BY_THE_COMMAND if flags.get(name) is not None]:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
-        raise JobError(
-            f"{names}: the command decides that",
-            "leave it out, and change the command where you want something else",
-        )
+    refuse_said(flags, SAID_BY_THE_COMMAND)
     check_command(command)
     folder = os.getcwd()
     study = Study(results, str(flags.get("study") or study_name(command, folder)))
@@ -145,6 +140,20 @@ def open_script_session(
         options=options,
         versions=_versions(script),
     )
+
+
+def refuse_said(flags: Mapping[str, Any], by_command: Sequence[str]) -> None:
+    """Refuse flags that say what a command decides itself.
+
+    Raises:
+        JobError: There is such a flag.
+    """
+    if said := [name for name in by_command if flags.get(name) is not None]:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise JobError(
+            f"{names}: the command decides that",
+            "leave it out, and change the command where you want something else",
+        )
 
 
 def observe(

@@ -373,11 +373,11 @@ def _script_session(
     fresh: bool,
 ) -> Any:
     """The session of the user's own command."""
-    from autotune.app.own_script import open_script_session
+    from autotune.app.own_megatron import open_command_session
 
     if job is not None:
         raise JobError("--job: a command says itself what it trains", "leave --job out")
-    return open_script_session(
+    return open_command_session(
         command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=say
     )
 

@@ -246,6 +246,10 @@ class EnginePlugin(ABC):
         """
         return key if key in self.knobs else ""
 
+    def needed(self, job: Job) -> Sequence[EnginePackage]:
+        """The packages that a job's trials need; fewer where it brings the engine itself."""
+        return self.packages
+
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether the optimizer of a candidate with these knobs runs on the host."""
         return False
@@ -303,13 +307,13 @@ def installed_engines() -> list[EnginePlugin]:
     return [find_engine(name) for name in plugin_names("engine")]
 
 
-def check_installed(plugin: EnginePlugin) -> None:
-    """See that trials of an engine can start on this machine.
+def check_installed(plugin: EnginePlugin, job: Job) -> None:
+    """See that a job's trials can start on this machine.
 
     Raises:
         FleetError: A package that they need is missing.
     """
-    for package in plugin.packages:
+    for package in plugin.needed(job):
         if version_of(package.name) is None:
             raise not_installed(package.name)
 

@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -47,10 +48,13 @@ def test_a_plugin_names_what_it_is_without_a_job():
 
 def test_a_missing_package_is_an_error_of_the_engine_that_needs_it(monkeypatch):
     monkeypatch.setattr(base, "version_of", lambda name: None)
+    job = make_job(JOB, where="test")
     with pytest.raises(FleetError, match="deepspeed is not installed"):
-        check_installed(find_engine("deepspeed"))
+        check_installed(find_engine("deepspeed"), job)
     with pytest.raises(FleetError, match="megatron-core is not installed"):
-        check_installed(find_engine("megatron"))
+        check_installed(find_engine("megatron"), job)
+    checkout = dataclasses.replace(job, megatron_path=Path("/checkout"))
+    check_installed(find_engine("megatron"), checkout)
 
 
 def test_an_engine_without_a_driver_is_not_searched(monkeypatch):

@@ -5,20 +5,25 @@ The checkout is the folder that the environment variable MEGATRON_PATH names.
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import JobError
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.base import bind_engine
 from autotune.engines.megatron.knobs import KNOBS
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet
 from autotune.job.job import make_job
 from autotune.record.study import Study
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
+from autotune.trial.megatron_log import read_log
 from tests.trials import CPU, QUICK
 
 CHECKOUT = os.environ.get("MEGATRON_PATH", "")
@@ -119,6 +124,32 @@ def test_a_trial_sees_what_it_sees_of_the_built_in_workload(study, alone):
 )
 def test_layouts_train_with_the_losses_of_one_rank(study, alone, knobs):
     assert losses(study, **knobs) == pytest.approx(alone, abs=2e-4)
+
+
+def test_what_is_handed_out_starts_the_checkout(tmp_path):
+    job = make_job({**JOB, "world": 2}, where="test")
+    engine = bind_engine(job, CPU)
+    candidate = Candidate.of({**PLAIN, "tp": 2}, world=2, global_batch=8)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    export_handout(handout, tmp_path, to=None)
+    environment = {**os.environ, "PYTHON": sys.executable, "TRAIN_ITERS": "2"}
+    del environment["MEGATRON_PATH"]  # the export knows it
+    done = subprocess.run(
+        ["bash", str(tmp_path / "launch.sh")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [each.iteration for each in read_log(done.stdout.splitlines()).iterations] == [1, 2]
+
+
+def test_a_word_that_its_parser_does_not_know_is_refused_by_name():
+    job = make_job({**JOB, "world": 2, "megatron_arguments": "--no-such-flag 3"}, where="test")
+    engine = bind_engine(job, CPU)
+    with pytest.raises(JobError, match="unrecognized arguments: --no-such-flag 3"):
+        engine.check_here(engine.layouts())
 
 
 def release(checkout: Path) -> str:

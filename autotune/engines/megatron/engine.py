@@ -22,7 +22,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.baseline import Notes, read_baseline
-from autotune.engines.megatron.flags import known_release, newest_release
+from autotune.engines.megatron.flags import known_release, newest_release, release_of
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
@@ -182,7 +182,7 @@ class MegatronEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It starts another training than the job's, or none that is legal.
         """
-        release = self._environment.megatron_core or newest_release()
+        release = release_for(self._job, self._environment) or newest_release()
         knobs, notes = read_baseline(path, self._job, release=known_release(release))
         engine = copy(self)
         engine._notes = notes
@@ -249,6 +249,17 @@ def padded_vocab(vocab: int, tp: Counts) -> Counts:
     return -(-vocab // multiple) * multiple
 
 
+def release_for(job: Job, environment: Environment) -> str:
+    """The release of Megatron Core that trains a job; empty: none is installed.
+
+    Raises:
+        JobError: The job's checkout is none.
+    """
+    if job.megatron_path is not None:
+        return release_of(job.megatron_path)
+    return environment.megatron_core
+
+
 def task_of(job: Job, environment: Environment) -> LayoutTask:
     """The model and the devices that are to be laid out.
 
@@ -273,7 +284,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
-        shares_kv_heads=LayoutTask.may_share_kv_heads(environment.megatron_core),
+        shares_kv_heads=LayoutTask.may_share_kv_heads(release_for(job, environment)),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"

@@ -1,5 +1,7 @@
 """Megatron as a plug-in: what is known of it before there is a job."""
 
+from collections.abc import Sequence
+
 from autotune.devices.hardware import Environment
 from autotune.engines.base import EnginePackage, EnginePlugin
 from autotune.engines.megatron.engine import MegatronEngine
@@ -30,6 +32,10 @@ class Megatron(EnginePlugin):
     )
     no_trace = "Megatron's ranks run layers of its own"
     config_file = ARGUMENTS_FILE
+
+    def needed(self, job: Job) -> Sequence[EnginePackage]:
+        """See `EnginePlugin.needed`; a checkout has Megatron Core in it."""
+        return self.packages if job.megatron_path is None else ()
 
     def bind(self, job: Job, environment: Environment) -> MegatronEngine:
         """Megatron for a job."""

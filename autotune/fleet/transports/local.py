@@ -56,7 +56,7 @@ class Here(Place):
             FleetError: A package that trials of the engine need is missing.
             JobError: What the job trains does not take its candidates.
         """
-        check_installed(find_engine(job.engine))
+        check_installed(find_engine(job.engine), job)
         engine.check_here(lattice.candidates)
         return partial(
             local_fleet, self.environment, world=job.world, is_exclusive=self._is_exclusive

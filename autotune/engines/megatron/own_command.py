@@ -1,0 +1,203 @@
+"""A user's own command that starts pretrain_gpt.py of a checkout: the job that it is."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.engines.megatron.arguments import DECIDED
+from autotune.engines.megatron.flags import known_release, null_vocab, release_of
+from autotune.engines.megatron.launched import MegatronLaunch, launch_of_line
+from autotune.engines.megatron.pretrain_gpt import SCRIPT
+
+_IMPORTS = re.compile(r"^\s*(from|import) megatron\.training\b", re.MULTILINE)
+_NOT_IN_TRIALS = re.compile(r"(save|load|tensorboard|wandb|exit|profile|one_logger)(_\w+)?")
+"""Arguments of a long training, which a trial leaves out."""
+_DEFAULTS_THAT_STAY = (
+    *("lr_decay_style", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"),
+    *("seed", "norm_epsilon", "attention_dropout", "hidden_dropout", "init_method_std"),
+    "rotary_base",
+)
+"""Arguments for which a job would give other values than Megatron's defaults."""
+_VOCAB_OF_GPT2 = 50257
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldCommand:
+    """What a command trains, as keys of a job."""
+
+    checkout: Path
+    words: Sequence[str]
+    """The arguments that stay in every trial."""
+    left_out: Sequence[str]
+    """Flags that trials leave out, besides those that a knob governs."""
+    config: dict[str, Any]
+    """The model, as a Hugging Face config."""
+    keys: dict[str, Any]
+    """The job's other keys."""
+
+
+def is_megatrons(command: Sequence[str], folder: Path) -> bool:
+    """Whether a command starts a script of a checkout of Megatron-LM."""
+    script = _script_of(command, folder)
+    if script is None or not (script.parent / "megatron/training").is_dir():
+        return False
+    try:
+        return _IMPORTS.search(script.read_text(encoding="utf-8")) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def read_command(command: Sequence[str], folder: Path) -> ToldCommand:
+    """The job that a command is; `folder` is where it is started.
+
+    Raises:
+        JobError: It starts no pretrain_gpt.py of a checkout, or its model cannot be told.
+    """
+    script = _script_of(command, folder)
+    if script is None or script.name != SCRIPT:
+        raise JobError(
+            f"the command starts no {SCRIPT}, the one script of Megatron-LM that is searched",
+            f"write it as you start it: -- torchrun --nproc-per-node 8 {SCRIPT} ...",
+        )
+    release = known_release(release_of(script.parent), where=str(script.parent))
+    launch = launch_of_line(shlex.join(command), release=release)
+    for problem in launch.problems:
+        raise JobError(f"the command: {problem.message}", problem.fix)
+    words, left_out = _kept(command[_script_at(command) + 1 :], folder)
+    keys = {
+        "seq_len": launch.get("seq_length"),
+        "global_batch": launch.get("global_batch_size") or _batch(launch),
+        "precision": next((name for name in ("bf16", "fp16") if launch.get(name)), "fp32"),
+        "world": launch.world,
+    }
+    return ToldCommand(
+        checkout=script.parent,
+        words=[*words, *_stated(launch)],
+        left_out=left_out,
+        config=_config(launch, _vocab(launch)),
+        keys={name: value for name, value in keys.items() if value is not None},
+    )
+
+
+def _script_at(command: Sequence[str]) -> int:
+    return next((n for n, word in enumerate(command) if word.endswith(".py")), len(command))
+
+
+def _script_of(command: Sequence[str], folder: Path) -> Path | None:
+    at = _script_at(command)
+    return Path(os.path.abspath(folder / command[at])) if at < len(command) else None
+
+
+def _kept(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+    """Words that stay, files among them by absolute paths, and flags that are left out."""
+    kept: list[str] = []
+    left_out: list[str] = []
+    stays = True
+    for word in words:
+        if word.startswith("--"):
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            is_long = _NOT_IN_TRIALS.fullmatch(name) is not None
+            stays = name not in DECIDED and not is_long
+            if is_long:
+                left_out.append(word)
+        if stays:
+            found = [folder / f"{word}{ending}" for ending in ("", ".bin")]
+            kept.append(str(folder / word) if any(map(Path.exists, found)) else word)
+    return kept, left_out
+
+
+def _stated(launch: MegatronLaunch) -> Iterator[str]:
+    """Megatron's defaults in words, where a job's would come before them."""
+    for name in _DEFAULTS_THAT_STAY:
+        value = launch.get(name)
+        if name not in launch.given and value is not None:
+            yield from (f"--{name.replace('_', '-')}", str(value))
+
+
+def _batch(launch: MegatronLaunch) -> int | None:
+    """Megatron's default of the global batch: a micro-batch for each replica."""
+    size, world = launch.get("micro_batch_size"), launch.world
+    if not size or not world:
+        return None
+    split = 1
+    for name in ("tensor_model", "pipeline_model", "context"):
+        split *= launch.get(f"{name}_parallel_size")
+    return int(size * (world // split))
+
+
+def _vocab(launch: MegatronLaunch) -> int:
+    """Token ids before padding.
+
+    Raises:
+        JobError: They are in a tokenizer's files.
+    """
+    kind, given = launch.get("tokenizer_type"), launch.get("vocab_size")
+    if given is not None:
+        has_extra = kind == "NullTokenizer" and null_vocab(1, launch.release) == 0
+        return int(given) + has_extra
+    if kind in (None, "GPT2BPETokenizer"):
+        return _VOCAB_OF_GPT2
+    raise JobError(
+        f"the command: --tokenizer-type {kind}: the number of its token ids is in its files",
+        "say it: --vocab-size N",
+    )
+
+
+def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
+    """The model as a Hugging Face config.
+
+    Raises:
+        JobError: It is neither GPT-2's nor Llama's.
+    """
+    get = launch.get
+    said = {
+        "--position-embedding-type": get("position_embedding_type"),
+        "--normalization": get("normalization"),
+        "--swiglu": bool(get("swiglu")),
+        "--disable-bias-linear": get("add_bias_linear") is False,
+        "experts or other layers": any(map(get, ("num_experts", "qk_layernorm", "add_qkv_bias"))),
+    }
+    layers, hidden, heads = get("num_layers"), get("hidden_size"), get("num_attention_heads")
+    # From 0.16 on it is kept under another name.
+    epsilon = get("norm_epsilon") or get("layernorm_epsilon")
+    is_tied = not get("untie_embeddings_and_output_weights")
+    if tuple(said.values()) == ("rope", "RMSNorm", True, True, False):
+        groups = get("num_query_groups") if get("group_query_attention") else heads
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "intermediate_size": get("ffn_hidden_size") or int(4 * hidden * 2 / 3 / 64) * 64,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups,
+            "head_dim": get("kv_channels") or hidden // heads,
+            "max_position_embeddings": get("max_position_embeddings"),
+            "rms_norm_eps": epsilon,
+            "rope_theta": get("rotary_base"),
+            "tie_word_embeddings": is_tied,
+        }
+    if tuple(said.values()) == ("learned_absolute", "LayerNorm", False, False, False):
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": vocab,
+            "n_positions": get("max_position_embeddings"),
+            "n_embd": hidden,
+            "n_inner": get("ffn_hidden_size") or 4 * hidden,
+            "n_layer": layers,
+            "n_head": heads,
+            "layer_norm_epsilon": epsilon,
+            "tie_word_embeddings": is_tied,
+        }
+    told = ", ".join(f"{name} {value}" for name, value in said.items())
+    raise JobError(
+        f"the command: its model is neither GPT-2's nor Llama's: {told}",
+        "name the model in a job: --megatron-path FOLDER --model ... --megatron-arguments '...'",
+    )
