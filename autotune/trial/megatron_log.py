@@ -40,7 +40,7 @@ class LoggedIteration:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedMemory:
-    """A line of one rank of the first replica, after the second iteration that is logged."""
+    """A line of one rank of the first replica, after the first iteration that is logged."""
 
     rank: int
     iteration: int

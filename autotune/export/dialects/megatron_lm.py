@@ -8,6 +8,11 @@ from autotune.export.megatron import lines_of, megatron_readme, release_of, run_
 from autotune.export.readme import figures_file
 
 ARGUMENTS_FILE = "megatron_args.sh"
+_MOCK_TOKENS = 4096
+"""Token ids that `--mock-data` draws from, whatever the vocabulary, before Megatron Core 0.16.
+
+Source: NVIDIA/Megatron-LM, megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset."""
+_WITH_ALL_OF_THEM = ("0.14", "0.15")
 ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
@@ -38,6 +43,7 @@ class MegatronArguments(Dialect):
             "release": release,
             "groups": groups,
             "data": data_words(own),
+            "exceeds_vocab": release in _WITH_ALL_OF_THEM and run.vocab < _MOCK_TOKENS,
             "tokenizer": tokenizer_words(run.vocab, release, own),
             "own": own,
             "checkout": str(handout.job.megatron_path or ""),

@@ -99,10 +99,11 @@ class LiveMegatron(LiveEngine):
         state = torch.load(path, weights_only=True)
         for chunk, held in zip(training.chunks, state["chunks"], strict=True):
             chunk.load_state_dict(held)
-        training.optimizer.load_state_dict(state["optimizer"])
-        if _is_sharded(training):
-            training.optimizer.load_parameter_state(str(_shards(folder, tag)))
-        training.optimizer.reload_model_params()
+        with torch.no_grad():  # its shards are views of weights
+            training.optimizer.load_state_dict(state["optimizer"])
+            if _is_sharded(training):
+                training.optimizer.load_parameter_state(str(_shards(folder, tag)))
+            training.optimizer.reload_model_params()
         training.steps_applied = state["applied"]
         return str(path), {"steps": state["steps"]}
 

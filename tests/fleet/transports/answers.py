@@ -21,8 +21,9 @@ def check_same_answer(here: Study, there: Study) -> None:
     """Check that two searches agree in all but speed.
 
     They have the same legal choices, tried the same ones in the same order (as far as the time
-    of both went), the engines said the same of each, its losses are the same, and neither's best
-    is one that the other tells apart from its own.
+    of both went), the engines said the same of each, and its losses are the same. Where both had
+    time for a final comparison, neither's best is one that the other tells apart from its own:
+    single trials on a busy machine do not say which is best.
     """
     lattices = _lattice(here), _lattice(there)
     names = list(lattices[0].values)
@@ -47,6 +48,8 @@ def check_same_answer(here: Study, there: Study) -> None:
     for own, its in (answers, answers[::-1]):
         assert own.best is not None
         assert its.best is not None
+        if 1 in (own.best.n_runs, its.best.n_runs):
+            continue
         alike = [_choice(each.candidate.values, names) for each in (its.best, *its.ties)]
         assert _choice(own.best.candidate.values, names) in alike, (own.best, its.best)
 
