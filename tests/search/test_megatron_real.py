@@ -96,17 +96,12 @@ def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
     assert "saved and resumed" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("sharded", [True, False])
-def test_an_export_trains_and_is_soaked_where_it_lies(
-    folder: Path, tmp_path: Path, sharded: bool
-) -> None:
-    """Sharded or whole, the optimizer's states are saved and read again."""
+def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
     out, job = tmp_path / "out", folder / "megatron.yaml"
     job.write_text((folder / "job.yaml").read_text().replace("both", "megatron"))
     done = autotune(
         *("render", "--job", str(job), "--out", str(out)),
-        *("--set", f"distributed_optimizer={str(sharded).lower()}", "--set", "micro_batch=2"),
-        *("--set", "tp=1", "--to", "megatron-core"),
+        *("--set", "distributed_optimizer=true", "--set", "micro_batch=2", "--set", "tp=1"),
         folder=folder,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -119,5 +114,3 @@ def test_an_export_trains_and_is_soaked_where_it_lies(
         env=dict(os.environ),
     )
     assert "step 1  loss" in trained.stdout, trained.stdout + trained.stderr[-3000:]
-    soaked = autotune("soak", "--from", str(out), "--minutes", "0.15", folder=folder)
-    assert soaked.returncode == 0, soaked.stdout + soaked.stderr[-3000:]

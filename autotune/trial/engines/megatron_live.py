@@ -77,19 +77,19 @@ class LiveMegatron(LiveEngine):
         return TorchCollectives("megatron.")
 
     def save(self, folder: str, tag: str, steps: int) -> None:
-        """See `LiveEngine.save`; a file per rank."""
+        """See `LiveEngine.save`; a file per rank, to be read by the same layout.
+
+        Megatron's own way to save a sharded optimizer knows the states of NVIDIA's Adam alone.
+        """
         training, path = self.engine, _file(folder, tag)
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "chunks": [chunk.state_dict() for chunk in training.chunks],
-            "optimizer": training.optimizer.state_dict(),
+            "optimizers": [_held_by(optimizer) for optimizer in _optimizers(training)],
             "applied": training.steps_applied,
             "steps": steps,
         }
         torch.save(state, path)
-        if _is_sharded(training):
-            # Its own state dictionary leaves out what is spread over the ranks.
-            training.optimizer.save_parameter_state(str(_shards(folder, tag)))
 
     def load(self, folder: str, tag: str) -> tuple[str | None, dict[str, Any]]:
         """See `LiveEngine.load`."""
@@ -99,27 +99,41 @@ class LiveMegatron(LiveEngine):
         state = torch.load(path, weights_only=True)
         for chunk, held in zip(training.chunks, state["chunks"], strict=True):
             chunk.load_state_dict(held)
-        with torch.no_grad():  # its shards are views of weights
-            training.optimizer.load_state_dict(state["optimizer"])
-            if _is_sharded(training):
-                training.optimizer.load_parameter_state(str(_shards(folder, tag)))
-            training.optimizer.reload_model_params()
+        with torch.no_grad():  # shards are views of weights
+            for optimizer, held in zip(_optimizers(training), state["optimizers"], strict=True):
+                _give_back(optimizer, held)
         training.steps_applied = state["applied"]
         return str(path), {"steps": state["steps"]}
 
 
+def _optimizers(training: Any) -> list[Any]:
+    """Megatron's optimizers: one for the experts, and one for all else."""
+    return list(getattr(training.optimizer, "chained_optimizers", [training.optimizer]))
+
+
+def _held_by(optimizer: Any) -> dict[str, Any]:
+    """What torch's optimizer inside of Megatron's holds, the weights that it updates included."""
+    scaler = getattr(optimizer, "grad_scaler", None)
+    return {
+        "inner": optimizer.optimizer.state_dict(),
+        "weights": [weight.detach() for weight in _updated(optimizer)],
+        "scaler": None if scaler is None else scaler.state_dict(),
+    }
+
+
+def _give_back(optimizer: Any, held: dict[str, Any]) -> None:
+    """Put back what `_held_by` found."""
+    optimizer.optimizer.load_state_dict(held["inner"])
+    for weight, value in zip(_updated(optimizer), held["weights"], strict=True):
+        weight.copy_(value)
+    if held["scaler"] is not None:
+        optimizer.grad_scaler.load_state_dict(held["scaler"])
+
+
+def _updated(optimizer: Any) -> list[torch.Tensor]:
+    """The weights that an optimizer updates: copies in 32 bits, or shards of them."""
+    return [weight for group in optimizer.optimizer.param_groups for weight in group["params"]]
+
+
 def _file(folder: str, tag: str) -> Path:
     return Path(folder) / tag / f"rank_{dist.get_rank():04d}.pt"
-
-
-def _shards(folder: str, tag: str) -> Path:
-    """File of the optimizer's shards, which the first replica of a part of the model writes."""
-    from megatron.core import parallel_state
-
-    tp = parallel_state.get_tensor_model_parallel_rank()
-    pp = parallel_state.get_pipeline_model_parallel_rank()
-    return Path(folder) / tag / f"optimizer_tp{tp:02d}_pp{pp:03d}.pt"
-
-
-def _is_sharded(training: Any) -> bool:
-    return bool(training.chunks[0].ddp_config.use_distributed_optimizer)

@@ -18,6 +18,8 @@ from autotune.trial.scripts import train_megatron
 from tests.forked_ranks import Answer, ask
 
 STEPS = 3
+STEPS_AFTER = 2
+"""Steps after a checkpoint, once without a break and once resumed."""
 
 
 def train(case: dict[str, Any]) -> Answer:
@@ -30,7 +32,14 @@ def train(case: dict[str, Any]) -> Answer:
     trained = train_megatron.steps(training)
     losses = [next(trained).item() for _ in range(STEPS)]
     found = driver.read_back(training, spec.engine.expected)
+    live = driver.live(training)
+    live.save(case["folder"], "t", STEPS)
+    went_on = [next(trained).item() for _ in range(STEPS_AFTER)]
+    path, said = live.load(case["folder"], "t")
     return {
+        "resumed": [path is not None, said.get("steps")],
+        "went_on": went_on,
+        "again": [next(trained).item() for _ in range(STEPS_AFTER)],
         "error": None,
         "losses": losses,
         "read_back": found,

@@ -102,7 +102,11 @@ def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[T
         AssertionError: The driver failed.
     """
     asked, answered = folder / "cases.json", folder / "answers.json"
-    asked.write_text(json.dumps([_case(engine, candidate) for engine, candidate in cases]))
+    told = [
+        {**_case(engine, candidate), "folder": str(folder / f"checkpoint-{number}")}
+        for number, (engine, candidate) in enumerate(cases)
+    ]
+    asked.write_text(json.dumps(told))
     done = subprocess.run(
         [sys.executable, str(DRIVER), str(asked), str(answered)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
