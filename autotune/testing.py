@@ -254,7 +254,11 @@ class DialectContract(Contract[Dialect]):
 
     def handouts(self) -> Sequence[Handout]:
         """Two configurations or more of an engine that the dialect is for."""
-        return _handouts({**self.job, "engine": self.make().engines[0]})
+        return _handouts({**self.job, "engine": self.make().engines[0]}, self.takes)
+
+    def takes(self, candidate: Candidate) -> bool:
+        """Whether its consumer can train a candidate at all; by default it can train every one."""
+        return True
 
     def export(self, handout: Handout, folder: Path) -> dict[str, str]:
         """Write a configuration: the files that are there then."""
@@ -677,11 +681,13 @@ def _check_below(names: Iterable[str], folder: str) -> None:
         assert inside, f"{name} is not below {folder}"
 
 
-def _handouts(changes: Mapping[str, Any]) -> list[Handout]:
+def _handouts(
+    changes: Mapping[str, Any], takes: Callable[[Candidate], bool] = lambda _: True
+) -> list[Handout]:
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = lattice_of(job, engine).candidates
+    candidates = [each for each in lattice_of(job, engine).candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends

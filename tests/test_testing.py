@@ -287,6 +287,21 @@ class TestMegatronArguments(DialectContract):
     name = "megatron"
 
 
+class TestMegatronCoreScript(DialectContract):
+    name = "megatron-core"
+
+
+class TestMegatronBridge(DialectContract):
+    name = "megatron-bridge"
+
+
+class TestMegatronDeepSpeed(DialectContract):
+    name = "megatron-deepspeed"
+
+    def takes(self, candidate: Candidate) -> bool:
+        return candidate["vp"] == 1 and candidate["recompute"] in ("none", "full")
+
+
 class Consumer(DialectContract):
     """Of a consumer that takes no tensor parallel degree."""
 
@@ -434,6 +449,7 @@ DIALECTS = (
     *(TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
     *(TestLlamaFactory, TestAxolotl),
+    *(TestMegatronCoreScript, TestMegatronBridge, TestMegatronDeepSpeed),
 )
 LAUNCHERS = (
     *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher, TestSlurm, TestRay, TestKubernetes),
