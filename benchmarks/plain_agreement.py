@@ -151,9 +151,13 @@ def trial_samples_per_s(
 
 
 def run_trial(
-    session: Session, fleet: GangFleet, run: Run, start: Start | None = None
+    session: Session,
+    fleet: GangFleet,
+    run: Run,
+    start: Start | None = None,
+    budget_s: float | None = None,
 ) -> TrialResult:
-    """A measured trial, started another way where one is named."""
+    """A measured trial, started another way and measured for so long where that is named."""
     spec = make_spec(
         run,
         study=session.study.name,
@@ -164,6 +168,8 @@ def run_trial(
     )
     if start is not None:
         spec = replace(spec, measure=replace(spec.measure, start=start))
+    if budget_s is not None:
+        spec = replace(spec, measure=replace(spec.measure, budget_s=budget_s))
     session.study.trials_folder.mkdir(parents=True, exist_ok=True)
     folder = session.study.write_spec(spec, session.engine.files(run.candidate))
     result = fleet.submit(spec, folder).wait()
