@@ -54,8 +54,9 @@ extensions: install  ## DeepSpeed's compiled extensions, built once
 	$(BIN)/python -m autotune doctor --build
 
 # Two minutes each, and once some more to install and to compile; kept in the user's cache.
-versions: install  ## the reality tests with older DeepSpeeds; `make versions VERSIONS=0.16` for one
+versions: install  ## the reality tests with older releases; `make versions VERSIONS=0.16` for one DeepSpeed
 	$(BIN)/python -m tests.versions.run $(VERSIONS)
+	$(if $(VERSIONS),,$(BIN)/python -m tests.versions.megatron)
 
 # Minutes each; those with pins of their own once some more to install and to compile.
 examples: extensions  ## every example under diagnose and search; `make examples EXAMPLES=trl` for one

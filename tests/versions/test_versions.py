@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
+from autotune.engines.megatron.plugin import Megatron
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.versions.environments import (
     REPOSITORY,
@@ -14,6 +15,7 @@ from tests.versions.environments import (
     names,
     pins,
 )
+from tests.versions.megatron import record_of
 from tests.versions.run import RECORDS, TESTS, summary
 
 REPORT = """<testsuites><testsuite>
@@ -40,6 +42,14 @@ def test_what_is_called_tried_has_a_record():
     assert (*(release(name) for name in RECORDED), NEWEST) == TRIED
     assert READ[-1] == NEWEST
     assert {release(name) for name in names()} <= set(READ)
+
+
+def test_every_release_of_megatron_that_is_called_tried_has_a_record():
+    for release in Megatron.packages[0].tried:
+        record = json.loads(record_of(release).read_text(encoding="utf-8"))
+        assert record["versions"]["megatron-core"] == release
+        assert record["failed"] == []
+        assert record["candidates_trained"] >= 40
 
 
 @pytest.mark.parametrize("name", names())

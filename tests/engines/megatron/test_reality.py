@@ -5,6 +5,7 @@ of weights, gradients and optimizer states that the cost model predicts. A layou
 refuses has to fail there.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +135,10 @@ def named(one: Trained) -> str:
     return f"{job.model.name} {job.precision} {one.engine.describe(one.candidate)}"
 
 
-def test_every_layout_trains(trained: list[Trained]) -> None:
+def test_every_layout_trains(
+    trained: list[Trained], record_property: Callable[[str, object], None]
+) -> None:
+    record_property("trained", len(trained))
     failed = {
         named(one): [rank["error"] for rank in one.ranks]
         for one in trained

@@ -109,7 +109,7 @@ def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[T
     asked.write_text(json.dumps(told))
     done = subprocess.run(
         [sys.executable, str(DRIVER), str(asked), str(answered)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_path())},
         capture_output=True,
         text=True,
         timeout=400,
@@ -120,6 +120,11 @@ def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[T
         Trained(candidate=candidate, engine=engine, ranks=ranks)
         for (engine, candidate), ranks in zip(cases, answers, strict=True)
     ]
+
+
+def _path() -> list[str]:
+    """Folders of modules: those that were named, in which another release may lie, and ours."""
+    return [*filter(None, [os.environ.get("PYTHONPATH")]), str(REPOSITORY)]
 
 
 def _case(engine: MegatronEngine, candidate: Candidate) -> dict[str, Any]:
