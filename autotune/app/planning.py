@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.session import read_job
+from autotune.app.session import check_space_is_read, read_job
 from autotune.base.errors import JobError
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
@@ -51,11 +51,7 @@ def open_outlook(
     if wishes.accelerators is not None:
         job = dataclasses.replace(job, accelerators=wishes.accelerators)
     lattice = lattice_of(job, bind_engine(job, environment))
-    if lattice.is_laid_out and keys.get("space") is not None:
-        raise JobError(
-            f"engine {engine}: space: all its legal candidates are ranked, not those of a space",
-            "leave it out",
-        )
+    check_space_is_read(lattice, keys)
     return Outlook(job=job, environment=environment, wishes=wishes, lattice=lattice)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
-from autotune.base.plugins import load_plugin
+from autotune.base.plugins import load_plugin, plugin_names
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import bind_engine, installed_engines
+from autotune.engines.base import bind_engine, find_engine, installed_engines
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -109,6 +109,7 @@ def open_session(
         # Read once before anything runs: a file that cannot be used is a matter of the command.
         engine.baseline(job.baseline)
     lattice = lattice_of(job, engine)
+    check_space_is_read(lattice, data)
     return Session(
         job=job,
         job_data=data,
@@ -120,6 +121,20 @@ def open_session(
         make_fleet=place.fleet_for(job, engine, lattice),
         table=table,
     )
+
+
+def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
+    """See that nobody named a space for an engine that lays a job out itself.
+
+    Raises:
+        JobError: The keys of the job name one.
+    """
+    if lattice.is_laid_out and keys.get("space") is not None:
+        raise JobError(
+            f"engine {lattice.context.engine}: space: all its legal candidates are ranked, not "
+            "those of a space",
+            "leave it out",
+        )
 
 
 _OF_DEFAULT_ENGINE = ("space", "base_config", "baseline", "templates")
@@ -319,4 +334,13 @@ def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, A
         return {"world": world}
     # A world that is no number is refused later, by name.
     batch = DEMO_BATCH_PER_RANK * max(1, world if isinstance(world, int) else 1)
-    return {"world": world, "global_batch": batch, **DEMO[environment.accelerator]}
+    small = dict(DEMO[environment.accelerator])
+    if _lays_out(given.get("engine", DEFAULT_ENGINE)):
+        small.pop("space", None)
+    return {"world": world, "global_batch": batch, **small}
+
+
+def _lays_out(engine: object) -> bool:
+    """Whether an engine of that name reads no space; a name of none is refused later."""
+    is_installed = isinstance(engine, str) and engine in plugin_names("engine")
+    return is_installed and find_engine(str(engine)).lays_out

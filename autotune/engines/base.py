@@ -231,6 +231,10 @@ class EnginePlugin(ABC):
     is_driven: bool = False
     """Whether its trials can be run: a package offers its driver inside the ranks (entry points of
     the group `autotune.drivers`); else its candidates are planned, not tried."""
+    lays_out: bool = False
+    """Whether it lays a job out itself (`Engine.layouts`), and reads no space."""
+    ladder_in_words: str = "the first candidate that runs"
+    """What the ladder of a search's baseline looks for."""
     config_file: str
     """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
     advice: AdviceRules = COMMON

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role
 from autotune.devices.hardware import Environment
+from autotune.engines.base import find_engine
 from autotune.job.command import as_typed
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
@@ -58,6 +59,7 @@ class Plan:
     deepspeed_version: str
     memory_limit_bytes: int | None
     space: str
+    """Name or path of the space; empty where the engine lays the job out itself."""
     grid_size: int
     lattice_size: int
     refused: dict[str, int]
@@ -208,7 +210,7 @@ def make_plan(
         device_name=environment.device_name,
         deepspeed_version=environment.deepspeed_version,
         memory_limit_bytes=job.memory_limit_bytes,
-        space=job.space,
+        space="" if lattice.is_laid_out else job.space,
         grid_size=lattice.grid_size,
         lattice_size=len(lattice.candidates),
         refused=dict(lattice.refused),
@@ -293,10 +295,7 @@ def _baseline(job: Job) -> str:
         return "the command as it is"
     if job.baseline is not None:
         return str(job.baseline)
-    return (
-        "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
-        "micro-batch that runs there"
-    )
+    return find_engine(job.engine).ladder_in_words
 
 
 def _baseline_trials(job: Job, history: History) -> int:

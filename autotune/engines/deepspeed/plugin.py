@@ -42,6 +42,10 @@ class DeepSpeed(EnginePlugin):
             name="deepspeed", title="DeepSpeed", least="0.16.4", tried=TRIED, removed=_REMOVED
         ),
     )
+    ladder_in_words = (
+        "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
+        "micro-batch that runs there"
+    )
     is_driven = True
     config_file = CONFIG_FILE
     advice = ADVICE

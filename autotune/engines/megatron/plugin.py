@@ -25,6 +25,11 @@ class Megatron(EnginePlugin):
             tried=("0.14.0", "0.15.3", "0.16.1"),
         ),
     )
+    lays_out = True
+    ladder_in_words = (
+        "as little tensor and pipeline parallelism as memory allows, with the largest "
+        "power-of-two micro-batch that runs there"
+    )
     is_driven = True
     saves_memory = (
         ("recompute", "none", "recomputation (recompute=full)"),

@@ -91,6 +91,13 @@ def _header(name: str) -> str:
     return name.replace(".", ".\n").replace("_", "_\n")
 
 
+def _lattice_facts(plan: Plan) -> tuple[str, str]:
+    if not plan.space:
+        return "layouts", f"{plan.lattice_size} are legal"
+    legal = f"{plan.lattice_size} of {plan.grid_size} candidates are legal"
+    return "space", f"{plan.space}: {legal}"
+
+
 def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     limit = ""
     if plan.memory_limit_bytes:
@@ -101,7 +108,7 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
         ("device", f"{plan.accelerator}: {plan.device_name}{limit}"),
-        ("space", f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal"),
+        _lattice_facts(plan),
     ]
     facts += [("ranks" if n == 0 else "", text) for n, text in enumerate(plan.ranks)]
     if reasons:
