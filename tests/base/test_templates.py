@@ -111,7 +111,7 @@ def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
         "launch/launch.sh.j2",
         {
             **{"world": 2, "n_nodes": 1, "per_node": 2, "accelerator": "cpu", "variables": []},
-            "script": "train.py",
+            **{"script": "train.py", "packages": ["deepspeed"]},
         },
     )
 

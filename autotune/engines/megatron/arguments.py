@@ -62,6 +62,25 @@ _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0
 CLIP_GRAD = 1.0
 
 
+KNOBS_OF = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "num_virtual_stages_per_pipeline_rank": "vp",
+    "account_for_embedding_in_pipeline_split": "ends_as_layers",
+    "account_for_loss_in_pipeline_split": "ends_as_layers",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "sequence_parallel": "sequence_parallel",
+    "micro_batch_size": "micro_batch",
+    "use_distributed_optimizer": "distributed_optimizer",
+    "overlap_param_gather": "distributed_optimizer",
+    "recompute_granularity": "recompute",
+    "recompute_method": "recompute",
+    "recompute_num_layers": "recompute",
+}
+"""Argument -> the knob that it follows from."""
+
+
 def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:
     """The arguments of a layout for a job.
 

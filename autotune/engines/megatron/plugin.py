@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from autotune.devices.hardware import Environment
 from autotune.engines.base import EnginePackage, EnginePlugin
+from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import KNOBS
 from autotune.job.job import Job
@@ -41,6 +42,10 @@ class Megatron(EnginePlugin):
     def needed(self, job: Job) -> Sequence[EnginePackage]:
         """See `EnginePlugin.needed`; a checkout has Megatron Core in it."""
         return self.packages if job.megatron_path is None else ()
+
+    def knob_of(self, key: str) -> str:
+        """The knob that an argument follows from."""
+        return KNOBS_OF.get(key, "")
 
     def bind(self, job: Job, environment: Environment) -> MegatronEngine:
         """Megatron for a job."""

@@ -11,6 +11,7 @@ from autotune import __version__
 from autotune.base.clock import date_of
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
+from autotune.engines.base import find_engine
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
@@ -71,6 +72,7 @@ def render_page(
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
         "config": None if config is None else canonical_json(config),
+        "config_file": find_engine(report.context.engine).config_file,
         "guarded": [] if running else page_tables.guarded(report),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),
