@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.units import format_bytes
 from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
 from autotune.doctor.machine import inspect_machine
@@ -68,12 +69,20 @@ def minimum_versions() -> dict[str, str]:
 
 def _versions(machine: Machine) -> Iterator[Remark]:
     engines = engine_packages()
+    optional = {
+        package.name: each.name
+        for each in installed_engines()
+        if each.name != DEFAULT_ENGINE
+        for package in each.packages
+    }
     installed = {"python": machine.python, **machine.packages}
     for name, minimum in minimum_versions().items():
         version, fix = installed.get(name), f"pip install '{name}>={minimum}'"
         if name == "python":
             fix = f"use Python {minimum} or newer"
-        if version is None:
+        if version is None and name in optional:
+            yield _ok(name, f"not installed: no trials of {optional[name]} ({fix})")
+        elif version is None:
             yield _fail(name, "not installed", fix)
         elif Version(version) < Version(minimum):
             yield _fail(name, f"{version} is too old: {minimum} or newer is needed", fix)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from autotune.doctor.diagnosis import Device, Examination, Level, Machine, Remark, Speed
 from autotune.doctor.findings import conclude, minimum_versions
@@ -206,7 +207,17 @@ def test_the_diagnosis_is_as_bad_as_its_worst_finding() -> None:
 
 def test_minimum_versions_are_those_of_the_package() -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
-    declared = dict(line.split(">=") for line in project["dependencies"])
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["megatron"]]
+    declared = dict(line.partition(",")[0].split(">=") for line in wanted)
     declared["python"] = project["requires-python"].removeprefix(">=")
     least = minimum_versions()
-    assert {name: declared[name] for name in least} == least
+    assert {name: Version(declared[name]) for name in least} == {
+        name: Version(version) for name, version in least.items()
+    }
+
+
+def test_an_engine_that_is_not_installed_is_no_fault() -> None:
+    found = [remark for remark in conclude(HEALTHY, None) if remark.subject == "megatron-core"]
+    assert [(remark.level, "no trials of megatron" in remark.message) for remark in found] == [
+        (Level.OK, True)
+    ]
