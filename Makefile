@@ -76,6 +76,7 @@ gpu-accept: extensions
 # `python -m autotune.record.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
+	$(BIN)/python -m tests.record_megatron_knobs > results/recorded/knobs-cpu-2-megatron.json
 	$(BIN)/python -m autotune.report.knobs_page > docs/knobs.md
 
 constructors: extensions  ## what optimizers and schedulers take, asked of the installed ones

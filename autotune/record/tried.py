@@ -44,6 +44,8 @@ class RecordedRun:
     """Package -> version; `python` is one of them."""
     trained: Mapping[str, Sequence[KnobValue]]
     """Knob -> its values that trained, where they act; sorted."""
+    engine: str = DEFAULT_ENGINE
+    """Engine that trained them: another one's knob of the same name is another knob."""
 
     @property
     def hardware(self) -> str:
@@ -58,10 +60,11 @@ class RecordedRun:
 
 
 @functools.cache
-def recorded() -> tuple[RecordedRun, ...]:
-    """Every recorded run."""
+def recorded(engine: str = DEFAULT_ENGINE) -> tuple[RecordedRun, ...]:
+    """Every recorded run of an engine."""
     files = sorted(data_folder("recorded").glob("knobs-*.json"))
-    return tuple(RecordedRun(**json.loads(path.read_text(encoding="utf-8"))) for path in files)
+    runs = (RecordedRun(**json.loads(path.read_text(encoding="utf-8"))) for path in files)
+    return tuple(run for run in runs if run.engine == engine)
 
 
 def is_tried(
@@ -93,10 +96,11 @@ def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
             trial.
         context: Where, and of which engine.
     """
+    runs = recorded(context.engine)
     found = [
         f"{name}={format_value(value)}"
         for name, value in settings.items()
-        if not is_tried(context.knobs[name], value, context.accelerator)
+        if not is_tried(context.knobs[name], value, context.accelerator, runs)
     ]
     where = "a GPU" if context.accelerator == "cuda" else "CPU ranks"
     return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
@@ -172,7 +176,8 @@ def run_of_study(folder: Path) -> RecordedRun:
     here = environment_at(study.read_state(), spec.identity.number)
     return run_of(
         [trial.spec.identity.knobs for trial in good],
-        knobs=knobs_of(DEFAULT_ENGINE),
+        knobs=knobs_of(spec.engine.name),
+        engine=spec.engine.name,
         started_at_s=min(trial.result.started_at_s for trial in good if trial.result),
         accelerator=spec.layout.accelerator,
         device_name="" if here is None else here.device_name,

@@ -15,7 +15,7 @@ from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.record.tried import is_tried, warning
+from autotune.record.tried import is_tried, recorded, warning
 from autotune.search.confirm import (
     GUARD_S,
     MAX_COMPARISONS,
@@ -312,9 +312,10 @@ def _untried(lattice: Lattice) -> str:
     """One value of each knob; defaults are left out, since they run everywhere."""
     context = lattice.context
     first: dict[str, KnobValue] = {}
+    runs = recorded(context.engine)
     for name, values in lattice.values.items():
         for value in values:
             knob = context.knobs[name]
-            if value != knob.default and not is_tried(knob, value, context.accelerator):
+            if value != knob.default and not is_tried(knob, value, context.accelerator, runs):
                 first.setdefault(name, value)
     return warning(first, context)

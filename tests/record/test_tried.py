@@ -89,7 +89,7 @@ def test_one_value_of_a_pattern_stands_for_all():
 
 
 def test_a_warning_names_what_was_not_tried(monkeypatch):
-    monkeypatch.setattr(tried, "recorded", lambda: (run(zero__stage=[0, 3]),))
+    monkeypatch.setattr(tried, "recorded", lambda _: (run(zero__stage=[0, 3]),))
     settings = {"zero.stage": 3, "zeropp.quantized_weights": True}
     assert tried.warning({"zero.stage": 3}, CONTEXT) == ""
     assert "zeropp.quantized_weights=true: no recorded" in tried.warning(settings, CONTEXT)
