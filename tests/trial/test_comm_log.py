@@ -9,8 +9,9 @@ from deepspeed.comm import comm
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import timer
 
-from autotune.trial import comm_log, diagnose
+from autotune.trial import comm_log
 from autotune.trial.comm_log import CommLog
+from autotune.trial.engines import deepspeed_live
 
 
 class Handle:
@@ -158,4 +159,4 @@ def test_the_logger_is_left_as_it_was(backend):
 
 def test_a_pipelines_schedule_has_the_instructions_that_are_ranged():
     known = {kind.__name__ for kind in PipelineEngine._INSTRUCTION_MAP}
-    assert set(diagnose._INSTRUCTIONS) <= known
+    assert set(deepspeed_live._INSTRUCTIONS) <= known
