@@ -256,7 +256,7 @@ def test_a_search_in_an_allocation_leaves_it_and_answers_as_here(
 @needs_slurm
 def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, tmp_path):
     search = Search(tmp_path)
-    flags = ["--fleet", "slurm:-N2 -t 10", "--trials", "1", "--no-diagnose", "--budget", "20s"]
+    flags = ["--fleet", "slurm:-N2 -t 10", "--trials", "1", "--no-diagnose", "--budget", "40s"]
 
     def begun(number: int):
         process = search.start(*flags)
@@ -276,8 +276,8 @@ def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, t
     killed, job = begun(1)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
-    cluster.wait_until(lambda: cluster.state_of(job) == "COMPLETED", "its job ends with it", 20)
-    cluster.wait_until(lambda: cluster.processes() == [], "what it ran ends with it", 20)
+    cluster.wait_until(lambda: cluster.state_of(job) == "COMPLETED", "its job ends with it", 60)
+    cluster.wait_until(lambda: cluster.processes() == [], "what it ran ends with it", 60)
 
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
