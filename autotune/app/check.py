@@ -134,17 +134,14 @@ def check_file(
         JobError: What the launch line or another file says is not one of its values.
     """
     if launches := _launches(path, flags):
-        from autotune.check.megatron import check_launches  # brings NumPy
+        from autotune.check.megatron import check_launch  # brings NumPy
 
         found: list[CheckReport] = []
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
         for number in range(len(launches)):
-            here = check_launches(
-                launches[number : number + 1],
-                environment,
-                world=flags.world,
-                ignore=flags.ignore,
-            )[0]
+            here = check_launch(
+                launches[number], number, environment, world=flags.world, ignore=flags.ignore
+            )
             found.append(here)
             if fix and write_fix(here):
                 launches = _launches(path, flags)  # the text of the others has moved

@@ -10,6 +10,7 @@ from autotune.app.own_script import (
     open_script_session,
     refuse_said,
     study_name,
+    study_of,
 )
 from autotune.app.session import Session, open_session
 from autotune.base.errors import StudyError
@@ -18,7 +19,6 @@ from autotune.base.templates import canonical_json
 from autotune.engines.megatron.own_command import is_megatrons, read_command
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed, check_command
-from autotune.record.study import Study
 
 COMMAND_FILE = "command.sh"
 MODEL_FILE = "model.json"
@@ -59,9 +59,8 @@ def open_command_session(
         )
     refuse_said(flags, SAID_BY_THE_COMMAND)
     own = read_command(command, folder)
-    study = Study(results, str(flags.get("study") or study_name(list(command), str(folder))))
-    if fresh and (aside := study.set_aside()) is not None:
-        note(f"the old study is kept as {aside}")
+    name = flags.get("study") or study_name(list(command), str(folder))
+    study = study_of(results, name, fresh, note)
     if own.left_out:
         note(f"left out in trials: {', '.join(own.left_out)}")
     try_folder(study.folder, named=study.folder, hint=_HINT)

@@ -105,9 +105,7 @@ def open_script_session(
     refuse_said(flags, SAID_BY_THE_COMMAND)
     check_command(command)
     folder = os.getcwd()
-    study = Study(results, str(flags.get("study") or study_name(command, folder)))
-    if fresh and (aside := study.set_aside()) is not None:
-        note(f"the old study is kept as {aside}")
+    study = study_of(results, flags.get("study") or study_name(command, folder), fresh, note)
     path = study.folder / OBSERVED_FILE
     script = Observed.read(path) if path.exists() else None
     if script is not None and script.command != command:
@@ -140,6 +138,18 @@ def open_script_session(
         options=options,
         versions=_versions(script),
     )
+
+
+def study_of(results: Path, name: str, fresh: bool, note: Note) -> Study:
+    """The study of a user's command by its name; `fresh` and `note` are as above.
+
+    Raises:
+        StudyError: The old study cannot be set aside.
+    """
+    study = Study(results, str(name))
+    if fresh and (aside := study.set_aside()) is not None:
+        note(f"the old study is kept as {aside}")
+    return study
 
 
 def refuse_said(flags: Mapping[str, Any], by_command: Sequence[str]) -> None:

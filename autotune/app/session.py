@@ -138,7 +138,7 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
 
 
 _OF_DEFAULT_ENGINE = ("space", "base_config", "baseline", "templates")
-"""Keys of a job that DeepSpeed alone reads."""
+"""Keys of a job whose files are DeepSpeed's: a search of both engines hands them to it alone."""
 BOTH = "both"
 """In place of an engine's name: a search for each, one after the other."""
 

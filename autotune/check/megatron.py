@@ -64,31 +64,26 @@ class MegatronReport(CheckReport):
         return {name: value for name, value in told.items() if name != "deepspeed_version"}
 
 
-def check_launches(
-    launches: Sequence[MegatronLaunch],
+def check_launch(
+    launch: MegatronLaunch,
+    number: int,
     environment: Environment,
     *,
     world: int | None,
     ignore: Sequence[str],
-) -> list[MegatronReport]:
-    """Judge the launches of one file; `world` counts before what a line says.
+) -> MegatronReport:
+    """Judge a launch of a file.
+
+    Args:
+        launch: What it starts.
+        number: Position among the launches of its file, from 0.
+        environment: Where it will run.
+        world: Ranks; counts before what the line says.
+        ignore: Rules that the user does not want, besides those that the file names.
 
     Raises:
         JobError: What the file ignores is no rule.
     """
-    return [
-        _report(number, launch, environment, world, ignore)
-        for number, launch in enumerate(launches)
-    ]
-
-
-def _report(
-    number: int,
-    launch: MegatronLaunch,
-    environment: Environment,
-    world: int | None,
-    ignore: Sequence[str],
-) -> MegatronReport:
     if world is not None:
         launch = replace(launch, world=world)
     path = launch.path

@@ -18,8 +18,8 @@ from autotune.engines.megatron.arguments import (
 )
 from autotune.engines.megatron.engine import PADDED_TO, task_of
 from autotune.engines.megatron.flags import known_release, newest_release, words_of
-from autotune.engines.megatron.knobs import columns_of
-from autotune.engines.megatron.rules import LayoutTask, Rows
+from autotune.engines.megatron.knobs import rows_of
+from autotune.engines.megatron.rules import LayoutTask
 from autotune.export.base import Handout, Launch
 from autotune.export.readme import choice_values
 
@@ -47,7 +47,7 @@ def run_of(handout: Handout) -> MegatronRun:
         JobError: Megatron's GPT model cannot be the job's model.
     """
     job, task = handout.job, task_of(handout.job, handout.environment)
-    row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
+    row = rows_of(task, [handout.candidate]).row(0)
     model = model_arguments(job.model, job.seq_len)
     vocab = int(model.pop("vocab_size"))
     on_cpu = ON_CPU | SCRIPT_ON_CPU if handout.environment.accelerator == "cpu" else {}

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from deepspeed.comm import comm
 from deepspeed.utils import timer
 
-from autotune.contract import CollectiveCalls
-from autotune.trial.engines.base import MAX_CALLS
+from autotune.trial.engines.base import CollectiveLog
 
 _COLLECTIVES = (
     "all_reduce",
@@ -47,12 +46,11 @@ class _Steady:
     time = staticmethod(time.monotonic)
 
 
-class CommLog:
+class CommLog(CollectiveLog):
     """Listens between `start` and `stop`."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, int, int], list[float]] = {}
-        self._n_calls = 0
+        super().__init__()
         self._group_size = dist.get_world_size()
         self._settings: dict[str, Any] = {}
 
@@ -77,27 +75,11 @@ class CommLog:
         for name in _COLLECTIVES:
             vars(comm.cdb).pop(name, None)
 
-    @property
-    def calls(self) -> list[CollectiveCalls]:
-        """Calls that were heard until now; another thread may ask while this one listens."""
-        return [
-            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
-            for (name, size, group), seconds in list(self._calls.items())
-        ]
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether there were more calls than are kept."""
-        return self._n_calls > MAX_CALLS
-
     def _append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
         """Record a call, in place of the logger's own method; `latency` is in milliseconds."""
         comm.timers(record_name).reset()
-        self._n_calls += 1
-        if not self.is_cut:
-            group_size = 2 if raw_name in _PAIRWISE else self._group_size
-            key = (raw_name, int(msg_size), group_size)
-            self._calls.setdefault(key, []).append(latency / 1e3)
+        group_size = 2 if raw_name in _PAIRWISE else self._group_size
+        self._keep(raw_name, int(msg_size), group_size, latency / 1e3)
         self._group_size = dist.get_world_size()
 
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:

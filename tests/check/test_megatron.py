@@ -66,6 +66,21 @@ def test_the_fix_is_written_and_nothing_is_left_to_find(tmp_path):
     assert again.exit_code(fixed=False) == 0
 
 
+def test_each_launch_of_a_file_is_mended(tmp_path):
+    line = (
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 8 --num-attention-heads 8 "
+        "--hidden-size 64 --seq-length 128 --max-position-embeddings 128 --micro-batch-size {} "
+        "--global-batch-size 8 --data-path d\n"
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(line.format(1) + line.format(3))
+    flags = CheckFlags(megatron_release="0.16")
+    first, second = check_files([str(path)], flags, fix=True).reports
+    assert found_in(first) == []
+    assert "megatron.batch.product" in dict(found_in(second))
+    assert path.read_text() == line.format(1) + line.format(4)
+
+
 def test_a_flag_that_goes_takes_its_line_along(tmp_path):
     text = SCRIPT.replace("TP=3", "TP=1").replace("=3 --global", "=1 --global")
     path = tmp_path / "run.sh"

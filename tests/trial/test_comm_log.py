@@ -11,7 +11,7 @@ from deepspeed.utils import timer
 
 from autotune.trial import comm_log
 from autotune.trial.comm_log import CommLog
-from autotune.trial.engines import deepspeed_live
+from autotune.trial.engines import base, deepspeed_live
 
 
 class Handle:
@@ -136,7 +136,7 @@ def test_messages_to_one_rank_are_between_two(backend, monkeypatch):
 
 
 def test_only_so_many_calls_are_kept(backend, monkeypatch):
-    monkeypatch.setattr(comm_log, "MAX_CALLS", 3)
+    monkeypatch.setattr(base, "MAX_CALLS", 3)
     log = CommLog()
     log.start()
     for _ in range(5):

@@ -33,15 +33,28 @@ ON_CPU: Arguments = {
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
 """Arguments of a checkout's own script besides: processes that load data would take the cores of
 the ranks."""
+KNOBS_OF = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "num_virtual_stages_per_pipeline_rank": "vp",
+    "account_for_embedding_in_pipeline_split": "ends_as_layers",
+    "account_for_loss_in_pipeline_split": "ends_as_layers",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "sequence_parallel": "sequence_parallel",
+    "micro_batch_size": "micro_batch",
+    "use_distributed_optimizer": "distributed_optimizer",
+    "overlap_param_gather": "distributed_optimizer",
+    "recompute_granularity": "recompute",
+    "recompute_method": "recompute",
+    "recompute_num_layers": "recompute",
+}
+"""Argument -> the knob that it follows from."""
 DECIDED = frozenset(
     {
-        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-        *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
-        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("recompute_granularity", "recompute_method", "recompute_num_layers"),
-        *("recompute_activations", "overlap_grad_reduce", "overlap_param_gather"),
-        *("use_distributed_optimizer", "micro_batch_size", "global_batch_size", "seq_length"),
+        *KNOBS_OF,
+        *("expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage"),
+        *("recompute_activations", "overlap_grad_reduce", "global_batch_size", "seq_length"),
         *("fp16", "bf16", "num_layers", "hidden_size", "num_attention_heads"),
         *("train_iters", "train_samples", "log_interval", "eval_iters", "eval_interval"),
         *("save", "load", "tensorboard_dir", "wandb_project"),
@@ -60,25 +73,6 @@ Source: NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rotary_pos_em
 _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Defaults of torch.optim.AdamW, which a job's optimizer leaves out."""
 CLIP_GRAD = 1.0
-
-
-KNOBS_OF = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "num_virtual_stages_per_pipeline_rank": "vp",
-    "account_for_embedding_in_pipeline_split": "ends_as_layers",
-    "account_for_loss_in_pipeline_split": "ends_as_layers",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-    "sequence_parallel": "sequence_parallel",
-    "micro_batch_size": "micro_batch",
-    "use_distributed_optimizer": "distributed_optimizer",
-    "overlap_param_gather": "distributed_optimizer",
-    "recompute_granularity": "recompute",
-    "recompute_method": "recompute",
-    "recompute_num_layers": "recompute",
-}
-"""Argument -> the knob that it follows from."""
 
 
 def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:

@@ -23,11 +23,11 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.baseline import Notes, read_baseline
 from autotune.engines.megatron.flags import known_release, newest_release, release_of
-from autotune.engines.megatron.knobs import KNOBS, columns_of
+from autotune.engines.megatron.knobs import KNOBS, columns_of, rows_of
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
-from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
+from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, chunk_layers
 from autotune.job.job import Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -85,8 +85,7 @@ class MegatronEngine(Engine):
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a layout breaks."""
-        columns = columns_of(self._task, [candidate])
-        return judge_by(RULES, Rows(task=self._task, columns=columns))
+        return judge_by(RULES, rows_of(self._task, [candidate]))
 
     def describe(self, candidate: Candidate) -> str:
         """Knobs that are not at their default: `tp=8 pp=4 micro_batch=2 recompute=full dp=512`."""
@@ -141,7 +140,9 @@ class MegatronEngine(Engine):
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
-        arguments = arguments_of(self._row(candidate), self._job, layers=candidate.layers)
+        arguments = arguments_of(
+            rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
+        )
         if self._environment.accelerator == "cpu":
             arguments |= ON_CPU
             if self._job.megatron_path is not None:
@@ -192,10 +193,6 @@ class MegatronEngine(Engine):
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Arguments of the user's baseline that do not run as given."""
         return self._notes
-
-    def _row(self, candidate: Candidate) -> dict[str, int]:
-        """A candidate, legal or not, as a row of columns."""
-        return Rows(task=self._task, columns=columns_of(self._task, [candidate])).row(0)
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """The layouts in the cost model's columns; see `Engine.plans`."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.rules import Counts, LayoutTask
+from autotune.engines.megatron.rules import Counts, LayoutTask, Rows
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Knob
 
@@ -78,3 +78,8 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
     columns["dp"] = [candidate.dp for candidate in candidates]
     columns["grad_accum"] = [candidate.grad_accum for candidate in candidates]
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+
+
+def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> Rows:
+    """Candidates, legal or not, as rows that rules judge, in their order."""
+    return Rows(task=task, columns=columns_of(task, candidates))

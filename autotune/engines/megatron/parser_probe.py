@@ -54,7 +54,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
                 arguments.validate_args(arguments.parse_args(_extra()), dict(_DEFAULTS))
         except _UnknownError as error:
             return {"error": str(error), "hint": request["hint"]}
-        except Exception as error:
+        except Exception as error:  # it asserts, raises, and looks things up: all are its word
             refused[number] = _said(error)
     return {"refused": refused}
 

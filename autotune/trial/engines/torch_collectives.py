@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from autotune.contract import CollectiveCalls
-from autotune.trial.engines.base import MAX_CALLS
+from autotune.trial.engines.base import CollectiveLog
 
 _COLLECTIVES = {
     "all_reduce": "tensor",
@@ -43,7 +42,7 @@ class _OneByOne:
         """Every call was waited for."""
 
 
-class TorchCollectives:
+class TorchCollectives(CollectiveLog):
     """Listens between `start` and `stop`; each call is waited for, so that its time is its own."""
 
     def __init__(self, users: str) -> None:
@@ -53,9 +52,8 @@ class TorchCollectives:
             users: How the names of modules begin that keep these functions under names of their
                 own.
         """
+        super().__init__()
         self._users = users
-        self._calls: dict[tuple[str, int, int], list[float]] = {}
-        self._n_calls = 0
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
@@ -83,21 +81,9 @@ class TorchCollectives:
             setattr(module, name, value)
         self._replaced.clear()
 
-    @property
-    def calls(self) -> list[CollectiveCalls]:
-        """See `CollectiveLog.calls`."""
-        return [
-            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
-            for (name, size, group), seconds in list(self._calls.items())
-        ]
-
-    @property
-    def is_cut(self) -> bool:
-        """See `CollectiveLog.is_cut`."""
-        return self._n_calls > MAX_CALLS
-
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
+        plain_name = name.strip("_").replace("_base", "_tensor")
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -109,15 +95,9 @@ class TorchCollectives:
             if hasattr(handle, "wait"):
                 handle.wait()
             torch.cuda.synchronize()
-            self._note(name, message, given.get("group"), time.perf_counter() - began_s)
+            took_s = time.perf_counter() - began_s
+            size = message.numel() * message.element_size()
+            self._keep(plain_name, size, dist.get_world_size(given.get("group")), took_s)
             return handle
 
         return call
-
-    def _note(self, name: str, message: torch.Tensor, group: Any, took_s: float) -> None:
-        self._n_calls += 1
-        if self.is_cut:
-            return
-        size = message.numel() * message.element_size()
-        key = (name.strip("_").replace("_base", "_tensor"), size, dist.get_world_size(group))
-        self._calls.setdefault(key, []).append(took_s)
