@@ -10,7 +10,7 @@ EXAMPLES ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check chaos fuzz format install extensions versions examples gpu-accept record constructors clean
+.PHONY: demo test check chaos fuzz format install extensions versions examples docs docs-serve gpu-accept record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -37,6 +37,12 @@ RUN_FUZZ = $(BIN)/python -m tests.chaos.fuzz $(FUZZ)
 
 fuzz: install  ## broken files for every reader
 	$(RUN_FUZZ)
+
+docs: install  ## the documentation as a site, in build/site; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: install  ## the same, on loopback, built again as you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -73,12 +73,17 @@ class Topology:
 
     def spelled(self) -> str:
         """As `parse_topology` reads it: `fat-tree,nodes_per_group=16,oversubscription=4`."""
-        said = [str(self.kind)]
+        kind, *others = self.said().items()
+        return ",".join((kind[1], *(f"{key}={value}" for key, value in others)))
+
+    def said(self) -> dict[str, str]:
+        """The kind, and every key that is not at its default, as `parse_topology` reads them."""
+        said = {"kind": str(self.kind)}
         for key in _READERS:
             value = getattr(self, _FIELDS.get(key, key))
             if value != getattr(Topology, _FIELDS.get(key, key)):
-                said.append(f"{key}={value * 1e9:g}ns" if key == "hop" else f"{key}={value:g}")
-        return ",".join(said)
+                said[key] = f"{value * 1e9:g}ns" if key == "hop" else f"{value:g}"
+        return said
 
 
 def parse_topology(value: Any, *, where: str = "network_topology") -> Topology:
@@ -104,6 +109,15 @@ def parse_topology(value: Any, *, where: str = "network_topology") -> Topology:
         else:
             raise JobError(f"{where}: {_shown(key)}: there is no such key", _meant(key, _KEYS))
     return Topology(**found)
+
+
+def changed(topology: Topology, key: str, value: str, *, where: str) -> Topology:
+    """A network with one key otherwise; `kind` is a key as well.
+
+    Raises:
+        JobError: There is no such key, or the value is not allowed.
+    """
+    return parse_topology({**topology.said(), key: value}, where=where)
 
 
 def parse_oversubscription(value: Any, where: str) -> float:
@@ -207,6 +221,8 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
 _FIELDS = {"hop": "hop_s"}
 """Field of a key, where it is not called the same."""
 _KEYS = ["kind", *_READERS]
+TOPOLOGY_KEYS = tuple(_READERS)
+"""Keys of a description, beside `kind`."""
 _HOW = (
     "write it as fat-tree,nodes_per_group=16,oversubscription=4; kinds: "
     + ", ".join(FabricKind)

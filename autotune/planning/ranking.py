@@ -13,7 +13,9 @@ from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
 from autotune.cost.constants import constants_of
+from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
+from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.job.job import Job
 from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
@@ -143,6 +145,19 @@ def _with_gpu(outlook: Outlook, value: str, _: str) -> Outlook:
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 
+def _with_topology(key: str) -> Callable[[Outlook, str, str], Outlook]:
+    def change(outlook: Outlook, value: str, where: str) -> Outlook:
+        here = (
+            topology_of(outlook.job, accelerator_of(outlook.environment, outlook.table))
+            or Topology()
+        )
+        topology = changed(here, key, value, where=where)
+        job = dataclasses.replace(outlook.job, network_topology=topology)
+        return dataclasses.replace(outlook, job=job)
+
+    return change
+
+
 def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
     job = dataclasses.replace(outlook.job, memory_limit_bytes=parse_bytes(value, where=where))
     return dataclasses.replace(outlook, job=job)
@@ -165,6 +180,8 @@ _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
     "gpu": _with_gpu,
     "memory": _with_memory,
     "per_node": _with_per_node,
+    "topology": _with_topology("kind"),
+    **{key: _with_topology(key) for key in TOPOLOGY_KEYS},
 }
 """Key of a what-if -> the change that it is."""
 

@@ -1,5 +1,6 @@
 """`plan` and `explain` for fleets that nobody has here: ranks, what-ifs, errors, exports."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.devices.topology import parse_topology
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
@@ -64,9 +66,26 @@ def test_slower_links_and_lesser_devices_are_slower(outlook):
     assert slow.change == "bandwidth=10Gbps"
 
 
+def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
+    wishes = ["oversubscription=1", "oversubscription=8", "topology=dragonfly"]
+    full, narrow, dragonfly = rank_lattice(outlook, what_if=wishes).variants
+    assert narrow.same_step_time_s > full.same_step_time_s
+    assert dragonfly.change == "topology=dragonfly"
+    within = dataclasses.replace(
+        outlook,
+        job=dataclasses.replace(
+            outlook.job, network_topology=parse_topology("fat-tree,nodes_per_group=64")
+        ),
+    )
+    (one_leaf,) = rank_lattice(within, what_if=["oversubscription=8"]).variants
+    assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
+        ("oversubscription=0.5", "a number from 1"),
+        ("topology=torus", "fat-tree"),
         ("bandwidth", "write it as bandwidth=20Gbps"),
         ("colour=red", "keys: bandwidth"),
         ("bandwidth=fast", "400Gbps or 50GB/s"),

@@ -1,0 +1,38 @@
+"""The commands of the pages that need no device run, and answer."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+COMMANDS = [
+    (page.name, line)
+    for page in sorted(HOW_TO.glob("*.md"))
+    for line in re.findall(r"^python -m autotune (.+)$", page.read_text("utf-8"), re.MULTILINE)
+]
+
+
+def test_there_are_commands() -> None:
+    assert {page for page, _ in COMMANDS} >= {"no-gpu.md", "rent.md", "ci.md"}
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_a_command_answers(page: str, line: str, tmp_path: Path) -> None:
+    # With a finding, which every form of output shows.
+    (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 2, "zero": 1}\n')
+    # What is searched in full is searched by other tests.
+    flags = ("--dry-run",) if line.startswith("search ") else ()
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *shlex.split(line), *flags],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{page}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.stdout

@@ -1,0 +1,76 @@
+"""The documentation builds as a site, and every link in it leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NETWORK = re.compile(r"""<(?:script|link|img)\b[^>]*(?:src|href)="https?:[^"]*["']""")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def build(folder: Path, config: str = "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict")
+    return subprocess.run(
+        [*command, "--config-file", config, "--site-dir", str(folder)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_every_page_is_there(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix() for path in site.glob("**/*.html")}
+    written = {
+        path.relative_to(REPOSITORY / "docs").with_suffix(".html").as_posix()
+        for path in (REPOSITORY / "docs").glob("**/*.md")
+    }
+    assert written <= pages
+    assert {"commands.html", "security.html", "contributing.html", "examples.html"} <= pages
+
+
+def test_commands_are_those_of_the_command_line(site: Path) -> None:
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    for name in ("search", "diagnose", "check", "--global-batch", "--what-if"):
+        assert name in page
+
+
+def test_files_outside_docs_are_pages_or_paths(site: Path) -> None:
+    assert 'href="security.html"' in (site / "faults.html").read_text(encoding="utf-8")
+    trainer = (site / "scripts" / "trainer.html").read_text(encoding="utf-8")
+    assert 'href="../examples.html"' in trainer
+    assert "<code>results/recorded/versions</code>" in (site / "versions.html").read_text("utf-8")
+
+
+def test_nothing_is_loaded_from_the_network(site: Path) -> None:
+    for page in site.glob("**/*.html"):
+        found = [
+            tag
+            for tag in NETWORK.findall(page.read_text(encoding="utf-8"))
+            if 'rel="canonical"' not in tag
+        ]
+        assert not found, f"{page.name}: {found}"
+
+
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "index.md").write_text("[a page](nowhere.md)\n")
+    config = tmp_path / "mkdocs.yml"
+    shipped = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[0]
+    shipped = shipped.replace("docs_dir: docs", f"docs_dir: {pages}")
+    config.write_text(shipped.replace("[mkdocs_hooks.py]", f"[{REPOSITORY / 'mkdocs_hooks.py'}]"))
+    built = build(tmp_path / "site", str(config))
+    assert built.returncode != 0
+    assert "nowhere.md" in built.stderr
