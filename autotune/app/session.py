@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
 from autotune.base.plugins import load_plugin, plugin_names
@@ -124,16 +125,17 @@ def open_session(
 
 
 def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
-    """See that nobody named a space for an engine that lays a job out itself.
+    """See that nobody named a space that its engine does not read.
 
     Raises:
-        JobError: The keys of the job name one.
+        JobError: The keys of the job name the default engine's own one.
     """
     if lattice.is_laid_out and keys.get("space") is not None:
         raise JobError(
-            f"engine {lattice.context.engine}: space: all its legal candidates are ranked, not "
-            "those of a space",
-            "leave it out",
+            f"engine {lattice.context.engine}: space {keys['space']}: that is one of "
+            f"{DEFAULT_ENGINE}'s",
+            "leave it out, and all legal layouts are ranked; or name a space of this engine's: "
+            f"{', '.join(shipped_spaces(lattice.context.engine)) or 'a file'}",
         )
 
 

@@ -1,7 +1,12 @@
 """Folders of the shipped data: templates, spaces, records; in a checkout and in a wheel alike."""
 
+import re
 from pathlib import Path
 
+from autotune import DEFAULT_ENGINE
+
+_ENGINE = re.compile(r"^engine: ([a-z0-9_-]+)$", re.MULTILINE)
+"""Line of a space that names its engine."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 _IN_CHECKOUT = {"recorded": "results/recorded"}
 """Folders of a checkout that do not lie at its top."""
@@ -21,10 +26,16 @@ def data_folder(name: str) -> Path:
     raise FileNotFoundError(f"{name}: neither inside {_PACKAGE} nor beside it")
 
 
-def shipped_spaces() -> list[str]:
-    """Names of the spaces that come with the package.
+def shipped_spaces(engine: str = "") -> list[str]:
+    """Names of the spaces that come with the package: all, or those of one engine.
 
     Raises:
         FileNotFoundError: The installation lacks them.
     """
-    return sorted(path.stem for path in data_folder("search_spaces").glob("*.yaml"))
+    files = sorted(data_folder("search_spaces").glob("*.yaml"))
+    return [path.stem for path in files if not engine or _engine_of(path) == engine]
+
+
+def _engine_of(space: Path) -> str:
+    found = _ENGINE.search(space.read_text(encoding="utf-8"))
+    return DEFAULT_ENGINE if found is None else found.group(1)

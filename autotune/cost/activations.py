@@ -69,12 +69,22 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
     norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
-    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
-    inner = inner_bytes * s.experts_per_token * p.ffn_hidden / p.tp
-    # A mixture also keeps the tokens as they were sent to their experts.
-    routed = np.greater(p.n_experts, 1) * p.activation_bytes * s.experts_per_token * p.hidden
     written_out = _written_out_bytes(p, s)
-    return s.tokens * (norms + heads + inner + routed + _score_bytes(p) + written_out)
+    return s.tokens * (norms + heads + _mlp_bytes(p) + _score_bytes(p) + written_out)
+
+
+def _mlp_bytes(p: Plans) -> Column:
+    """The MLP's inner widths of a token; a mixture also keeps it as it was sent to its experts."""
+    is_mixture = np.greater(p.n_experts, 1)
+    per_token = np.where(is_mixture, np.maximum(p.experts_per_token, 1.0), 1.0)
+    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
+    inner = inner_bytes * per_token * p.ffn_hidden / p.tp
+    return inner + is_mixture * p.activation_bytes * per_token * p.hidden
+
+
+def _norm_result_bytes(p: Plans, s: Sizes) -> Column:
+    """Results of a token's two norms, which the products behind them keep."""
+    return 2.0 * p.product_input_bytes * p.hidden / s.norm_split
 
 
 def _score_bytes(p: Plans) -> Column:
@@ -112,10 +122,13 @@ def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
     operators = input_bytes + p.activation_bytes * s.tokens * (
         s.attention_width / p.tp + 0.5 * products
     )
+    dropped = p.recomputes_scores * s.tokens * _score_bytes(p)
+    dropped = dropped + p.recomputes_norms * s.tokens * _norm_result_bytes(p, s)
+    dropped = dropped + p.recomputes_mlp * s.tokens * _mlp_bytes(p)
     kinds = (Recompute.FULL, Recompute.SELECTIVE, Recompute.OPERATORS)
     kept: NDArray[np.float64] = np.select(
         [np.equal(p.recompute, kind) for kind in kinds],
-        [full, everything - s.tokens * _score_bytes(p), operators],
+        [full, everything - dropped, operators],
         everything,
     )
     return kept

@@ -8,6 +8,10 @@ from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.sizes import Sizes
 
+_NORMS_SHARE = 0.2
+"""Part of a layer's element-wise traffic that its norms are: 4 h of about 20 h, as `_elementwise`
+counts them for GPT."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
@@ -43,8 +47,10 @@ def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     is_operators = np.equal(p.recompute, Recompute.OPERATORS)
     again = (
         is_full * matmul_forward
-        + (is_full + is_selective) * attention_forward
+        + (is_full + is_selective * p.recomputes_scores) * attention_forward
         + (is_full + is_operators) * elementwise_forward
+        + is_selective * p.recomputes_mlp * _mlp_share(s) * matmul_forward
+        + is_selective * p.recomputes_norms * _NORMS_SHARE * elementwise_forward
     )
     forward = matmul_forward + attention_forward + elementwise_forward
     backward = matmul_backward + attention_backward + elementwise_backward
@@ -92,11 +98,18 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
     drive_share = p.nvme_bytes_per_s / p.devices_per_node
     on_host = states_bytes / host_share
     on_drive = 2.0 * params * p.optimizer_bytes / drive_share
+    share = p.optimizer_host_share
     return np.where(
         np.equal(p.optimizer_tier, Tier.DEVICE),
-        on_device,
+        np.maximum((1.0 - share) * on_device, share * on_host),
         on_host + np.equal(p.optimizer_tier, Tier.NVME) * on_drive,
     )
+
+
+def _mlp_share(s: Sizes) -> Column:
+    """Part of a layer's products that its MLP computes, for one token."""
+    mlp = s.experts_per_token * s.mlp_params
+    return mlp / (mlp + s.attention_params)
 
 
 def _softmax_kernels(p: Plans) -> Column:

@@ -138,7 +138,8 @@ def _stage(
     grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
     grads = grads_held * p.grad_bytes * trained * grads_share
     updated = np.where(sharded_1, shard, whole) * trained
-    optimizer = updated * p.optimizer_bytes * optimizer_on_device
+    kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
+    optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
     varying = activations + logits + gathered
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
@@ -152,7 +153,8 @@ def _stage(
     allocated = params + grads + optimizer + buckets + varying + workspace
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
-    host = updated * (p.optimizer_bytes + p.grad_bytes) * optimizer_on_host
+    host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)
+    host = updated * (p.optimizer_bytes + p.grad_bytes) * host_share
     host = host + sharded_3 * params_on_host * shard * p.weight_bytes
     return {
         "params_bytes": params,

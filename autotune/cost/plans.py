@@ -198,6 +198,14 @@ class Plans(Columns):
     zero_stage: Column = 0.0
     shard_group: Column = 0.0
     """Ranks over which states are sharded, where fewer than dp x cp x ulysses; 0: all."""
+    expert_tp: Column = 0.0
+    """Tensor parallel degree of the experts; 0: `tp`."""
+    most_stage_layers: Column = 0.0
+    """Layers of the fullest pipeline stage; 0: the layers are split evenly."""
+    last_stage_layers: Column = 0.0
+    """Layers of the stage with the head, where they are not split evenly; 0: they are."""
+    stages_before_replicas: Column = 0.0
+    """Whether the stages of a pipeline are nearer to one another than a stage's replicas."""
     sequence_parallel: Column = 0.0
     """Megatron's, over the tensor parallel ranks."""
     micro_batch: Column
@@ -209,8 +217,17 @@ class Plans(Columns):
     """A `Recompute`."""
     recompute_every: Column = 1.0
     """One layer in this many is recomputed, with full recomputation."""
+    recomputes_scores: Column = 1.0
+    """Whether selective recomputation takes the attention's core."""
+    recomputes_norms: Column = 0.0
+    """Whether it takes the results of the norms."""
+    recomputes_mlp: Column = 0.0
+    """Whether it takes the MLP, or the experts with their way there and back."""
     optimizer_tier: Column = 0.0
     """A `Tier`."""
+    optimizer_host_share: Column = 0.0
+    """Share of the optimizer's states that lie and are updated on the host, while the rest and all
+    gradients stay on the device: Megatron's hybrid optimizer."""
     param_tier: Column = 0.0
     """A `Tier`."""
     offloaded_activations: Column = 0.0

@@ -78,13 +78,16 @@ def sizes_of(p: Plans) -> Sizes:
     sequence_ranks = p.cp * p.ulysses
     data_ranks = p.dp * sequence_ranks
     shard_ranks = np.where(np.greater(p.shard_group, 0), p.shard_group, data_ranks)
-    expert_shard_ranks = np.maximum(1.0, shard_ranks / p.ep)
+    # Experts that fewer tensor parallel ranks share have more replicas, and the reverse.
+    own_tp = np.where(np.greater(p.expert_tp, 0), p.expert_tp, p.tp)
+    expert_shard_ranks = np.maximum(1.0, shard_ranks * p.tp / (p.ep * own_tp))
     vocab_params = p.vocab * p.hidden / split
     held_vocab_params = vocab_params * np.where(np.greater(p.pp, 1), 1.0, 2.0 - p.tied_embeddings)
     dense = (attention_params + dense_mlp + shared) / split
     layer_params = dense + router + biases + 2.0 * p.hidden
-    layer_expert_params = is_mixture * expert_share * mlp_params / split
-    stage_layers = np.ceil(p.n_layers / p.pp)
+    layer_expert_params = is_mixture * expert_share * mlp_params / own_tp
+    uneven = np.greater(p.most_stage_layers, 0)
+    stage_layers = np.where(uneven, p.most_stage_layers, np.ceil(p.n_layers / p.pp))
     stage_params = stage_layers * layer_params + held_vocab_params
     stage_expert_params = stage_layers * layer_expert_params
     return Sizes(

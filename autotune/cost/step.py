@@ -71,7 +71,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     head = logits + tensor_head_s
     layers = p.n_layers / p.pp
     micro_batches = p.grad_accum
-    slowest = np.maximum(s.stage_layers * layer_s, np.floor(layers) * layer_s + head)
+    with_head = np.where(np.greater(p.last_stage_layers, 0), p.last_stage_layers, np.floor(layers))
+    slowest = np.maximum(s.stage_layers * layer_s, with_head * layer_s + head)
     total_s = p.n_layers * layer_s + head
     fill_s = np.maximum(0.0, total_s - slowest) / p.vp
     mean_s = total_s / p.pp

@@ -12,7 +12,8 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     """Communication between the data parallel ranks.
 
     Rank order is tensor, context, data, pipeline, as Megatron lays them out (megatron/core/
-    parallel_state.py): tensor parallel ranks are neighbours, pipeline ranks are farthest apart.
+    parallel_state.py): tensor parallel ranks are neighbours, pipeline ranks are farthest apart,
+    unless `stages_before_replicas`.
 
     Returns:
         Gathers of stage 3's parameters, per micro-batch, forward and backward; reductions of
@@ -20,10 +21,11 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         the parameters that stages 1 and 2 updated, per step.
     """
     data_ranks = p.dp * p.cp * p.ulysses
-    states = collectives.group(p, c, ranks=data_ranks, stride=p.tp)
-    shard = collectives.group(p, c, ranks=s.shard_ranks, stride=p.tp)
+    stride = p.tp * np.where(p.stages_before_replicas, p.pp, 1.0)
+    states = collectives.group(p, c, ranks=data_ranks, stride=stride)
+    shard = collectives.group(p, c, ranks=s.shard_ranks, stride=stride)
     backward_ranks = np.where(np.greater(p.gather_group, 0), p.gather_group, s.shard_ranks)
-    backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=p.tp)
+    backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=stride)
     layers = s.stage_layers
     # An expert's states go round the ranks that hold the same expert, which are fewer by ep: as
     # much a rank, but for the share (n - 1)/n that each group's size makes.
@@ -133,7 +135,8 @@ def pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
     Source: Narayanan et al. (arXiv:2104.04473), sections 2.2 and 4.1: Megatron splits them over
     the tensor parallel ranks for the way.
     """
-    g = collectives.group(p, c, ranks=p.pp, stride=p.tp * p.cp * p.ulysses * p.dp)
+    replicas = np.where(p.stages_before_replicas, 1.0, p.dp)
+    g = collectives.group(p, c, ranks=p.pp, stride=p.tp * p.cp * p.ulysses * replicas)
     size_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp
     return collectives.send_s(g, size_bytes, 2.0 * p.vp)
 
@@ -162,9 +165,9 @@ def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:
     arXiv:2101.06840).
     """
     link = _host_link(p, c)
-    is_offloaded = np.greater(p.optimizer_tier, Tier.DEVICE)
+    share = np.where(np.greater(p.optimizer_tier, Tier.DEVICE), 1.0, p.optimizer_host_share)
     moved_bytes = p.grad_bytes + p.activation_bytes
-    return is_offloaded * s.updated_params * p.trained_share * moved_bytes / link
+    return share * s.updated_params * p.trained_share * moved_bytes / link
 
 
 def _host_link(p: Plans, c: Constants) -> Column:

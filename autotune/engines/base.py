@@ -100,7 +100,7 @@ class Engine(ABC):
         Raises:
             JobError: There is no such space, or its file is not valid.
         """
-        return load_space(self._job.space, self.context.knobs)
+        return load_space(self._job.space, self.context.knobs, self.name)
 
     def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
@@ -232,7 +232,7 @@ class EnginePlugin(ABC):
     """Whether its trials can be run: a package offers its driver inside the ranks (entry points of
     the group `autotune.drivers`); else its candidates are planned, not tried."""
     lays_out: bool = False
-    """Whether it lays a job out itself (`Engine.layouts`), and reads no space."""
+    """Whether it lays a job out itself (`Engine.layouts`) where nobody names a space."""
     ladder_in_words: str = "the first candidate that runs"
     """What the ladder of a search's baseline looks for."""
     config_file: str

@@ -49,7 +49,7 @@ def run_of(handout: Handout) -> MegatronRun:
     job, task = handout.job, task_of(handout.job, handout.environment)
     row = rows_of(task, [handout.candidate]).row(0)
     model = model_arguments(job.model, job.seq_len)
-    vocab = int(model.pop("vocab_size"))
+    vocab = int(str(model.pop("vocab_size")))
     on_cpu = ON_CPU | SCRIPT_ON_CPU if handout.environment.accelerator == "cpu" else {}
     return MegatronRun(
         task=task,

@@ -17,8 +17,8 @@ MAX_COMBINATIONS = 200_000
 """More than this many combinations of values are refused: building the lattice takes minutes."""
 
 
-def load_space(name_or_path: str, knobs: Catalogue) -> Space:
-    """Read a shipped space by its name, or the YAML file at a path.
+def load_space(name_or_path: str, knobs: Catalogue, engine: str = "") -> Space:
+    """Read a shipped space by its name, or the YAML file at a path; `engine` is whose knobs.
 
     Raises:
         JobError: There is no such space, or the file is not valid.
@@ -33,7 +33,7 @@ def load_space(name_or_path: str, knobs: Catalogue) -> Space:
             f"space: {name_or_path!r} is neither a shipped space nor a file",
             f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",
         )
-    return read_space_file(path, knobs)
+    return read_space_file(path, knobs, engine)
 
 
 def grid(space: Space, context: Context) -> Iterator[Candidate]:

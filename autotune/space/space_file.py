@@ -1,10 +1,11 @@
 """The border of a search space: its YAML, read strictly, and the JSON schema of that YAML.
 
-`python -m autotune.space.space_file` prints the schema.
+`python -m autotune.space.space_file [ENGINE]` prints the schema.
 """
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,6 +39,9 @@ class SpaceFile(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="letters, digits, dots and dashes"
     )
     description: str = Field(default="", description="what the space is for")
+    engine: str | None = Field(
+        default=None, description="the one engine whose knobs these are; a job of another refuses"
+    )
     knobs: dict[str, Any] = Field(
         min_length=1, description="knob name -> its values; see the definitions"
     )
@@ -94,15 +98,21 @@ class Space:
     path: Path
 
 
-def read_space_file(path: Path, knobs: Catalogue) -> Space:
-    """Read and check a space.
+def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
+    """Read and check a space of some knobs; `engine` is whose they are, where that is known.
 
     Raises:
-        JobError: The file cannot be read or is not a space; it names the key and the value.
+        JobError: The file cannot be read or is not a space; it names the key and the value. Or it
+            is one of another engine.
     """
     where = str(path)
     data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
     file = _validated(SpaceFile, data, where)
+    if engine and file.engine not in (None, engine):
+        raise JobError(
+            f"{where}: engine {file.engine}: the job's engine is {engine}",
+            f"take --engine {file.engine}, or another space",
+        )
     domains = {
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
@@ -142,9 +152,9 @@ def schema(knobs: Catalogue) -> dict[str, Any]:
     return outer
 
 
-def schema_text() -> str:
-    """The text of `search_spaces/schema.json`."""
-    return json.dumps(schema(knobs_of(DEFAULT_ENGINE)), indent=2) + "\n"
+def schema_text(engine: str = DEFAULT_ENGINE) -> str:
+    """The text of `search_spaces/schema.json`, or of the schema of another engine's spaces."""
+    return json.dumps(schema(knobs_of(engine)), indent=2) + "\n"
 
 
 def _validated(model: type[M], data: object, where: str) -> M:
@@ -350,4 +360,4 @@ def _inlined(model: type[BaseModel]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(schema_text(), end="")
+    print(schema_text(*sys.argv[1:]), end="")

@@ -32,6 +32,11 @@ def read_back(training: Any) -> dict[str, Any]:
         "micro_batch": max(training.micro_batches, default=0),
         "grad_accum": len(training.micro_batches),
         "distributed_optimizer": all(isinstance(o, DistributedOptimizer) for o in optimizers),
+        "etp": parallel_state.get_expert_tensor_parallel_world_size(),
+        "order": _order(),
+        "recompute_modules": "+".join(sorted(config.recompute_modules or ["core_attn"])),
+        "overlap_p2p": bool(config.overlap_p2p_comm),
+        "stage_layers": _stage_layers(_n_layers(chunks)),
         "overlap_grad_reduce": bool(of_data.overlap_grad_reduce),
         "overlap_param_gather": bool(of_data.overlap_param_gather),
         "recompute": _recompute(config),
@@ -48,6 +53,28 @@ def _recompute(config: Any) -> str:
         return config.recompute_granularity or "none"
     is_block = config.recompute_method == "block"
     return f"block_{config.recompute_num_layers}" if is_block else "full"
+
+
+def _order() -> str:
+    """Which is nearer to a rank: its stage's replicas, or the other stages of its pipeline."""
+    ranks = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+    inside = (
+        parallel_state.get_tensor_model_parallel_world_size()
+        * parallel_state.get_context_parallel_world_size()
+    )
+    are_near = len(ranks) > 1 and ranks[1] - ranks[0] == inside
+    has_replicas = parallel_state.get_data_parallel_world_size() > 1
+    return "tp-cp-ep-pp-dp" if are_near and has_replicas else "tp-cp-ep-dp-pp"
+
+
+def _stage_layers(own: int) -> list[int]:
+    """Layers of each stage of this rank's pipeline, in order."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    device = torch.cuda.current_device()
+    mine = torch.tensor([own], dtype=torch.int64, device=device)
+    found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return [int(each) for each in found]
 
 
 def _parameters(chunks: Iterable[Any]) -> list[torch.nn.Parameter]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.nested import look_up
 from autotune.devices.hardware import Environment
@@ -49,7 +50,7 @@ PROCESS = ("allocator", "host_allocator", "core_binding")
 COMMUNICATION = tuple(name for name, knob in KNOBS.items() if knob.group == "communication")
 # One of each family; tiny-llama-32k differs from tiny-llama in sizes alone.
 MODELS = ["tiny-gpt2", "tiny-llama", "tiny-mixtral"]
-SPACES = shipped_spaces()
+SPACES = shipped_spaces(DEFAULT_ENGINE)
 
 # Divisible by every dp of these worlds times every micro-batch of the spaces.
 GLOBAL_BATCH = 840 * 64

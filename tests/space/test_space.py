@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -14,7 +15,7 @@ from autotune.job.model import load_model
 from autotune.record.tried import recorded
 from autotune.report.knobs_page import documentation, tried_on
 from autotune.space import space as space_module
-from autotune.space.knob import Context
+from autotune.space.knob import Context, knobs_of
 from autotune.space.space import grid, load_space
 from autotune.space.space_file import schema, schema_text
 
@@ -260,8 +261,8 @@ def test_a_grid_that_is_too_large_is_refused(written, monkeypatch):
 
 
 def test_shipped_spaces_are_named_as_their_files():
-    assert {"smoke", "zero", "zero_offload"} <= set(shipped_spaces())
-    for name in shipped_spaces():
+    assert {"smoke", "zero", "zero_offload"} <= set(shipped_spaces(DEFAULT_ENGINE))
+    for name in shipped_spaces(DEFAULT_ENGINE):
         space = load_space(name, KNOBS)
         assert space.name == name
         assert space.description
@@ -279,7 +280,21 @@ def test_the_published_schema_is_up_to_date():
     jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize("name", shipped_spaces("megatron"))
+def test_spaces_of_megatron_have_a_schema_of_their_own(name):
+    folder = data_folder("search_spaces")
+    published = (folder / "megatron.schema.json").read_text(encoding="utf-8")
+    assert published == schema_text("megatron"), (
+        "python -m autotune.space.space_file megatron > search_spaces/megatron.schema.json"
+    )
+    space = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(space, json.loads(published))
+    assert load_space(name, knobs_of("megatron"), "megatron").name == name
+    with pytest.raises(JobError, match="engine megatron"):
+        load_space(name, KNOBS, DEFAULT_ENGINE)
+
+
+@pytest.mark.parametrize("name", shipped_spaces(DEFAULT_ENGINE))
 def test_shipped_spaces_pass_the_published_schema(name):
     text = (data_folder("search_spaces") / f"{name}.yaml").read_text(encoding="utf-8")
     jsonschema.validate(yaml.safe_load(text), schema(KNOBS))

@@ -15,7 +15,7 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.base import bind_engine
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet
@@ -41,7 +41,7 @@ JOB = {
     "precision": "fp32",
     "megatron_path": CHECKOUT,
 }
-PLAIN = {name: knob.default for name, knob in KNOBS.items()} | {"micro_batch": 2}
+PLAIN = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | {"micro_batch": 2}
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ class ScriptEngine(DeepSpeedEngine):
     @property
     def space(self) -> Space:
         """The job's space without what does not reach the command."""
-        space = load_space(self._job.space, KNOBS)
+        space = load_space(self._job.space, KNOBS, self.name)
         domains = {n: d for n, d in space.domains.items() if n not in self._reach.left_out}
         # Every candidate has the ranks as the script lays them out.
         domains |= {

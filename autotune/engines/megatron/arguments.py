@@ -13,11 +13,13 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, OFFLOADED, RECOMPUTED
+from autotune.engines.megatron.knobs import KNOBS, value_of
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import NoPipelineError, shape_of
 
-Arguments = dict[str, int | float | str | bool]
+Arguments = dict[str, int | float | str | bool | list[str]]
 
 ON_CPU: Arguments = {
     "transformer_impl": "local",
@@ -44,7 +46,27 @@ KNOBS_OF = {
     "sequence_parallel": "sequence_parallel",
     "micro_batch_size": "micro_batch",
     "use_distributed_optimizer": "distributed_optimizer",
-    "overlap_param_gather": "distributed_optimizer",
+    "overlap_grad_reduce": "overlap_grad_reduce",
+    "overlap_param_gather": "overlap_param_gather",
+    "no_overlap_p2p_communication": "overlap_p2p",
+    "tp_comm_overlap": "tp_comm_overlap",
+    "use_megatron_fsdp": "fsdp",
+    "data_parallel_sharding_strategy": "fsdp",
+    "expert_tensor_parallel_size": "etp",
+    "decoder_first_pipeline_num_layers": "first_stage_layers",
+    "decoder_last_pipeline_num_layers": "last_stage_layers",
+    "use_tp_pp_dp_mapping": "order",
+    "optimizer_cpu_offload": "optimizer_offload",
+    "optimizer_offload_fraction": "optimizer_offload",
+    "use_precision_aware_optimizer": "optimizer_offload",
+    "overlap_cpu_optimizer_d2h_h2d": "optimizer_offload_overlap",
+    "cpu_offloading_num_layers": "activation_offload",
+    "fine_grained_activation_offloading": "offload_modules",
+    "offload_modules": "offload_modules",
+    "recompute_modules": "recompute_modules",
+    "fp8_format": "fp8",
+    "fp8_recipe": "fp8_recipe",
+    "fp8_param_gather": "fp8_param_gather",
     "recompute_granularity": "recompute",
     "recompute_method": "recompute",
     "recompute_num_layers": "recompute",
@@ -53,8 +75,8 @@ KNOBS_OF = {
 DECIDED = frozenset(
     {
         *KNOBS_OF,
-        *("expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage"),
-        *("recompute_activations", "overlap_grad_reduce", "global_batch_size", "seq_length"),
+        *("num_layers_per_virtual_pipeline_stage", "recompute_activations"),
+        *("global_batch_size", "seq_length"),
         *("fp16", "bf16", "num_layers", "hidden_size", "num_attention_heads"),
         *("train_iters", "train_samples", "log_interval", "eval_iters", "eval_interval"),
         *("save", "load", "tensorboard_dir", "wandb_project"),
@@ -113,18 +135,85 @@ def layout_arguments(row: Mapping[str, int], job: Job) -> Arguments:
     if row["sequence_parallel"]:
         found["sequence_parallel"] = True
     found |= _recompute(row)
-    found["overlap_grad_reduce"] = True
+    if not row["overlap_grad_reduce"]:  # 0 is the default of a knob, which is on here
+        found["overlap_grad_reduce"] = True
     if row["distributed_optimizer"]:
         found["use_distributed_optimizer"] = True
-        found["overlap_param_gather"] = True
+        if not row["overlap_param_gather"]:
+            found["overlap_param_gather"] = True
+    found |= _more_of_layout(row) | _sharding(row) | _offload(row) | _fp8(row)
     if job.precision != "fp32":
         found[job.precision] = True
     return found
 
 
+def _more_of_layout(row: Mapping[str, int]) -> Arguments:
+    found: Arguments = {}
+    for end in ("first", "last"):
+        if layers := row[f"{end}_stage_layers"]:
+            found[f"decoder_{end}_pipeline_num_layers"] = layers
+    if row["etp"]:
+        found["expert_tensor_parallel_size"] = row["etp"]
+    if row["order"]:
+        found["use_tp_pp_dp_mapping"] = True
+    if row["overlap_p2p"]:
+        found["no_overlap_p2p_communication"] = True
+    if row["tp_comm_overlap"]:
+        found["tp_comm_overlap"] = True
+    return found
+
+
+def _sharding(row: Mapping[str, int]) -> Arguments:
+    if not row["fsdp"]:
+        return {}
+    return {
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": FSDP[row["fsdp"]],
+        # What Megatron asks for beside it, whether or not anything is saved.
+        "ckpt_format": "fsdp_dtensor",
+    }
+
+
+def _offload(row: Mapping[str, int]) -> Arguments:
+    found: Arguments = {}
+    if row["optimizer_offload"]:
+        found |= {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": _value("optimizer_offload", row),
+            "use_precision_aware_optimizer": True,
+        }
+    if row["optimizer_offload_overlap"]:
+        found["overlap_cpu_optimizer_d2h_h2d"] = True
+    if row["activation_offload"]:
+        found["cpu_offloading_num_layers"] = row["activation_offload"]
+    if row["offload_modules"]:
+        found["fine_grained_activation_offloading"] = True
+        found["offload_modules"] = OFFLOADED[row["offload_modules"]].split("+")
+    return found
+
+
+def _fp8(row: Mapping[str, int]) -> Arguments:
+    if not row["fp8"]:
+        return {}
+    found: Arguments = {
+        "fp8_format": FP8[row["fp8"]],
+        "fp8_recipe": FP8_RECIPES[row["fp8_recipe"]],
+    }
+    if row["fp8_param_gather"]:
+        found["fp8_param_gather"] = True
+    return found
+
+
+def _value(name: str, row: Mapping[str, int]) -> float:
+    return float(value_of(KNOBS[name], row[name]))
+
+
 def _recompute(row: Mapping[str, int]) -> Arguments:
     if row["recompute"] == Recompute.SELECTIVE:
-        return {"recompute_granularity": "selective"}
+        found: Arguments = {"recompute_granularity": "selective"}
+        if row["recompute_modules"]:
+            found["recompute_modules"] = RECOMPUTED[row["recompute_modules"]].split("+")
+        return found
     if row["recompute"] != Recompute.FULL:
         return {}
     return {

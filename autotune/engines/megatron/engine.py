@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.base.templates import canonical_json
@@ -22,13 +23,28 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.baseline import Notes, read_baseline
-from autotune.engines.megatron.flags import known_release, newest_release, release_of
-from autotune.engines.megatron.knobs import KNOBS, columns_of, rows_of
+from autotune.engines.megatron.choices import FSDP, OFFLOADED, RECOMPUTED, has
+from autotune.engines.megatron.flags import flags, known_release, newest_release, release_of
+from autotune.engines.megatron.knobs import (
+    KNOBS,
+    LATTICE_KNOBS,
+    MORE_KNOBS,
+    columns_of,
+    rows_of,
+    value_of,
+)
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
-from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, chunk_layers
-from autotune.job.job import Job
+from autotune.engines.megatron.rules import (
+    RULES,
+    Columns,
+    Counts,
+    LayoutTask,
+    chunk_layers,
+    stage_layers,
+)
+from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
@@ -53,9 +69,29 @@ _READ_BACK = (
     *("distributed_optimizer", "recompute"),
 )
 """Knobs that a live engine says of itself by their names."""
+_LIVE_MORE = ("etp", "order", "recompute_modules", "overlap_p2p", "stage_layers")
+"""What it says of itself where a candidate has it off its default."""
+_FLAGS = {
+    "activation_offload": "--cpu-offloading-num-layers",
+    "offload_modules": "--fine-grained-activation-offloading",
+}
+"""Knob -> its flag, where not every known release has it."""
+_KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
+"""Part of what a layer of GPT keeps that a module's inputs are. Source: Korthikanti et al.
+(arXiv:2205.05198), section 4.1, without the scores."""
+_MILLION = 1e6
+_TP_OVERLAP = 0.7
+"""Part of tensor parallel communication that `tp_comm_overlap` hides, as for NeMo's rows."""
 _KINDS = ("int", "bool", "choice")
-_STEPS = {name: KNOBS[name] for name in sorted(KNOBS, key=lambda n: _KINDS.index(KNOBS[n].kind))}
+_STEPS = {
+    name: LATTICE_KNOBS[name]
+    for name in sorted(LATTICE_KNOBS, key=lambda n: _KINDS.index(KNOBS[n].kind))
+}
 """The knobs in the order in which `explain` moves them."""
+
+
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_CUDA_DEFAULT = "8"
 
 
 class MegatronEngine(Engine):
@@ -74,14 +110,14 @@ class MegatronEngine(Engine):
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self) -> Layouts:
-        """Every legal layout.
+    def layouts(self) -> Layouts | None:
+        """Every legal layout; None where the job names a space, whose candidates are judged.
 
         Raises:
             NothingFeasibleError: There is none; names the rule that refuses the last ones.
             JobError: There are more than fit into memory.
         """
-        return lay_out(self._task)
+        return lay_out(self._task) if self._job.space == DEFAULT_SPACE else None
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a layout breaks."""
@@ -102,6 +138,8 @@ class MegatronEngine(Engine):
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """The layout, the batch and the model: what a live Megatron must say of itself."""
         knobs = {name: candidate[name] for name in _READ_BACK}
+        row = rows_of(self._task, [candidate]).row(0)
+        knobs |= {name: value for name, value in self._more(row).items() if name in _LIVE_MORE}
         shape = self._job.model_with(candidate.layers).shape
         is_sharded = bool(candidate["distributed_optimizer"])
         return {
@@ -109,11 +147,20 @@ class MegatronEngine(Engine):
             "dp": candidate.dp,
             "grad_accum": candidate.grad_accum,
             "dtype": candidate.precision(self._job.precision),
-            "overlap_grad_reduce": True,
-            "overlap_param_gather": is_sharded,
+            "overlap_grad_reduce": not row["overlap_grad_reduce"],
+            "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
             "n_layers": shape.n_layers,
             "n_params": shape.n_params + self._n_params_padding(candidate.tp, shape),
         }
+
+    def _more(self, row: Mapping[str, int]) -> dict[str, Any]:
+        """Knobs that the lattice leaves at their default, where they are off it."""
+        found: dict[str, Any] = {
+            name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
+        }
+        if row["first_stage_layers"] or row["last_stage_layers"]:
+            found["stage_layers"] = stage_layers(self._task, row)
+        return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
         """Parameters of the token ids that Megatron adds, in the embedding and in the output."""
@@ -128,8 +175,13 @@ class MegatronEngine(Engine):
         has_checkout = self._job.megatron_path is not None
         asks = has_checkout or self._environment.accelerator != "cpu"
         orders = asks and (candidate.tp > 1 or candidate.cp > 1)
+        variables = {_CONNECTIONS: "1"} if orders else {}
+        if "fsdp" in candidate.values:  # it refuses to start with one
+            variables = {_CONNECTIONS: _CUDA_DEFAULT}
+        if "offload_modules" in candidate.values:  # else weights went to the host as well
+            variables["NVTE_CPU_OFFLOAD_V1"] = "1"
         return RankSettings(
-            environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {},
+            environment=variables,
             # A warm start has Megatron imported, and a checkout brings its own.
             may_start_warm=not has_checkout,
         )
@@ -217,6 +269,8 @@ class MegatronEngine(Engine):
             ),
             "overlap_sends": _MEGATRON["overlap_sends"] * (rows["vp"] > 1),
         }
+        if any(np.any(rows[name]) for name in MORE_KNOBS):
+            columns |= self._more_columns(rows)
         for name in ("tp", "pp", "vp", "cp", "ep", "dp", "micro_batch", "grad_accum"):
             columns[name] = rows[name]
         columns["sequence_parallel"] = rows["sequence_parallel"]
@@ -227,6 +281,55 @@ class MegatronEngine(Engine):
                 for name, value in columns.items()
             }
         )
+
+    def _more_columns(self, rows: Columns) -> dict[str, Any]:
+        """The cost model's columns of knobs that the lattice leaves at their default."""
+        n_layers = self._task.n_layers
+        first, last = rows["first_stage_layers"], rows["last_stage_layers"]
+        stages = np.maximum(1, rows["pp"] - (first > 0) - (last > 0))
+        middle = -(-(n_layers - first - last) // stages)
+        is_uneven = (first > 0) | (last > 0)
+        fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
+        modules = rows["recompute_modules"]
+        found = {
+            "expert_tp": rows["etp"],
+            "most_stage_layers": is_uneven * np.maximum(np.maximum(first, last), middle),
+            "last_stage_layers": is_uneven * np.where(last > 0, last, middle),
+            "stages_before_replicas": rows["order"],
+            "zero_stage": np.maximum(rows["distributed_optimizer"], fsdp),
+            "optimizer_host_share": rows["optimizer_offload"] / _MILLION,
+            "offloaded_activations": self._offloaded_activations(rows),
+            "recomputes_scores": has("core_attn", RECOMPUTED, modules),
+            "recomputes_norms": has("layernorm", RECOMPUTED, modules),
+            "recomputes_mlp": has("mlp", RECOMPUTED, modules) | has("moe", RECOMPUTED, modules),
+            "overlap_reduce": rows["overlap_grad_reduce"] == 0,
+            "overlap_gather": rows["overlap_param_gather"] == 0,
+            "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
+            "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
+        }
+        # Megatron's FSDP gathers a transformer layer at a time.
+        found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
+        if fp8.any():
+            columns = fleet_columns(
+                self._job, self._environment, self.accelerators, precision="fp8"
+            )
+            plain = fleet_columns(self._job, self._environment, self.accelerators)
+            rate, half = columns["matmul_flops"], plain["matmul_flops"]
+            is_kept = fp8 & (rows["fp8_param_gather"] > 0)
+            found |= {
+                "matmul_flops": np.where(fp8, rate, half),
+                "product_input_bytes": np.where(fp8, 1.0, 2.0),
+                "weight_bytes": np.where(is_kept, 1.0, 2.0),
+                "gather_bytes": np.where(is_kept, 1.0, 2.0),
+            }
+        return found
+
+    def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
+        """Share of the kept activations that goes to the host."""
+        share: NDArray[np.float64] = rows["activation_offload"] / self._task.n_layers
+        for module, part in _KEPT_SHARES.items():
+            share = share + part * has(module, OFFLOADED, rows["offload_modules"])
+        return share
 
 
 def _with_each_value(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -270,6 +373,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     model_columns(job)
     found = accelerator_of(environment, table)
     shape = job.model.shape
+    release = release_for(job, environment)
     return LayoutTask(
         n_layers=shape.n_layers,
         n_heads=shape.n_heads,
@@ -281,7 +385,12 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
-        shares_kv_heads=LayoutTask.may_share_kv_heads(release_for(job, environment)),
+        shares_kv_heads=LayoutTask.may_share_kv_heads(release),
+        on_cpu=environment.accelerator == "cpu",
+        in_fp32=job.precision == "fp32",
+        has_fp8="fp8" in found.peak_flops,
+        lacking=_lacking(release),
+        release=release,
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"
@@ -289,6 +398,12 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
             and "bf16" in found.peak_flops
         ),
     )
+
+
+def _lacking(release: str) -> frozenset[str]:
+    """Knobs whose flag a release lacks; none where no release is known."""
+    known = flags(".".join(release.split(".")[:2]))
+    return frozenset(name for name, flag in _FLAGS.items() if known and flag not in known)
 
 
 def _check_trained(job: Job) -> None:

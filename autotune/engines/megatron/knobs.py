@@ -1,59 +1,316 @@
-"""Knobs of a Megatron layout, and candidates as rows of columns and back."""
+"""Knobs of a Megatron layout, and candidates as rows of columns and back.
 
-from collections.abc import Mapping, Sequence
+The knobs of the lattice stand in every candidate. The others act off their default alone: there
+they are in a candidate, and what the lattice lays out has none of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.choices import (
+    FP8,
+    FP8_RECIPES,
+    FSDP,
+    OFFLOADED,
+    ORDERS,
+    RECOMPUTED,
+)
 from autotune.engines.megatron.rules import Counts, LayoutTask, Rows
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Catalogue, Knob
+from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
 RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 _BLOCK = "block_"
 _HIGHEST = 2**31 - 1
+_SHARE = 1_000_000
+"""A share stands in a column of whole numbers in millionths."""
+_PARALLEL = "megatron/core/model_parallel_config.py"
+_TRANSFORMER = "megatron/core/transformer/transformer_config.py"
+_DATA = "megatron/core/distributed/distributed_data_parallel_config.py"
+_OPTIMIZER = "megatron/core/optimizer/optimizer_config.py"
+_ARGUMENTS = "megatron/training/arguments.py"
 
 
 def _degree(name: str, text: str, *, is_always_shown: bool = False) -> Knob:
     return Knob(
         name=name,
+        group="layout",
         default=1,
         minimum=1,
         maximum=_HIGHEST,
         is_always_shown=is_always_shown,
         help=text,
+        source=_PARALLEL,
     )
 
 
-def _switch(name: str, text: str) -> Knob:
-    return Knob(name=name, default=False, help=text)
-
-
-_ENTRIES = (
+_LATTICE = (
     _degree("tp", "tensor parallel degree", is_always_shown=True),
     _degree("pp", "pipeline parallel degree", is_always_shown=True),
     _degree("vp", "interleaved model chunks of a pipeline rank"),
-    _switch(
-        "ends_as_layers",
-        "whether embedding and loss count as a layer each where stages are cut",
+    Knob(
+        name="ends_as_layers",
+        group="layout",
+        default=False,
+        help="whether embedding and loss count as a layer each where stages are cut",
+        source=f"{_TRANSFORMER}: account_for_embedding_in_pipeline_split",
     ),
     _degree("cp", "context parallel degree"),
     _degree("ep", "expert parallel degree"),
-    _switch("sequence_parallel", "whether norms are split over the tensor parallel ranks"),
-    _degree("micro_batch", "samples per rank and forward pass", is_always_shown=True),
-    _switch("distributed_optimizer", "whether optimizer states are sharded"),
+    Knob(
+        name="sequence_parallel",
+        group="layout",
+        default=False,
+        help="whether norms are split over the tensor parallel ranks",
+        source=f"{_PARALLEL}: sequence_parallel",
+    ),
+    Knob(
+        name="micro_batch",
+        group="layout",
+        default=1,
+        minimum=1,
+        maximum=_HIGHEST,
+        is_always_shown=True,
+        help="samples per rank and forward pass",
+        source="megatron/core/num_microbatches_calculator.py",
+    ),
+    Knob(
+        name="distributed_optimizer",
+        group="sharding",
+        default=False,
+        help="whether optimizer states are sharded",
+        source="megatron/core/optimizer/distrib_optimizer.py",
+    ),
     Knob(
         name="recompute",
+        group="memory",
         default="none",
         choices=tuple(RECOMPUTE),
         pattern=r"block_[1-9]\d{0,8}",
+        pattern_words="block_N",
         help="none, selective, full, or block_N: N layers of each chunk",
+        source=f"{_TRANSFORMER}: recompute_granularity",
     ),
 )
-KNOBS: Catalogue = {knob.name: knob for knob in _ENTRIES}
+
+
+def _off(
+    name: str, acts: Callable[[Knobs, Context], bool] | None = None
+) -> Callable[[Knobs, Context], bool]:
+    """Acting off the default alone, and where `acts` says so."""
+
+    def answer(values: Knobs, context: Context) -> bool:
+        is_off = values[name] != KNOBS[name].default
+        return is_off and (acts is None or acts(values, context))
+
+    return answer
+
+
+def _has_stages_and_replicas(values: Knobs, context: Context) -> bool:
+    pp = int(values["pp"])
+    return pp > 1 and context.world > pp * int(values["tp"]) * int(values["cp"])
+
+
+def _in_fp8(values: Knobs, _: Context) -> bool:
+    return values.get("fp8", FP8[0]) != FP8[0]
+
+
+def _stage(end: str) -> Knob:
+    name = f"{end}_stage_layers"
+    return Knob(
+        name=name,
+        group="layout",
+        default=0,
+        maximum=10_000,
+        scope="with pp above 1",
+        acts=_off(name, lambda values, _: int(values["pp"]) > 1),
+        help=f"layers of the {end} pipeline stage; 0: as many as the others have",
+        source=f"{_TRANSFORMER}: num_layers_in_{end}_pipeline_stage",
+    )
+
+
+def _overlap(name: str, text: str, scope: str, source: str, **where: KnobValue) -> Knob:
+    def acts(values: Knobs, _: Context) -> bool:
+        return all(values[other] == value for other, value in where.items())
+
+    return Knob(
+        name=name,
+        group="overlap",
+        default=True,
+        scope=scope,
+        acts=_off(name, acts),
+        help=text,
+        source=source,
+    )
+
+
+_MORE = (
+    _stage("first"),
+    _stage("last"),
+    Knob(
+        name="etp",
+        group="layout",
+        default=0,
+        maximum=_HIGHEST,
+        scope="for a mixture of experts, off tp",
+        acts=_off(
+            "etp", lambda values, at: at.model.n_experts > 1 and values["etp"] != values["tp"]
+        ),
+        help="tensor parallel degree of the experts; 0: as tp",
+        source=f"{_PARALLEL}: expert_tensor_parallel_size",
+    ),
+    Knob(
+        name="order",
+        group="layout",
+        default=ORDERS[0],
+        choices=ORDERS,
+        scope="with pp and dp above 1",
+        acts=_off("order", _has_stages_and_replicas),
+        help="axes of the ranks, the nearest first: by default a stage's replicas are nearer to "
+        "one another than the stages of a pipeline",
+        source="megatron/core/parallel_state.py: order; --use-tp-pp-dp-mapping",
+    ),
+    Knob(
+        name="fsdp",
+        group="sharding",
+        default=FSDP[0],
+        choices=FSDP,
+        needs_cuda=FSDP[1:],
+        scope="with distributed_optimizer",
+        acts=_off("fsdp"),
+        help="what Megatron's FSDP shards: optimizer states, gradients as well, parameters as "
+        "well",
+        source=f"{_DATA}: data_parallel_sharding_strategy; {_ARGUMENTS}: use_megatron_fsdp",
+    ),
+    Knob(
+        name="optimizer_offload",
+        group="memory",
+        default=0.0,
+        maximum=1.0,
+        needs_cuda=(1.0,),
+        scope="with distributed_optimizer",
+        acts=_off("optimizer_offload"),
+        help="share of the optimizer's states that lie on the host, where they are updated",
+        source=f"{_OPTIMIZER}: optimizer_cpu_offload, optimizer_offload_fraction",
+    ),
+    Knob(
+        name="optimizer_offload_overlap",
+        group="memory",
+        default=False,
+        needs_cuda=(True,),
+        scope="with optimizer_offload",
+        acts=_off("optimizer_offload_overlap", lambda values, _: "optimizer_offload" in values),
+        help="whether gradients and parameters go to the host and back while it updates",
+        source=f"{_OPTIMIZER}: overlap_cpu_optimizer_d2h_h2d",
+    ),
+    Knob(
+        name="activation_offload",
+        group="memory",
+        default=0,
+        maximum=10_000,
+        scope="without recompute and pipelines, on GPUs",
+        acts=_off("activation_offload"),
+        help="layers whose kept activations go to the host",
+        source=f"{_TRANSFORMER}: cpu_offloading_num_layers",
+    ),
+    Knob(
+        name="offload_modules",
+        group="memory",
+        default=OFFLOADED[0],
+        choices=OFFLOADED,
+        needs_cuda=OFFLOADED[1:],
+        acts=_off("offload_modules"),
+        help="modules of each layer whose inputs go to the host; joined by +",
+        source=f"{_TRANSFORMER}: fine_grained_activation_offloading, offload_modules",
+    ),
+    Knob(
+        name="recompute_modules",
+        group="memory",
+        default=RECOMPUTED[0],
+        choices=RECOMPUTED,
+        needs_cuda=tuple(each for each in RECOMPUTED if "layernorm" in each),
+        scope="with recompute=selective",
+        acts=_off("recompute_modules", lambda values, _: values["recompute"] == "selective"),
+        help="modules that are computed again; joined by +",
+        source=f"{_TRANSFORMER}: recompute_modules",
+    ),
+    _overlap(
+        "overlap_grad_reduce",
+        "whether gradients are reduced while the backward pass runs",
+        "always",
+        f"{_DATA}: overlap_grad_reduce",
+    ),
+    _overlap(
+        "overlap_param_gather",
+        "whether updated parameters are gathered while the forward pass runs",
+        "with distributed_optimizer",
+        f"{_DATA}: overlap_param_gather",
+        distributed_optimizer=True,
+    ),
+    Knob(
+        name="overlap_p2p",
+        group="overlap",
+        default=True,
+        scope="with vp above 1",
+        acts=_off("overlap_p2p", lambda values, _: int(values["vp"]) > 1),
+        help="whether pipeline stages send while they compute",
+        source=f"{_PARALLEL}: overlap_p2p_comm",
+    ),
+    Knob(
+        name="tp_comm_overlap",
+        group="overlap",
+        default=False,
+        needs_cuda=(True,),
+        scope="with sequence_parallel",
+        acts=_off("tp_comm_overlap"),
+        help="whether tensor parallel communication runs beside the products it belongs to",
+        source=f"{_PARALLEL}: tp_comm_overlap",
+    ),
+    Knob(
+        name="fp8",
+        group="precision",
+        default=FP8[0],
+        choices=FP8,
+        needs_cuda=FP8[1:],
+        acts=_off("fp8"),
+        changes_training="layers compute their products in fp8",
+        help="format of the products' inputs; hybrid: gradients in e5m2",
+        source=f"{_TRANSFORMER}: fp8",
+    ),
+    Knob(
+        name="fp8_recipe",
+        group="precision",
+        default=FP8_RECIPES[0],
+        choices=FP8_RECIPES,
+        needs_cuda=FP8_RECIPES[1:],
+        scope="with fp8",
+        acts=_off("fp8_recipe", _in_fp8),
+        changes_training="as fp8 does, with other scales",
+        help="how the scales of fp8 are chosen",
+        source=f"{_TRANSFORMER}: fp8_recipe",
+    ),
+    Knob(
+        name="fp8_param_gather",
+        group="precision",
+        default=False,
+        needs_cuda=(True,),
+        scope="with fp8 and distributed_optimizer",
+        acts=_off("fp8_param_gather", _in_fp8),
+        changes_training="as fp8 does",
+        help="whether parameters are kept and gathered in fp8",
+        source=f"{_TRANSFORMER}: fp8_param",
+    ),
+)
+KNOBS: Catalogue = {knob.name: knob for knob in (*_LATTICE, *_MORE)}
 """Knobs in the order in which they are shown."""
-_PLAIN = tuple(name for name in KNOBS if name != "recompute")
+LATTICE_KNOBS: Catalogue = {knob.name: knob for knob in _LATTICE}
+"""Those whose values the lattice lays out."""
+MORE_KNOBS: Catalogue = {knob.name: knob for knob in _MORE}
+"""Those that a space names."""
+_PLAIN = tuple(name for name in LATTICE_KNOBS if name != "recompute")
 
 
 def knobs_of(row: Mapping[str, int]) -> dict[str, KnobValue]:
@@ -64,7 +321,26 @@ def knobs_of(row: Mapping[str, int]) -> dict[str, KnobValue]:
     found["recompute"] = next(name for name, kind in RECOMPUTE.items() if kind == row["recompute"])
     if row["recompute_layers"]:
         found["recompute"] = f"{_BLOCK}{row['recompute_layers']}"
-    return found
+    more = {name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]}
+    return {**found, **more}
+
+
+def code_of(knob: Knob, value: KnobValue) -> int:
+    """Number of a value in its knob's column; 0: the default."""
+    if knob.choices:
+        return knob.choices.index(value)
+    if knob.kind == "bool":
+        return int(value != knob.default)
+    return round(_SHARE * float(value)) if knob.kind == "float" else int(value)
+
+
+def value_of(knob: Knob, code: int) -> KnobValue:
+    """The value of a number in its knob's column."""
+    if knob.choices:
+        return knob.choices[code]
+    if knob.kind == "bool":
+        return bool(knob.default) != bool(code)
+    return code / _SHARE if knob.kind == "float" else code
 
 
 def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, Counts]:
@@ -75,6 +351,9 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
     columns["recompute_layers"] = [
         int(kind.removeprefix(_BLOCK)) if kind.startswith(_BLOCK) else 0 for kind in kinds
     ]
+    for name, knob in MORE_KNOBS.items():
+        values = (candidate.get(name, knob.default) for candidate in candidates)
+        columns[name] = [code_of(knob, knob.default if v is None else v) for v in values]
     columns["dp"] = [candidate.dp for candidate in candidates]
     columns["grad_accum"] = [candidate.grad_accum for candidate in candidates]
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
@@ -83,3 +362,9 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
 def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> Rows:
     """Candidates, legal or not, as rows that rules judge, in their order."""
     return Rows(task=task, columns=columns_of(task, candidates))
+
+
+def at_default(count: int) -> dict[str, Counts]:
+    """Columns of so many layouts in which none of `MORE_KNOBS` is off its default."""
+    zeros = np.broadcast_to(np.int64(0), (count,))
+    return dict.fromkeys(MORE_KNOBS, zeros)

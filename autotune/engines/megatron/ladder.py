@@ -9,7 +9,7 @@ Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing
 
 from collections.abc import Iterator
 
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.engines.megatron.rules import LayoutTask
 from autotune.space.candidate import Candidate
 
@@ -39,7 +39,7 @@ def _splits(task: LayoutTask) -> list[tuple[int, int]]:
 def _rung(
     task: LayoutTask, *, recompute: str, tp: int, pp: int, micro_batch: int, dp: int
 ) -> Candidate:
-    chosen = {name: knob.default for name, knob in KNOBS.items()} | {
+    chosen = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | {
         "tp": tp,
         "pp": pp,
         "micro_batch": micro_batch,

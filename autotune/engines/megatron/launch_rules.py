@@ -5,21 +5,28 @@ Each rule names the function of NVIDIA/Megatron-LM that checks it (the main bran
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
 from autotune.engines.megatron.rules import RULES, Columns, LayoutTask, Rows
 from autotune.space.rule import Consequence, Finding, Patch, Rule, UnknownFactError, Violation
 
 _ARGUMENTS = "megatron/training/arguments.py, validate_args"
 _CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
-_NOT_ASKED = frozenset({"sequence_parallel.tp"})
+_NOT_ASKED = frozenset(
+    {
+        *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
+        *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
+    }
+)
 """Rules of layouts that a rule of arguments here says more exactly."""
 _FLAG = re.compile(r"--([a-z0-9-]+)")
 _EVERY_DEVICE = 2**31 - 1
@@ -395,8 +402,57 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "distributed_optimizer", lambda: int(bool(get("use_distributed_optimizer")))
     yield "recompute", lambda: int(_recompute(launch))
     yield "recompute_layers", lambda: 0
+    yield "order", lambda: int(bool(get("use_tp_pp_dp_mapping")))
+    yield "fsdp", lambda: _fsdp(launch)
+    yield "optimizer_offload", lambda: int(bool(get("optimizer_cpu_offload")))
+    yield "offload_modules", lambda: int(bool(get("fine_grained_activation_offloading")))
+    yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
+    yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
+    yield "fp8_recipe", lambda: _place(FP8_RECIPES, [get("fp8_recipe")])
+    for knob, argument in _SAME_NUMBER.items():
+        yield knob, partial(_number, launch, argument)
+    for knob, (argument, at_default) in _SWITCHES.items():
+        yield knob, partial(_switch, launch, argument, at_default)
     yield "dp", lambda: _replicas(launch)
     yield "grad_accum", lambda: _micro_batches(launch)
+
+
+_SAME_NUMBER = {
+    "first_stage_layers": "decoder_first_pipeline_num_layers",
+    "last_stage_layers": "decoder_last_pipeline_num_layers",
+    "etp": "expert_tensor_parallel_size",
+    "activation_offload": "cpu_offloading_num_layers",
+}
+"""Knob -> the argument with the same number."""
+_SWITCHES = {
+    "overlap_grad_reduce": ("overlap_grad_reduce", True),
+    "overlap_param_gather": ("overlap_param_gather", True),
+    "overlap_p2p": ("overlap_p2p_comm", True),
+    "tp_comm_overlap": ("tp_comm_overlap", False),
+    "fp8_param_gather": ("fp8_param_gather", False),
+}
+"""Knob -> its argument, and the knob's default."""
+
+
+def _number(launch: MegatronLaunch, argument: str) -> int:
+    return int(launch.get(argument) or 0)
+
+
+def _switch(launch: MegatronLaunch, argument: str, at_default: bool) -> int:
+    return int(bool(launch.get(argument)) is not at_default)
+
+
+def _fsdp(launch: MegatronLaunch) -> int | None:
+    if not launch.get("use_megatron_fsdp"):
+        return 0
+    strategy = launch.get("data_parallel_sharding_strategy")
+    return FSDP.index(strategy) if strategy in FSDP else None
+
+
+def _place(choices: Sequence[str], parts: Sequence[str] | None) -> int | None:
+    """Place of some parts in a knob's choices; None: they are none of them."""
+    chosen = "+".join(sorted(parts or choices[:1]))
+    return choices.index(chosen) if chosen in choices else None
 
 
 def _chunks(launch: MegatronLaunch) -> int | None:

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.knobs import KNOBS, RECOMPUTE, columns_of, knobs_of
+from autotune.engines.megatron.knobs import (
+    LATTICE_KNOBS,
+    MORE_KNOBS,
+    RECOMPUTE,
+    at_default,
+    columns_of,
+    knobs_of,
+)
 from autotune.engines.megatron.rules import (
     RULES,
     Columns,
@@ -38,8 +45,9 @@ _MOST_ROWS = 20_000_000
 class Layouts(Rows, Sequence[Candidate]):
     """Layouts in columns, which are candidates once somebody looks at one.
 
-    The columns are those of the knobs, where `recompute` is a `Recompute` and `recompute_layers`
-    says how many layers of a chunk (0: all of them); and `dp` and `grad_accum`.
+    The columns are those of the knobs, with 0 for all that a space alone names. `recompute` is a
+    `Recompute`, and `recompute_layers` says how many layers of a chunk (0: all of them). Besides
+    there are `dp` and `grad_accum`.
     """
 
     def __len__(self) -> int:
@@ -101,11 +109,13 @@ def lay_out(task: LayoutTask) -> Layouts:
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
         rows = _derived(task, rows, name)
         ready = [
-            rule for rule in RULES if rule.name not in judged and set(rule.reads) <= set(rows)
+            rule
+            for rule in RULES
+            if rule.name not in judged and set(rule.reads) <= {*rows, *MORE_KNOBS}
         ]
         rows = _kept(task, rows, ready)
         judged |= {rule.name for rule in ready}
-    return Layouts(task=task, columns=rows)
+    return Layouts(task=task, columns={**rows, **at_default(len(rows["tp"]))})
 
 
 def _divisors(number: int) -> list[int]:
@@ -161,7 +171,8 @@ def _kept(
     Raises:
         NothingFeasibleError: There is none.
     """
-    rows = Rows(task=task, columns=columns)
+    count = len(next(iter(columns.values())))
+    rows = Rows(task=task, columns={**at_default(count), **columns})
     held = {rule.name: rule.holds(rows) for rule in rules if rule.holds is not None}
     if not held:
         return columns
@@ -173,10 +184,10 @@ def _kept(
     broken = np.sum([~truth for truth in held.values()], axis=0)
     # Among the nearest, show the one that splits most: it asks the least of the batch.
     nearest = int(np.lexsort((columns.get("dp", columns["tp"]), broken))[0])
-    layout = {name: column[nearest : nearest + 1] for name, column in columns.items()}
+    layout = {name: column[nearest : nearest + 1] for name, column in rows.columns.items()}
     raise nothing_legal(
         "no Megatron layout is legal for this job; the last ones are refused by",
         Counter({name: int((~truth).sum()) for name, truth in held.items()}),
-        " ".join(f"{name}={layout[name][0]}" for name in KNOBS if name in layout),
+        " ".join(f"{name}={layout[name][0]}" for name in LATTICE_KNOBS if name in layout),
         judge_by(rules, Rows(task=task, columns=layout)),
     )

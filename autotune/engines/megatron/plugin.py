@@ -6,7 +6,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import EnginePackage, EnginePlugin
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.engine import MegatronEngine
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS
 from autotune.job.job import Job
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -16,7 +16,7 @@ class Megatron(EnginePlugin):
 
     name = "megatron"
     knobs = KNOBS
-    predicted = tuple(KNOBS)
+    predicted = tuple(LATTICE_KNOBS)
     dialect = "megatron-core"
     packages = (
         EnginePackage(
@@ -35,6 +35,8 @@ class Megatron(EnginePlugin):
     saves_memory = (
         ("recompute", "none", "recomputation (recompute=full)"),
         ("distributed_optimizer", False, "the distributed optimizer"),
+        ("fsdp", "none", "Megatron's FSDP (fsdp=optim_grads_params)"),
+        ("optimizer_offload", 0.0, "the optimizer on the host (optimizer_offload=1)"),
     )
     no_trace = "Megatron's ranks run layers of its own"
     config_file = ARGUMENTS_FILE

@@ -6,13 +6,14 @@ Megatron Core 0.20), and ours where it keeps two layouts from meaning the same r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.choices import OFFLOADED, RECOMPUTED, has
 from autotune.space.rule import Finding, Rule, UnknownFactError
 
 Counts = NDArray[np.int64]
@@ -43,6 +44,16 @@ class LayoutTask:
     """Whether a fused attention kernel runs on the device at the job's precision."""
     shares_kv_heads: bool = True
     """Whether several tensor parallel ranks may have the same key and value head."""
+    on_cpu: bool = False
+    """Whether the ranks have no GPU."""
+    in_fp32: bool = False
+    """Whether the job trains in 32 bits."""
+    has_fp8: bool = True
+    """Whether the device computes products in fp8."""
+    lacking: frozenset[str] = frozenset()
+    """Knobs whose flag the release of Megatron Core lacks."""
+    release: str = ""
+    """That release."""
 
     @staticmethod
     def may_share_kv_heads(release: str) -> bool:
@@ -70,6 +81,22 @@ def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
     return (task.n_layers + 2 * rows["ends_as_layers"]) // (rows["pp"] * rows["vp"])
 
 
+def middle_layers(
+    n_layers: int, pp: Counts, first_stage_layers: Counts, last_stage_layers: Counts
+) -> tuple[Counts, Counts]:
+    """Layers that stages share evenly, since nobody set theirs, and how many such stages."""
+    stages = pp - (first_stage_layers > 0) - (last_stage_layers > 0)
+    return n_layers - first_stage_layers - last_stage_layers, stages
+
+
+def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
+    """Layers of each pipeline stage of a legal layout that `ends_as_layers` does not shift."""
+    first, last = row["first_stage_layers"], row["last_stage_layers"]
+    rest, stages = task.n_layers - first - last, row["pp"] - (first > 0) - (last > 0)
+    middle = [rest // stages] * stages if stages else []
+    return [*filter(None, [first]), *middle, *filter(None, [last])]
+
+
 def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: str) -> Rule[Rows]:
     """A rule on whole columns.
 
@@ -94,6 +121,49 @@ def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: 
 
     reads = tuple(each for each in wanted if each not in LayoutTask.__dataclass_fields__)
     return Rule(name=name, check=check, witnesses=(), source=source, reads=reads, holds=answer)
+
+
+_ARGUMENTS = "megatron/training/arguments.py, validate_args"
+_CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
+ON_GPU_ALONE = (
+    *("fsdp", "optimizer_offload", "activation_offload", "offload_modules"),
+    *("tp_comm_overlap", "fp8"),
+)
+"""Knobs that have to stay at their default on CPU ranks."""
+OF_SOME_RELEASES = ("activation_offload", "offload_modules")
+"""Knobs whose flag not every release has that is known."""
+
+
+def _splits_unevenly(n_layers: int, pp: Counts, vp: Counts, first: Counts, last: Counts) -> Truth:
+    rest, stages = middle_layers(n_layers, pp, first, last)
+    is_even = (first == 0) & (last == 0)
+    chunks = np.maximum(1, stages * vp)
+    middle = np.where(stages > 0, (rest > 0) & (rest % chunks == 0), rest == 0)
+    split: Truth = is_even | (pp == 1) | middle & (first % vp == 0) & (last % vp == 0)
+    return split
+
+
+def _is_default_unless(knob: str, fact: str) -> Callable[..., Truth]:
+    """The knob is at its default where the fact of the task holds."""
+    return _with_parameters(
+        lambda code, holds: (code == 0) | np.full(code.shape, not holds), knob, fact
+    )
+
+
+def _is_default_where_lacking(knob: str) -> Callable[..., Truth]:
+    return _with_parameters(
+        lambda code, lacking: (code == 0) | np.full(code.shape, knob not in lacking),
+        knob,
+        "lacking",
+    )
+
+
+def _with_parameters(holds: Callable[..., Truth], *names: str) -> Callable[..., Truth]:
+    """A function under other names of its parameters, by which a rule finds its values."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    named = [Parameter(name, kind) for name in names]
+    holds.__signature__ = Signature(named)  # type: ignore[attr-defined]
+    return holds
 
 
 RULES: tuple[Rule[Rows], ...] = (
@@ -174,11 +244,11 @@ RULES: tuple[Rule[Rows], ...] = (
     ),
     _rule(
         "ep.ranks",
-        lambda world, tp, pp, ep: world % (tp * pp * ep) == 0,
-        "world {world} is no multiple of tp {tp} x pp {pp} x ep {ep}",
-        "take an ep that divides dp x cp",
-        "megatron/core/parallel_state.py, initialize_model_parallel: the expert grid, "
-        "with experts split by tp as the other layers are",
+        lambda world, tp, etp, pp, ep: world % (np.where(etp > 0, etp, tp) * pp * ep) == 0,
+        "world {world} is no multiple of pp {pp} x ep {ep} x the experts' tensor parallel degree "
+        "(etp {etp}, or where that is 0 tp {tp})",
+        "take an ep that divides dp x cp, or a smaller etp",
+        "megatron/core/parallel_state.py, initialize_model_parallel: the expert grid",
     ),
     _rule(
         "sequence_parallel.tp",
@@ -221,7 +291,11 @@ RULES: tuple[Rule[Rows], ...] = (
     ),
     _rule(
         "pp.split",
-        lambda n_layers, pp, vp, ends_as_layers: (n_layers + 2 * ends_as_layers) % (pp * vp) == 0,
+        lambda n_layers, pp, vp, ends_as_layers, first_stage_layers, last_stage_layers: (
+            ((n_layers + 2 * ends_as_layers) % (pp * vp) == 0)
+            | (first_stage_layers > 0)
+            | (last_stage_layers > 0)
+        ),
         "{n_layers} layers, with ends_as_layers 2 more, do not split evenly into pp {pp} "
         "x vp {vp} chunks",
         "take a pp x vp that divides {n_layers}, or {n_layers} + 2 with ends_as_layers=true",
@@ -262,8 +336,8 @@ RULES: tuple[Rule[Rows], ...] = (
     ),
     _rule(
         "recompute.selective",
-        lambda recompute, fused_attention: (
-            (recompute != Recompute.SELECTIVE) | (not fused_attention)
+        lambda recompute, recompute_modules, fused_attention: (
+            (recompute != Recompute.SELECTIVE) | (recompute_modules > 0) | (not fused_attention)
         ),
         "selective drops attention's scores, which the fused kernel never keeps",
         "take recompute=none, or full to save memory",
@@ -281,5 +355,286 @@ RULES: tuple[Rule[Rows], ...] = (
         "block_{recompute_layers} recomputes as many layers as a chunk has, or more",
         "take recompute=full, or fewer layers than one of the pp {pp} x vp {vp} chunks has",
         "megatron/core/recompute.py: recompute_num_layers, counted in each chunk",
+    ),
+    _rule(
+        "uneven.pipeline",
+        lambda pp, first_stage_layers, last_stage_layers: (
+            (pp > 1) | ((first_stage_layers == 0) & (last_stage_layers == 0))
+        ),
+        "a stage of its own size needs a pipeline, and pp is 1",
+        "leave first_stage_layers and last_stage_layers out",
+        f"{_CONFIG}: num_layers_in_first_pipeline_stage",
+    ),
+    _rule(
+        "uneven.split",
+        lambda n_layers, pp, vp, first_stage_layers, last_stage_layers: _splits_unevenly(
+            n_layers, pp, vp, first_stage_layers, last_stage_layers
+        ),
+        "{n_layers} layers less {first_stage_layers} of the first and {last_stage_layers} of the "
+        "last stage do not split evenly over the other stages of pp {pp} x vp {vp} chunks",
+        "take other numbers of layers, so that every chunk has as many as its neighbours",
+        f"{_CONFIG}: num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage",
+    ),
+    _rule(
+        "uneven.same",
+        lambda n_layers, pp, first_stage_layers, last_stage_layers: (
+            ((first_stage_layers == 0) & (last_stage_layers == 0))
+            | (n_layers % pp != 0)
+            | ((first_stage_layers != n_layers // pp) & (first_stage_layers > 0))
+            | ((last_stage_layers != n_layers // pp) & (last_stage_layers > 0))
+        ),
+        "first_stage_layers {first_stage_layers} and last_stage_layers {last_stage_layers} are "
+        "what {n_layers} layers over pp {pp} have anyway",
+        "leave them out",
+        "ours: the same run as without",
+    ),
+    _rule(
+        "uneven.ends",
+        lambda ends_as_layers, first_stage_layers, last_stage_layers: (
+            (ends_as_layers == 0) | ((first_stage_layers == 0) & (last_stage_layers == 0))
+        ),
+        "ends_as_layers beside a first or a last stage of its own size: Megatron takes one of the "
+        "two ways to split",
+        "take ends_as_layers=false",
+        f"{_CONFIG}: account_for_embedding_in_pipeline_split",
+    ),
+    _rule(
+        "uneven.block",
+        lambda recompute_layers, first_stage_layers, last_stage_layers: (
+            (recompute_layers == 0) | ((first_stage_layers == 0) & (last_stage_layers == 0))
+        ),
+        "block_{recompute_layers} counts in each chunk, and the stages have different sizes",
+        "take recompute=full or none",
+        "ours: a share of the layers of every stage",
+    ),
+    _rule(
+        "etp.experts",
+        lambda etp, n_experts, ffn_hidden: (
+            (etp == 0) | ((n_experts > 1) & (ffn_hidden % np.maximum(1, etp) == 0))
+        ),
+        "etp {etp} splits the experts' width {ffn_hidden}, of {n_experts} experts",
+        "take an etp that divides the width; 0 for a dense model",
+        "megatron/core/transformer/moe/experts.py; tensor_parallel/layers.py: divide",
+    ),
+    _rule(
+        "etp.replicas",
+        lambda etp, ep: (etp == 0) | (ep > 1),
+        "etp {etp} with ep {ep}: Megatron reduces gradients of experts over the replicas of the "
+        "other layers unless ep is above 1, and these are other ranks",
+        "take an ep above 1, or etp=0",
+        "megatron/core/tensor_parallel/layers.py: expert_parallel, allreduce",
+    ),
+    _rule(
+        "order.experts",
+        lambda order, world, tp, pp, cp, ep, etp: (
+            (order == 0) | (pp == 1) | (np.where(etp > 0, etp, tp) * ep == tp * cp)
+        ),
+        "with pipelines as the nearer axis, experts need as many replicas as the other layers",
+        "take the default order, or an ep x etp of tp x cp",
+        "megatron/core/parallel_state.py, initialize_model_parallel: pp-last rank ordering",
+    ),
+    _rule(
+        "fsdp.sharded",
+        lambda fsdp, distributed_optimizer: (fsdp == 0) | (distributed_optimizer == 1),
+        "fsdp turns the distributed optimizer on",
+        "take distributed_optimizer=true",
+        f"{_ARGUMENTS}: use_megatron_fsdp",
+    ),
+    _rule(
+        "fsdp.pipeline_chunks",
+        lambda fsdp, vp: (fsdp == 0) | (vp == 1),
+        "fsdp with vp {vp}: it gathers a layer at a time, and chunks interleave them",
+        "take vp=1",
+        "ours: Megatron's documentation shows fsdp with plain pipelines alone",
+    ),
+    _rule(
+        "overlap.gather_needs_reduce",
+        lambda distributed_optimizer, overlap_grad_reduce, overlap_param_gather: (
+            (distributed_optimizer == 0) | (overlap_grad_reduce == 0) | (overlap_param_gather == 1)
+        ),
+        "overlap_param_gather needs overlap_grad_reduce",
+        "take overlap_param_gather=false as well",
+        f"{_ARGUMENTS}: overlap_param_gather",
+    ),
+    _rule(
+        "overlap.p2p",
+        lambda overlap_p2p, pp, vp: (overlap_p2p == 0) | (vp == 1) | (pp > 2),
+        "without overlap_p2p, pp {pp} has two sends between the same ranks at a time",
+        "take overlap_p2p=true, or a pp above 2",
+        f"{_ARGUMENTS}: overlap_p2p_comm",
+    ),
+    _rule(
+        "overlap.tp_needs_sequence_parallel",
+        lambda tp_comm_overlap, sequence_parallel: (
+            (tp_comm_overlap == 0) | (sequence_parallel == 1)
+        ),
+        "tp_comm_overlap overlaps what sequence_parallel sends",
+        "take sequence_parallel=true",
+        f"{_ARGUMENTS}: tp_comm_overlap",
+    ),
+    _rule(
+        "optimizer_offload.sharded",
+        lambda optimizer_offload, distributed_optimizer: (
+            (optimizer_offload == 0) | (distributed_optimizer == 1)
+        ),
+        "optimizer_offload needs the precision-aware optimizer, which is a distributed one",
+        "take distributed_optimizer=true",
+        "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
+    ),
+    _rule(
+        "optimizer_offload.fsdp",
+        lambda optimizer_offload, fsdp: (optimizer_offload == 0) | (fsdp == 0),
+        "optimizer_offload beside fsdp: the hybrid optimizer takes its states from the buffers of "
+        "the distributed optimizer",
+        "take fsdp=none",
+        "ours: megatron/core/optimizer/cpu_offloading knows no shards of FSDP's",
+    ),
+    _rule(
+        "optimizer_offload.fp8",
+        lambda optimizer_offload, fp8_param_gather, fp8_recipe: (
+            (optimizer_offload == 0) | (fp8_param_gather == 0) | (fp8_recipe == 0)
+        ),
+        "optimizer_offload with fp8_param_gather takes the delayed recipe alone",
+        "take fp8_recipe=delayed",
+        f"{_ARGUMENTS}: optimizer_cpu_offload",
+    ),
+    _rule(
+        "activation_offload.layers",
+        lambda activation_offload, n_layers: activation_offload < n_layers,
+        "activation_offload {activation_offload} is no less than the model's {n_layers} layers",
+        "take less than {n_layers}",
+        f"{_CONFIG}: cpu_offloading_num_layers",
+    ),
+    _rule(
+        "activation_offload.pipeline",
+        lambda activation_offload, pp: (activation_offload == 0) | (pp == 1),
+        "activation_offload with pp {pp}: Megatron offloads no pipeline's",
+        "take pp=1, or activation_offload=0",
+        f"{_CONFIG}: cpu_offloading",
+    ),
+    _rule(
+        "activation_offload.recompute",
+        lambda activation_offload, recompute: (
+            (activation_offload == 0) | (recompute == Recompute.NONE)
+        ),
+        "activation_offload beside recomputation: Megatron takes one of the two",
+        "take recompute=none, or activation_offload=0",
+        f"{_CONFIG}: cpu_offloading",
+    ),
+    _rule(
+        "offload_modules.layers",
+        lambda offload_modules, activation_offload: (
+            (offload_modules == 0) | (activation_offload == 0)
+        ),
+        "offload_modules beside activation_offload: Megatron takes one of the two",
+        "take activation_offload=0",
+        f"{_CONFIG}: fine_grained_activation_offloading",
+    ),
+    _rule(
+        "offload_modules.recompute",
+        lambda offload_modules, recompute, recompute_modules: (
+            (offload_modules == 0)
+            | (recompute != Recompute.FULL)
+            & (
+                (recompute != Recompute.SELECTIVE)
+                | ~(
+                    has("core_attn", OFFLOADED, offload_modules)
+                    & has("core_attn", RECOMPUTED, recompute_modules)
+                )
+            )
+        ),
+        "offload_modules names what is computed again, and so not kept",
+        "take recompute=none, or other modules",
+        "ours: there is nothing to offload",
+    ),
+    _rule(
+        "recompute_modules.experts",
+        lambda n_experts, recompute, recompute_modules: (
+            (recompute != Recompute.SELECTIVE)
+            | (~has("moe", RECOMPUTED, recompute_modules) | (n_experts > 1))
+            & (~has("mlp", RECOMPUTED, recompute_modules) | (n_experts < 2))
+        ),
+        "recompute_modules: moe is a mixture's layer and mlp a dense one's, and the model has "
+        "{n_experts} experts",
+        "take mlp for a dense model, moe for a mixture",
+        "ours: the other module is not there. megatron/core/transformer/transformer_layer.py",
+    ),
+    _rule(
+        "recompute_modules.scores",
+        lambda recompute, recompute_modules, fused_attention: (
+            (recompute != Recompute.SELECTIVE)
+            | (recompute_modules == 0)
+            | ~has("core_attn", RECOMPUTED, recompute_modules)
+            | (not fused_attention)
+        ),
+        "core_attn drops attention's scores, which the fused kernel never keeps",
+        "leave core_attn out of recompute_modules",
+        "ours: slower, and no smaller",
+    ),
+    _rule(
+        "recompute_modules.fp8",
+        lambda recompute, recompute_modules, fp8, fp8_recipe: (
+            (recompute != Recompute.SELECTIVE)
+            | (fp8 == 0)
+            | (fp8_recipe > 0)
+            | ~has("layernorm", RECOMPUTED, recompute_modules)
+        ),
+        "the delayed recipe of fp8 recomputes no layernorm",
+        "take another fp8_recipe, or leave layernorm out of recompute_modules",
+        f"{_CONFIG}: recompute_modules",
+    ),
+    _rule(
+        "fp8.precision",
+        lambda fp8, in_fp32: (fp8 == 0) | (not in_fp32),
+        "fp8 computes the products of a model in 16 bits, and the job trains in fp32",
+        "take precision bf16 for the job, or fp8=none",
+        "ours: Transformer Engine's recipes are for models in bf16 or fp16",
+    ),
+    _rule(
+        "fp8.device",
+        lambda fp8, has_fp8: (fp8 == 0) | has_fp8,
+        "the device computes no products in fp8",
+        "take fp8=none",
+        "ours: the table of accelerators",
+    ),
+    _rule(
+        "fp8.gather",
+        lambda fp8_param_gather, distributed_optimizer: (
+            (fp8_param_gather == 0) | (distributed_optimizer == 1)
+        ),
+        "fp8_param_gather gathers what the distributed optimizer or FSDP shards",
+        "take distributed_optimizer=true",
+        f"{_ARGUMENTS}: fp8_param_gather",
+    ),
+    _rule(
+        "recompute_modules.gpu",
+        lambda recompute, recompute_modules, on_cpu: (
+            (recompute != Recompute.SELECTIVE)
+            | ~has("layernorm", RECOMPUTED, recompute_modules)
+            | (not on_cpu)
+        ),
+        "recompute_modules with layernorm needs Transformer Engine, and so a GPU",
+        "leave layernorm out of recompute_modules",
+        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
+    ),
+    *(
+        _rule(
+            f"{knob}.gpu",
+            _is_default_unless(knob, "on_cpu"),
+            f"{knob} needs a GPU",
+            f"leave {knob} out",
+            "ours: what runs on no CPU rank",
+        )
+        for knob in ON_GPU_ALONE
+    ),
+    *(
+        _rule(
+            f"{knob}.release",
+            _is_default_where_lacking(knob),
+            f"{knob}: Megatron Core {{release}} has no such flag",
+            f"leave {knob} out, or use a release that has it",
+            "ours: the table of the releases' flags",
+        )
+        for knob in OF_SOME_RELEASES
     ),
 )

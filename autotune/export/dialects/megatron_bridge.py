@@ -23,6 +23,8 @@ _RENAMED = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
     "use_rope_scaling": "rope_scaling",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
 """Argument of Megatron-LM -> the field of the model, where they differ."""
 _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
@@ -32,7 +34,8 @@ _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     # What follows from the number of groups, from the sequence, and from mixed_precision.
     "group_query_attention": {},
     "max_position_embeddings": {},
-    **{name: {} for name in ("bf16", "fp16")},
+    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe")},
+    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
 }
 """Argument -> what says the same."""
 _ELSEWHERE = {
@@ -40,10 +43,32 @@ _ELSEWHERE = {
     "global_batch_size": "train",
     "overlap_grad_reduce": "ddp",
     "overlap_param_gather": "ddp",
+    "use_megatron_fsdp": "ddp",
+    "data_parallel_sharding_strategy": "ddp",
+    "ckpt_format": "checkpoint",
+    "fp8_param_gather": "ddp",
+    **dict.fromkeys(
+        (
+            *("optimizer_cpu_offload", "optimizer_offload_fraction"),
+            *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+        ),
+        "optimizer",
+    ),
     "lr_decay_style": "scheduler",
     "seed": "rng",
 }
 """Argument of layout or training -> its section; others are the model's or the optimizer's."""
+
+
+_FP8 = {
+    "delayed": "fp8_delayed_scaling",
+    "tensorwise": "fp8_current_scaling",
+    "blockwise": "fp8_subchannel_scaling",
+    "mxfp8": "mxfp8",
+}
+"""Recipe of fp8 -> its part of a name of Megatron-Bridge's mixed precisions.
+
+Source: NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/mixed_precision.py."""
 
 
 class MegatronBridge(Dialect):
@@ -116,6 +141,8 @@ def sections_of(run: MegatronRun, handout: Handout) -> dict[str, Any]:
             found["model"] |= _SAID_OTHERWISE[name]
         elif name == "use_distributed_optimizer":
             found["ddp"][name] = found["optimizer"][name] = value
+        elif name == "cpu_offloading_num_layers":
+            found["model"] |= {"cpu_offloading": True, name: value}
         else:
             found[_ELSEWHERE.get(name, "model")][_RENAMED.get(name, name)] = value
     for name, value in run.training.items():
@@ -127,8 +154,25 @@ def sections_of(run: MegatronRun, handout: Handout) -> dict[str, Any]:
                     f"--to megatron-bridge: its section {section} has no field {name}",
                     "--to megatron writes the same run for Megatron-LM",
                 )
-    precision = None if job.precision == "fp32" else f"{job.precision}_mixed"
-    return {**found, "mixed_precision": precision}
+    return {**found, "mixed_precision": _mixed_precision(run, job.precision)}
+
+
+def _mixed_precision(run: MegatronRun, precision: str) -> str | None:
+    """The name of a mixed precision; None in fp32.
+
+    Raises:
+        RenderError: Megatron-Bridge has none such.
+    """
+    if precision == "fp32":
+        return None
+    if "fp8_format" not in run.layout:
+        return f"{precision}_mixed"
+    if run.layout["fp8_format"] != "hybrid" and run.layout["fp8_recipe"] != "mxfp8":
+        raise RenderError(
+            "--to megatron-bridge: its mixed precisions have fp8 in the format hybrid alone",
+            "choose a candidate with fp8=hybrid, or --to megatron for Megatron-LM",
+        )
+    return f"{precision}_with_{_FP8[str(run.layout['fp8_recipe'])]}_mixed"
 
 
 @cache

@@ -9,6 +9,7 @@ from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.arguments import CLIP_GRAD, Arguments
+from autotune.engines.megatron.knobs import MORE_KNOBS
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
 from autotune.export.readme import figures_file
@@ -148,6 +149,7 @@ def _check_said(run: MegatronRun, handout: Handout) -> None:
         "a mixture of experts in the words of Megatron-LM": run.task.n_experts > 1,
         "recomputation of a part of a chunk's layers": row["recompute_layers"] > 0,
         "selective recomputation": row["recompute"] == Recompute.SELECTIVE,
+        **{f"a layout with {name} set": row[name] > 0 for name in MORE_KNOBS},
         "CPU ranks": handout.environment.accelerator == "cpu",
     }
     for what, is_asked in wrong.items():

@@ -49,7 +49,9 @@ def words_of(arguments: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in arguments.items():
         words.append(f"--{name.replace('_', '-')}")
-        if value is not True:
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
             words.append(str(value))
     return words
 

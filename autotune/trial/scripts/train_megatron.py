@@ -30,7 +30,14 @@ _BUCKET_PARAMS_PER_RANK = 1_000_000
 
 Source: NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py."""
 
-_RENAMED = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
+_RENAMED = {
+    "norm_epsilon": "layernorm_epsilon",
+    "num_experts": "num_moe_experts",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "fp8_format": "fp8",
+    "fp8_param_gather": "fp8_param",
+}
 """Argument -> the field of Megatron's configuration, where they differ."""
 _SWITCHED_OFF = {
     "disable_bias_linear": "add_bias_linear",
@@ -169,6 +176,8 @@ def make_training(arguments: Arguments, settings: Any) -> Training:
         arguments.get("num_virtual_stages_per_pipeline_rank"),
         context_parallel_size=arguments["context_parallel_size"],
         expert_model_parallel_size=arguments["expert_model_parallel_size"],
+        expert_tensor_parallel_size=arguments.get("expert_tensor_parallel_size"),
+        order=f"tp-cp-ep-{'pp-dp' if arguments.get('use_tp_pp_dp_mapping') else 'dp-pp'}",
     )
     torch.manual_seed(arguments["seed"])
     tensor_parallel.model_parallel_cuda_manual_seed(arguments["seed"])
@@ -229,6 +238,8 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         if given["bias_activation_fusion"]:  # which has the same formula, and knows F.gelu alone
             given["activation_func"] = torch.nn.functional.gelu
     n_chunks = arguments.get("num_virtual_stages_per_pipeline_rank")
+    overlaps_sends = bool(n_chunks) and "no_overlap_p2p_communication" not in arguments
+    given["cpu_offloading"] = "cpu_offloading_num_layers" in arguments
     dtype = beside("train").DTYPES[settings.precision]
     # Batched sends train wrongly between two stages with several chunks, without an error.
     return TransformerConfig(
@@ -236,8 +247,8 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         virtual_pipeline_model_parallel_size=n_chunks,
         pipeline_dtype=dtype,
         params_dtype=dtype,
-        overlap_p2p_comm=bool(n_chunks),
-        batch_p2p_comm=not n_chunks,
+        overlap_p2p_comm=overlaps_sends,
+        batch_p2p_comm=not overlaps_sends,
         deallocate_pipeline_outputs=True,
         use_cpu_initialization=settings.accelerator == "cpu",
     )
@@ -395,7 +406,10 @@ def drawn(parameter: Any, name: str, *, seed: int, std: float, gated: bool) -> t
     from megatron.core import parallel_state
 
     n_parts, part = 1, 0
-    if getattr(parameter, "tensor_model_parallel", False):
+    if not getattr(parameter, "allreduce", True):  # an expert's
+        n_parts = parallel_state.get_expert_tensor_parallel_world_size()
+        part = parallel_state.get_expert_tensor_parallel_rank()
+    elif getattr(parameter, "tensor_model_parallel", False):
         n_parts = parallel_state.get_tensor_model_parallel_world_size()
         part = parallel_state.get_tensor_model_parallel_rank()
     dim = parameter.partition_dim if n_parts > 1 else 0

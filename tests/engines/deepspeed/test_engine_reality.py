@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.contract import Role, to_dict
 from autotune.devices.hardware import cpu_precisions
@@ -122,7 +123,7 @@ def stratified(folder: Path) -> list[dict[str, Any]]:
     context = big_context()
     chosen: list[dict[str, Any]] = []
     spare: list[dict[str, Any]] = []
-    for name in shipped_spaces():
+    for name in shipped_spaces(DEFAULT_ENGINE):
         space = load_space(name, KNOBS)
         missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [
@@ -324,7 +325,10 @@ def trained(results: tuple[list, list]) -> list[tuple[dict, dict]]:
 
 def test_every_listed_value_was_tried(trained, record_property):
     tried = {pair for case, _ in trained for pair in case["spec"]["identity"]["knobs"].items()}
-    lacking = set().union(*(listed(load_space(name, KNOBS)) for name in shipped_spaces())) - tried
+    lacking = (
+        set().union(*(listed(load_space(name, KNOBS)) for name in shipped_spaces(DEFAULT_ENGINE)))
+        - tried
+    )
     assert not lacking or not is_at_least(INSTALLED, NEWEST)
     assert len(trained) >= AT_LEAST
     record_property("trained", sum("losses" in result for _, result in trained))

@@ -15,7 +15,7 @@ from autotune.cost import Recompute, predict
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
-from autotune.engines.megatron.knobs import KNOBS, columns_of
+from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES, LayoutTask, Rows
 from autotune.space.candidate import Candidate
@@ -38,7 +38,7 @@ TASK = LayoutTask(
     fused_attention=True,
 )
 Row = tuple[int, ...]
-ORDER = (*KNOBS, "recompute_layers", "dp", "grad_accum")
+ORDER = (*LATTICE_KNOBS, "recompute_layers", "dp", "grad_accum")
 
 
 def task(**changes: Any) -> LayoutTask:
@@ -224,7 +224,7 @@ BROKEN = {
 
 
 def one(asked: LayoutTask, settings: str) -> Candidate:
-    defaults = {name: knob.default for name, knob in KNOBS.items()}
+    defaults = {name: knob.default for name, knob in LATTICE_KNOBS.items()}
     values = {**defaults, **parse_settings(settings.split(), KNOBS)}
     return Candidate.of(values, world=asked.world, global_batch=asked.global_batch)
 

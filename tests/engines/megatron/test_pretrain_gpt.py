@@ -8,7 +8,7 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.contract import Measure
 from autotune.engines.base import bind_engine
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
@@ -32,7 +32,7 @@ def job_of(checkout: Path, **keys) -> Job:
 
 
 def candidate_of(**knobs) -> Candidate:
-    plain = {name: knob.default for name, knob in KNOBS.items()}
+    plain = {name: knob.default for name, knob in LATTICE_KNOBS.items()}
     return Candidate.of({**plain, "micro_batch": 2, **knobs}, world=2, global_batch=8)
 
 

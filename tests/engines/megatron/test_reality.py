@@ -16,9 +16,10 @@ import pytest
 
 from autotune.cost import predict
 from autotune.engines.megatron.engine import MegatronEngine
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.engines.megatron.rules import RULES
 from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
 from tests.engines.megatron.reality_driver import STEPS
 from tests.engines.megatron.trained import (
     GPT2,
@@ -43,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL,
     "qwen2": QWEN,
 }
+EIGHT = {**LLAMA, "num_hidden_layers": 8}
 AT_LEAST = 40
 SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
@@ -72,7 +74,7 @@ def refused_case(rule: str, folder: Path) -> tuple[MegatronEngine, Candidate]:
     seq_len = 33 if rule == "sequence_parallel.sequence" else 32
     folder = folder / rule
     job = job_for(folder, {**config, **changes}, world=world, seq_len=seq_len)
-    knobs = {name: knob.default for name, knob in KNOBS.items()} | layout
+    knobs = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | layout
     knobs.pop("world", None)
     return MegatronEngine(job, CPU), Candidate.of(knobs, world=world, global_batch=8)
 
@@ -112,7 +114,38 @@ def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
             sequence_parallel=False,
         )
     ]
-    return [*alone, *two, *again, *four, *reduced]
+    return [*alone, *two, *again, *four, *reduced, *named_by_a_space(folder)]
+
+
+OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
+    (EIGHT, 1, {}),
+    (LLAMA, 2, {"pp": 2, "first_stage_layers": 3}),
+    (LLAMA, 2, {"pp": 2, "last_stage_layers": 3}),
+    (LLAMA, 2, {"recompute": "selective", "recompute_modules": "core_attn+mlp"}),
+    (MIXTRAL, 2, {"recompute": "selective", "recompute_modules": "moe"}),
+    (MIXTRAL, 2, {"tp": 2, "sequence_parallel": True, "ep": 2, "etp": 1}),
+    (LLAMA, 2, {"overlap_grad_reduce": False}),
+    (LLAMA, 2, {"distributed_optimizer": True, "overlap_param_gather": False}),
+    (LLAMA, 4, {"pp": 2, "order": "tp-cp-ep-pp-dp"}),
+    (EIGHT, 4, {"pp": 4, "vp": 2, "overlap_p2p": False}),
+)
+"""Model, ranks, and knobs that the lattice leaves at their default."""
+
+
+def named_by_a_space(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
+    """They as candidates."""
+    found = []
+    for number, (config, world, knobs) in enumerate(OF_A_SPACE):
+        job = job_for(folder / f"space-{number}", config, world=world)
+        engine = MegatronEngine(job, CPU)
+        found.append((engine, plain(engine, {"micro_batch": 1, **knobs}, world)))
+    return found
+
+
+def plain(engine: MegatronEngine, knobs: dict[str, Any], world: int) -> Candidate:
+    """A candidate with these knobs, and all others at their default."""
+    values = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | knobs
+    return Candidate.of(canonical(values, engine.context), world=world, global_batch=8)
 
 
 @pytest.fixture(scope="module")
@@ -155,18 +188,16 @@ def test_every_layout_is_what_was_asked(trained: list[Trained]) -> None:
 
 def test_every_layout_has_the_losses_of_one_rank(trained: list[Trained]) -> None:
     alone = {
-        one.engine._job.model.name: one.losses() for one in trained if one.candidate.world == 1
+        one.engine._job.model.shape: one.losses() for one in trained if one.candidate.world == 1
     }
-    apart = {
-        named(one): (one.losses(), alone[one.engine._job.model.name])
-        for one in trained
-        if one.engine._job.precision == "fp32"
-        and not np.allclose(
-            one.losses(), alone[one.engine._job.model.name], rtol=0, atol=SAME_LOSS
-        )
-    }
+    apart = {}
+    for one in trained:
+        if one.engine._job.precision == "fp32":
+            expected = alone[one.engine._job.model.shape]
+            if not np.allclose(one.losses(), expected, rtol=0, atol=SAME_LOSS):
+                apart[named(one)] = (one.losses(), expected)
     assert not apart
-    assert alone["llama"][0] != alone["llama"][-1], "nothing was learned"
+    assert all(losses[0] != losses[-1] for losses in alone.values()), "nothing was learned"
 
 
 def test_every_layout_goes_on_from_its_checkpoint(trained: list[Trained]) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from autotune.engines.megatron.engine import MegatronEngine
-from autotune.engines.megatron.knobs import KNOBS
+from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.export.door import export_handout, handout_of
 from autotune.space.candidate import Candidate
 from tests.jobs import CPU, tiny_job
@@ -15,7 +15,7 @@ from tests.jobs import CPU, tiny_job
 
 def exported(folder, *, to=None, **knobs):
     job = tiny_job(folder, precision="fp32", engine="megatron")
-    values = {name: knob.default for name, knob in KNOBS.items()} | knobs
+    values = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | knobs
     handout = handout_of(
         Candidate.of(values, world=job.world, global_batch=job.global_batch),
         engine=MegatronEngine(job, CPU),

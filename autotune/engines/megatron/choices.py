@@ -1,0 +1,39 @@
+"""Values of Megatron's knobs that stand for several words, and what stands for them in columns.
+
+In a column of whole numbers 0 is a knob's default, and any other number a place in its values.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def sets_of(parts: Sequence[str]) -> tuple[str, ...]:
+    """Every choice of some parts, each joined by `+`, the smaller ones first."""
+    return tuple(
+        "+".join(chosen)
+        for count in range(1, len(parts) + 1)
+        for chosen in combinations(parts, count)
+    )
+
+
+FSDP = ("none", "optim", "optim_grads", "optim_grads_params")
+"""What Megatron's FSDP shards: as ZeRO's stages 1, 2 and 3."""
+RECOMPUTED = sets_of(("core_attn", "layernorm", "mlp", "moe"))
+"""Modules that selective recomputation computes again."""
+OFFLOADED = (
+    "none",
+    *("core_attn", "core_attn+attn_proj", "qkv_linear", "core_attn+attn_proj+qkv_linear"),
+)
+"""Modules whose inputs go to the host; that of `attn_proj` is the result of `core_attn`."""
+FP8 = ("none", "hybrid", "e4m3")
+FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+"""Axes of the ranks, neighbours first."""
+
+
+def has(part: str, choices: Sequence[str], codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where a column of places in `choices` has a part."""
+    return np.array([part in choice.split("+") for choice in choices])[codes]
