@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from autotune import DEFAULT_ENGINE
 from autotune.contract import KnobValue
+from autotune.engines.base import installed_engines
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
 from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never
@@ -13,11 +14,22 @@ from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never
 def documentation() -> str:
     """The whole page."""
     lines = [_INTRODUCTION, *map(_row, recorded()), ""]
-    knobs = knobs_of(DEFAULT_ENGINE).values()
-    for group, title in _GROUPS.items():
-        lines.append(f"## {title}\n")
-        lines += [_entry(knob) for knob in knobs if knob.group == group]
+    lines += _entries(DEFAULT_ENGINE)
+    for plugin in installed_engines():
+        if plugin.is_driven and plugin.name != DEFAULT_ENGINE:
+            lines.append(_OF_ANOTHER.replace("ENGINE", plugin.name.capitalize()))
+            lines += [*map(_row, recorded(plugin.name)), ""]
+            lines += _entries(plugin.name)
     return "\n".join(lines)
+
+
+def _entries(engine: str) -> list[str]:
+    """Sections of an engine's knobs."""
+    knobs, runs, found = knobs_of(engine).values(), recorded(engine), []
+    for group, title in _GROUPS.items():
+        entries = [_entry(knob, runs) for knob in knobs if knob.group == group]
+        found += [f"## {title}\n", *entries] if entries else []
+    return found
 
 
 def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
@@ -49,7 +61,7 @@ def _row(run: RecordedRun) -> str:
     return f"| {run.date} | {run.hardware} | {run.device_name} | {versions} |"
 
 
-def _entry(knob: Knob) -> str:
+def _entry(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     default = format_value(knob.default)
     for (other, where), value in knob.default_when.items():
         default += f"; {format_value(value)} at {other.rpartition('.')[2]} {format_value(where)}"
@@ -60,7 +72,7 @@ def _entry(knob: Knob) -> str:
         "changes training": knob.changes_training,
         "needs CUDA": _listed(knob.needs_cuda),
         "releases": f"before {knob.gone_since}" if knob.gone_since else "",
-        "tried on": tried_on(knob, recorded()),
+        "tried on": tried_on(knob, runs),
         "decided in": f"`{knob.source}`",
     }
     told = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
@@ -89,6 +101,9 @@ _GROUPS = {
     "offload": "Offload",
     "zeropp": "ZeRO++",
     "precision": "Number formats",
+    "sharding": "Sharding",
+    "memory": "Recomputation and offload",
+    "overlap": "Overlap",
     "compute": "Computation",
     "compression": "Compression in older releases",
     "process": "Processes",
@@ -112,6 +127,13 @@ why `elasticity` and the other methods of `compression_training` are no knobs.
 "Tried on" is the honest limit: which values trained real steps and were read back from the live
 engine. What was never run on a GPU, or nowhere, says so here, in `search --help`, in the plan, in
 the report and in the export. Behind it are these runs, under `results/recorded/`:
+
+| date | hardware | device | versions |
+|---|---|---|---|"""
+
+_OF_ANOTHER = """# Knobs of ENGINE
+
+Other knobs than the ones above, even where a name is the same.
 
 | date | hardware | device | versions |
 |---|---|---|---|"""
