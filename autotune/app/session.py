@@ -25,6 +25,7 @@ from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
+from autotune.search.prospect import Prospect
 from autotune.search.recorded import Task
 from autotune.search.reduced import reduce_lattice
 from autotune.space.candidate import Candidate
@@ -226,8 +227,8 @@ def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:
     return place
 
 
-def plan_search(session: Session, *, fresh: bool) -> Plan:
-    """What a search would run and what it costs.
+def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bool) -> Plan:
+    """What a search would run and what it costs, by what is predicted of its trials.
 
     Raises:
         StudyError: The record cannot be read.
@@ -244,6 +245,7 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
         reductions,
         origin=session.place.origin,
         places=session.place.rank_places(job.world),
+        prospect=prospect,
     )
 
 

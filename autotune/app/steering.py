@@ -9,6 +9,7 @@ from typing import Any
 from autotune.app.session import Session
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.plugins import load_plugin
+from autotune.base.units import format_bytes
 from autotune.cost.knowledge import (
     Lesson,
     choose_lessons,
@@ -20,6 +21,8 @@ from autotune.cost.knowledge import (
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
+from autotune.search.history import History
+from autotune.search.prospect import Prospect, prospect_of
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 FIGURES_FACT = "figures"
@@ -53,6 +56,7 @@ def steer(
             lessons=lessons,
             study=study_name(session.study.folder),
             forecaster=session.place.forecaster,
+            host_memory_bytes=session.place.host_memory_bytes,
         )
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
@@ -60,6 +64,11 @@ def steer(
         if job.budget.gpu_hours is not None:
             note("gpu_hours does not end this search: the gain of another trial is not known")
         return None
+    if above := len(steering.above_host):
+        note(
+            f"{above} candidates are not started: their processes need more than the host's "
+            f"{format_bytes(steering.host.memory_bytes if steering.host else None)}"
+        )
     if not follows:
         return steering
     if not steering.steers:
@@ -67,6 +76,30 @@ def steer(
     elif steering.recalled is not None:
         note(f"{steering.recalled.n_trials} trials of other studies correct the forecast")
     return steering
+
+
+def prospect(session: Session, *, fresh: bool) -> Prospect | None:
+    """What a search of the session can expect; None where nothing can be predicted.
+
+    Lessons of other studies do not count: they make the forecast of a much larger model less
+    sure, not less true.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    job, environment = session.job, session.environment
+    history = History() if fresh else session.history_to_resume()
+    try:
+        steering = steering_of(
+            job,
+            environment,
+            session.lattice,
+            forecaster=session.place.forecaster,
+            host_memory_bytes=session.place.host_memory_bytes,
+        )
+        return prospect_of(steering, history, job, session.engine, environment)
+    except AutotuneError:
+        return None  # the search says why when it begins
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:

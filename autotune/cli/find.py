@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from autotune.base.errors import ExitCode, JobError
+from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
 from autotune.cli.base import (
     DATA,
     PROGRESS,
@@ -224,6 +224,9 @@ def search(
     ] = False,
     trust_job: TrustJob = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Search even where no trial is predicted to succeed.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
     ] = False,
@@ -237,6 +240,7 @@ def search(
     from autotune.app.run import exit_code
     from autotune.app.run import search as run
     from autotune.app.session import both_engines, open_session, plan_search
+    from autotune.app.steering import prospect
     from autotune.cost.knowledge import default_file
     from autotune.fleet.options import options_of
     from autotune.report.terminal.live import view_for
@@ -255,13 +259,17 @@ def search(
                 job, flags, results=results, fleet=held, options=options, agreed=agreed
             )
         is_fresh = fresh and not command  # it was set aside before the command ran
-        plan = plan_search(session, fresh=is_fresh)
+        expected = prospect(session, fresh=is_fresh)
+        plan = plan_search(session, expected, fresh=is_fresh)
         if dry_run:
             as_dict = plan.as_dict
             print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
             return None
         print_plan(PROGRESS, plan, reasons=False)
-        _confirm(yes)
+        hopeless = None if expected is None or not expected.problem or force else expected
+        if hopeless is not None and not _asks(yes):
+            raise NothingFeasibleError(hopeless.problem, f"{hopeless.nearest}; or --force")
+        _confirm(yes, agrees=hopeless is None)
         with view_for(PROGRESS, session.lattice.context) as view:
             return run(
                 session,
@@ -446,12 +454,17 @@ def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
         print_comparison(DATA, comparison)
 
 
-def _confirm(yes: bool) -> None:
-    """Ask on a terminal; a script has decided already."""
-    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+def _asks(yes: bool) -> bool:
+    """Whether somebody is there to be asked."""
+    return not yes and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _confirm(yes: bool, *, agrees: bool) -> None:
+    """Ask on a terminal, with the answer that an empty line gives; a script has decided."""
+    if not _asks(yes):
         return
     try:
-        agreed = typer.confirm("Run it?", default=True, err=True)
+        agreed = typer.confirm("Run it?", default=agrees, err=True)
     except typer.Abort as error:
         # Ctrl-C, or the terminal is gone.
         PROGRESS.print()

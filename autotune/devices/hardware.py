@@ -20,8 +20,8 @@ from autotune.devices import cgroup
 _BF16_CAPABILITY = (8, 0)
 """Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
 supported all the same (`torch.cuda.is_bf16_supported`, unless `including_emulation=False`)."""
-_HOST_SHARE = 0.9
-"""Share of the host's memory that CPU ranks may take together; the rest is the system's."""
+HOST_SHARE = 0.9
+"""Share of the host's memory that ranks may take together; the rest is the system's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def detect_environment() -> Environment:
         accelerator="cpu",
         n_devices=n_cores,
         device_name=cpu_name(),
-        device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
+        device_memory_bytes=int(usable_memory_bytes() * HOST_SHARE / n_cores),
         peak_flops=None,
         **versions,
         precisions=cpu_precisions(),

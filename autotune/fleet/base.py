@@ -124,6 +124,8 @@ class Place(ABC):
     """Whether the best runs again beside the baseline; a table would only repeat itself."""
     forecaster: Callable[[Sequence[Candidate]], Forecast] | None = None
     """Forecast of candidates before they are tried; None: that of the analytic model."""
+    host_memory_bytes: int | None = None
+    """Memory of a node that ranks may take together, whatever devices it has; None: unknown."""
 
     def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
         """Take the devices that were found, and keys of the job that come before its file's."""

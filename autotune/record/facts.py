@@ -39,10 +39,12 @@ class PassedOver:
     candidate: dict[str, KnobValue]
     candidate_hash: str
     trial: int | None
-    """Number of its last trial; None: a rule refused it."""
+    """Number of its last trial; None: a rule refused it, or the forecast left it out."""
     why: str
     by_platform: bool
     """Whether it did nothing wrong: the platform ended its trials."""
+    is_predicted: bool = False
+    """Whether it was not tried, since it is predicted to need more memory than there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,11 @@ class BaselineFacts:
 
     @property
     def asked_for(self) -> str:
-        """The first choice that did not become it: `trial 0`, or that a rule refused it."""
-        trial = self.passed_over[0].trial
+        """The first choice that did not become it: `trial 0`, or why it was not tried."""
+        first = self.passed_over[0]
+        if first.is_predicted:
+            return "a configuration that was predicted not to fit"
+        trial = first.trial
         return "a configuration that a rule refused" if trial is None else f"trial {trial}"
 
 

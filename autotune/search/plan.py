@@ -26,6 +26,7 @@ from autotune.search.confirm import (
     run_s,
 )
 from autotune.search.history import History, results
+from autotune.search.prospect import Prospect
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
@@ -73,6 +74,8 @@ class Plan:
     """Trials that the record already holds."""
     origin: Origin
     """Where its trials' figures come from; where they are not measured, nothing runs."""
+    prospect: Prospect | None
+    """What is predicted of its trials; None: nothing can be."""
     baseline_trials: int
     """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
@@ -176,16 +179,20 @@ def make_plan(
     *,
     origin: Origin = Origin.MEASURED,
     places: Sequence[str] = (),
+    prospect: Prospect | None = None,
 ) -> Plan:
     """Work out what a search would run; a table's answers are not compared again.
 
-    `places` names where each rank of a trial lies, where that is known.
+    `places` names where each rank of a trial lies, where that is known; the prospect is what is
+    predicted of its trials, where something is.
     """
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     if measured_s is None and job.script is not None:
         measured_s = job.script.measured.wall_s  # it has run once, and joins the record later
     trial_s = ASSUMED_TRIAL_S if measured_s is None else measured_s
+    if measured_s is None and prospect is not None:
+        trial_s = min(max(trial_s, prospect.trial_s), job.trial_timeout_s)
     untried = len(lattice.candidates) - len(history.tried)
     reduced_trials = 0
     if reductions is not None:
@@ -222,6 +229,7 @@ def make_plan(
         baseline=_baseline(job),
         n_recorded=len(history.trials),
         origin=origin,
+        prospect=prospect,
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,

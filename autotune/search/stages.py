@@ -1,7 +1,6 @@
 """The stages of a search: which run each asks for next, until it asks no more."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
 
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
@@ -9,11 +8,13 @@ from autotune.contract import Role
 from autotune.record.facts import PassedOver
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
+from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_forecast
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
+from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
@@ -107,11 +108,13 @@ class BaselineStage(SearchStage):
         context, theirs = self._context, self.users
         self.passed_over.clear()  # with more answers the same way is taken again
         try:
-            if theirs is None:
-                self.candidate = _climb(context.engine.ladder(), self._runs)
+            if theirs is not None:
+                self.candidate = theirs if self._ask(theirs) is Rung.RUNS else None
+            elif context.steering is None:
+                self.candidate = climb_blindly(context.engine.ladder(), self._ask)
             else:
-                self.candidate = theirs if self._runs(theirs) else None
-        except _UntriedError as untried:
+                self.candidate = self._climb_by(context.steering)
+        except UntriedError as untried:
             if self._has_time():
                 return self._run(untried.candidate, Role.BASELINE)
             context.note("the time budget ends before a baseline is found: no speedup to report")
@@ -120,29 +123,77 @@ class BaselineStage(SearchStage):
             context.note("no baseline runs within the limits: there will be no speedup to report")
         return None
 
-    def _runs(self, candidate: Candidate) -> bool:
-        """Whether the candidate is legal and ran within the limits."""
-        context, tried = self._context, self._history.explored.find(candidate)
-        # Where there is no time to repeat a disturbed trial, its result counts as it is.
-        if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
-            if context.objective.figure(tried) is not None:
-                return True
-            self._pass_over(candidate, _why_not(tried), tried)
-            return False
+    def _climb_by(self, steering: Steering) -> Candidate | None:
+        """The baseline of the ladder, by the climb's own trials.
+
+        A resumed search takes the way that it took: what its proposals taught since does not
+        count, nor a proposal that ran although the climb had left it out.
+        """
+        ladder = [list(rung) for rung in self._context.engine.ladder()]
+        explored = self._history.explored
+        climbed = History(
+            (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
+            to_repeat=explored.to_repeat,
+        )
+        found, left_out = climb_by_forecast(
+            ladder,
+            lambda candidate: self._known(candidate) if climbed.find(candidate) else None,
+            self._ask,
+            lambda candidates: steering.risk(climbed, candidates).tolist(),
+        )
+        for candidate in left_out:
+            why = steering.describe_overrun(climbed, candidate)
+            self._pass_over(candidate, f"not tried: {why}", is_predicted=True)
+        wanted = [c.hash for rung in ladder for c in reversed(rung)]
+        if found is not None:
+            wanted = wanted[: wanted.index(found.hash)]
+        passed = {p.candidate_hash: p for p in self.passed_over}
+        self.passed_over = [passed[key] for key in wanted if key in passed]
+        return found
+
+    def _ask(self, candidate: Candidate) -> Rung:
+        """What the record and the rules say of a candidate.
+
+        Raises:
+            UntriedError: It is legal, and the record says nothing.
+        """
+        if (known := self._known(candidate)) is not None:
+            return known
+        context = self._context
         if violations := context.engine_of(candidate).judge(candidate):
             if theirs := context.job.baseline:
                 context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
             self._pass_over(candidate, violations[0].message)
-            return False
-        raise _UntriedError(candidate)
+            return Rung.FAILS
+        raise UntriedError(candidate)
 
-    def _pass_over(self, candidate: Candidate, why: str, tried: Tried | None = None) -> None:
+    def _known(self, candidate: Candidate) -> Rung | None:
+        """What the record says of a candidate; None: nothing that is final."""
+        tried = self._history.explored.find(candidate)
+        # Where there is no time to repeat a disturbed trial, its result counts as it is.
+        if tried is None or not (tried.is_settled or (tried.measured and not self._has_time())):
+            return None
+        if self._context.objective.figure(tried) is not None:
+            return Rung.RUNS
+        self._pass_over(candidate, _why_not(tried), tried)
+        fails = tried.given_up or (tried.fault is not None and not tried.is_out_of_memory)
+        return Rung.FAILS if fails else Rung.TOO_LARGE
+
+    def _pass_over(
+        self,
+        candidate: Candidate,
+        why: str,
+        tried: Tried | None = None,
+        *,
+        is_predicted: bool = False,
+    ) -> None:
         passed = PassedOver(
             candidate=dict(candidate.values),
             candidate_hash=candidate.hash,
             trial=None if tried is None else tried.trials[-1].spec.identity.number,
             why=why,
             by_platform=tried is not None and bool(tried.given_up),
+            is_predicted=is_predicted,
         )
         self.passed_over.append(passed)
         if passed.by_platform:
@@ -165,39 +216,6 @@ def _why_not(tried: Tried) -> str:
     peaks = [run.peak_memory_bytes for run in results(tried.trials)]
     peak = max((each for each in peaks if each is not None), default=None)
     return f"peak memory {format_bytes(peak)} is above the limit"
-
-
-class _UntriedError(Exception):
-    """The baseline's ladder needs a candidate that has no answer in the record."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        super().__init__(str(candidate))
-        self.candidate = candidate
-
-
-def _climb(
-    ladder: Iterable[Sequence[Candidate]], runs: Callable[[Candidate], bool]
-) -> Candidate | None:
-    """Climb a ladder (as of `Engine.ladder`), then bisect the rung that holds.
-
-    On each rung the largest candidate comes first (one trial where it runs), then the smallest
-    (one trial more to leave a rung that is hopeless), then bisection between them. With more
-    answers it takes the same way again, so an interrupted climb resumes.
-    """
-    for rung in ladder:
-        if runs(rung[-1]):
-            return rung[-1]
-        if len(rung) == 1 or not runs(rung[0]):
-            continue
-        good, bad = 0, len(rung) - 1
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if runs(rung[middle]):
-                good = middle
-            else:
-                bad = middle
-        return rung[good]
-    return None
 
 
 class ProposalStage(SearchStage):
@@ -294,7 +312,13 @@ class ProposalStage(SearchStage):
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
         tried = {t.candidate.hash for t in self._history.tried if not t.is_owed}
-        return tried | too_large(self._history).keys()
+        return tried | too_large(self._history).keys() | self._not_startable
+
+    @property
+    def _not_startable(self) -> frozenset[str]:
+        """Hashes of candidates whose processes would not fit into the host's memory."""
+        steering = self._context.steering
+        return frozenset() if steering is None else steering.above_host
 
 
 class ComparisonStage(SearchStage):

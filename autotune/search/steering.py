@@ -13,6 +13,7 @@ from itertools import starmap
 
 import numpy as np
 
+from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
 from autotune.cost.forecast import Forecast, forecast
@@ -24,6 +25,8 @@ from autotune.cost.knowledge import (
     columns_of,
     recall_lessons,
 )
+from autotune.cost.normal import Floats, below
+from autotune.cost.predict import predict
 from autotune.cost.residual import MOST_SEEN, Seen, spread_over
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
@@ -31,11 +34,18 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.calibrated import VARIATION, CalibratedSampler
+from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, make_axes, sampler_seed, tpe_sampler
 from autotune.space.candidate import Candidate
 
+IMPORTS_BYTES = 300 * 2**20
+"""Memory of a CPU rank that no other shares, after its imports and before the model is made: 299
+MiB with torch 2.13, DeepSpeed 0.19.8 and transformers 5 (psutil's `uss`)."""
+MODEL_MARGIN = 1.5
+"""Factor by which the model may be wrong before any trial: further than for nearly all published
+runs that it had not seen (`benchmarks/accuracy.py`)."""
 _NORMAL = 1.96
 """The normal distribution's quantile of a 95% interval."""
 
@@ -44,6 +54,16 @@ Forecaster = Callable[[Sequence[Candidate]], Forecast]
 
 _Key = tuple[KnobValue | None, ...]
 _Kind = tuple[int | None, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Memory of the node that runs a trial's ranks."""
+
+    memory_bytes: int
+    """All of it but the system's share; swap does not count: a step that swaps says nothing."""
+    needed: Callable[[Sequence[Candidate]], Floats]
+    """Bytes of it that the processes of candidates are predicted to take together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +76,8 @@ class Steering:
     forecaster: Forecaster
     recalled: Recalled | None = None
     """Errors of the forecast that other studies saw."""
+    host: Host | None = None
+    """Memory of the node that runs the ranks; None: nobody knows it."""
 
     @property
     def steers(self) -> bool:
@@ -130,12 +152,7 @@ class Steering:
 
         The candidate may be outside the lattice, and a reduced form.
         """
-        told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidate)]
-        believed = Chooser(
-            forecast=self._forecast([*(t.candidate for t in told), candidate]),
-            shots=[_shot(row, t) for row, t in enumerate(told)],
-            known=self._known(history, candidate),
-        )
+        believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
         reach = np.exp(_NORMAL * math.hypot(*deviations))
@@ -150,6 +167,85 @@ class Steering:
             peak_memory_low_bytes=peak_bytes / memory_reach,
             peak_memory_high_bytes=peak_bytes * memory_reach,
         )
+
+    def risk(self, history: History, candidates: Sequence[Candidate]) -> Floats:
+        """P(out of memory) of some candidates on the device or its host, by all that ran so far.
+
+        The candidates are of one kind: as many layers and ranks each. It is `CERTAIN` only where
+        the model alone comes near the limit: trials that run out of memory far below it may come
+        from a broken machine, here or in another study.
+        """
+        if not candidates:
+            return np.zeros(0)
+        found: Floats = below(self.overrun(history, candidates))
+        said = self._forecast(candidates).peak_bytes
+        assert said is not None, "asked for only where memory decides"
+        is_near = said >= self.objective.allowed_bytes / MODEL_MARGIN
+        if self.host is not None:
+            is_near |= self.host.needed(candidates) >= self.host.memory_bytes / MODEL_MARGIN
+        return np.where(is_near, found, np.minimum(found, np.nextafter(CERTAIN, 0.0)))
+
+    def overrun(self, history: History, candidates: Sequence[Candidate]) -> Floats:
+        """By how many deviations their memory is expected to run out, as of `risk`."""
+        if not candidates:
+            return np.zeros(0)
+        return self._overrun(self._believed(history, candidates), candidates)
+
+    def describe_overrun(self, history: History, candidate: Candidate) -> str:
+        """What a candidate is predicted to need, and what there is, in words."""
+        believed = self._believed(history, [candidate])
+        error = float(believed.memory.mean[-1])
+        peak_bytes = math.exp(float(believed.log_peak[-1]))
+        text = (
+            f"predicted to need {format_bytes(peak_bytes)} of the "
+            f"{format_bytes(self.objective.allowed_bytes)} that are allowed"
+        )
+        if self.host is None or peak_bytes > self.objective.allowed_bytes:
+            return text
+        need_bytes = float(self.host.needed([candidate])[0]) * math.exp(error)
+        return (
+            f"its processes are predicted to need {format_bytes(need_bytes)} of the "
+            f"{format_bytes(self.host.memory_bytes)} of the host"
+        )
+
+    @cached_property
+    def above_host(self) -> frozenset[str]:
+        """Hashes of the lattice's candidates that the host's memory is certain not to hold.
+
+        By the model alone, so that a resumed search leaves out the same.
+        """
+        if self.host is None:
+            return frozenset()
+        candidates = self.lattice.candidates
+        believed = replace(self, recalled=None)._believed(History(), candidates)
+        is_above = below(self._host_overrun(believed, candidates)) >= CERTAIN
+        return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
+
+    def _believed(self, history: History, candidates: Sequence[Candidate]) -> Chooser:
+        """The calibrated forecast of some candidates of one kind; theirs are the last rows."""
+        told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidates[0])]
+        return Chooser(
+            forecast=self._forecast([*(t.candidate for t in told), *candidates]),
+            shots=[_shot(row, t) for row, t in enumerate(told)],
+            known=self._known(history, candidates[0]),
+        )
+
+    def _overrun(self, believed: Chooser, candidates: Sequence[Candidate]) -> Floats:
+        """By how many deviations the memory of a device or of its host is expected to run out."""
+        n = len(candidates)
+        over = (believed.log_peak - math.log(self.objective.allowed_bytes))[-n:]
+        found: Floats = over / believed.memory.deviation[-n:]
+        if self.host is None:
+            return found
+        return np.maximum(found, self._host_overrun(believed, candidates))
+
+    def _host_overrun(self, believed: Chooser, candidates: Sequence[Candidate]) -> Floats:
+        """The same of the host's memory: the model errs there as it does on the device."""
+        assert self.host is not None, "asked for only where the host's memory is known"
+        n = len(candidates)
+        need = np.log(np.maximum(1.0, self.host.needed(candidates))) + believed.memory.mean[-n:]
+        found: Floats = (need - math.log(self.host.memory_bytes)) / believed.memory.deviation[-n:]
+        return found
 
     def alike(self, hashes: Collection[str]) -> set[str]:
         """Hashes of the lattice's candidates that the model does not tell from some of these."""
@@ -256,6 +352,7 @@ def steering_of(
     lessons: Sequence[Lesson] = (),
     study: str = "",
     forecaster: Forecaster | None = None,
+    host_memory_bytes: int | None = None,
 ) -> Steering:
     """Steer by a model.
 
@@ -266,6 +363,7 @@ def steering_of(
         lessons: Of other studies, and perhaps of this one.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
+        host_memory_bytes: Memory of the node that runs the ranks, where it is known.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
@@ -277,9 +375,22 @@ def steering_of(
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
         return forecast(engine.plans(candidates), constants)
 
+    def needed(candidates: Sequence[Candidate]) -> Floats:
+        """Bytes of the host; CPU ranks are in its memory whole, with what their imports take."""
+        plans = engine.plans(candidates)
+        said = predict(plans, constants)
+        if environment.accelerator != "cpu":
+            return said.host_memory_bytes
+        own_bytes = (said.peak_memory_bytes + IMPORTS_BYTES) * plans.devices_per_node
+        whole_bytes: Floats = own_bytes + said.host_memory_bytes
+        return whole_bytes
+
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
     return Steering(
+        host=None
+        if host_memory_bytes is None
+        else Host(memory_bytes=host_memory_bytes, needed=needed),
         lattice=lattice,
         objective=Objective.of(job, environment),
         forecaster=forecaster,

@@ -13,7 +13,14 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.kept_process import Kept
-from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
+from autotune.devices.hardware import (
+    HOST_SHARE,
+    Environment,
+    detect_environment,
+    usable_cores,
+    usable_memory_bytes,
+    visible_gpus,
+)
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, rank_places
@@ -48,6 +55,7 @@ class Here(Place):
     ) -> None:
         super().__init__(environment, flags)
         self._is_exclusive = is_exclusive
+        self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """See `Place.fleet_for`.

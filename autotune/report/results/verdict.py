@@ -202,11 +202,17 @@ def describe_passed_over(answer: SearchAnswer, context: Context) -> list[tuple[s
             one.candidate, world=context.world, global_batch=context.global_batch
         )
         what = describe_candidate(wanted, context)
-        where = "refused" if one.trial is None else f"trial {one.trial}"
+        where = f"trial {one.trial}: "
+        if one.trial is None:
+            where = "" if one.is_predicted else "refused: "
         name = "asked for" if one is passed[0] else "passed over"
-        facts.append((name, f"as the baseline, {where}: {what}: {one.why}"))
-    if more := len(passed) - len(told):
+        facts.append((name, f"as the baseline, {where}{what}: {one.why}"))
+    others = [p for p in passed if p not in told]
+    predicted = sum(p.is_predicted for p in others)
+    if more := len(others) - predicted:
         facts.append(("passed over", f"{more} more: column `baseline` of the table says why"))
+    if predicted:
+        facts.append(("passed over", f"{predicted} more, which are predicted not to fit"))
     if answer.is_substitute:
         said = "the platform ended the baseline that was asked for, so another one takes its place"
         facts.append(("substitute", f"{said}: search again for the gain over that"))

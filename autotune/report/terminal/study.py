@@ -14,6 +14,7 @@ from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.search.plan import Plan
+from autotune.search.prospect import Prospect
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
 
@@ -118,6 +119,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         ]
     if plan.untried:
         facts.append(("untried", plan.untried))
+    if plan.prospect is not None:
+        facts += _prospect(plan.prospect, plan.is_measured)
     if plan.fidelity:
         facts.append(("reduced", _reduced(plan)))
     if plan.command:
@@ -127,6 +130,21 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         facts.append(("guard", _guard_price(plan)))
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
+    return facts
+
+
+def _prospect(prospect: Prospect, is_measured: bool) -> list[tuple[str, str]]:
+    """What is predicted of the trials, and why none can succeed."""
+    allowed = format_bytes(prospect.allowed_bytes)
+    text = f"{prospect.n_fit} of {prospect.n_candidates} candidates fit the {allowed} of a device"
+    if not prospect.n_fit:
+        text += f", the smallest needs {format_bytes(prospect.least_peak_bytes)}"
+    text += f"; a step takes {format_seconds(prospect.step_s)}"
+    if not is_measured:
+        text += f", a trial about {format_seconds(prospect.trial_s)}"
+    facts = [("predicted", text)]
+    if prospect.problem:
+        facts += [("hopeless", prospect.problem), ("nearest", prospect.nearest)]
     return facts
 
 
@@ -158,7 +176,8 @@ def _price(plan: Plan) -> str:
     if plan.origin is not Origin.MEASURED:
         answers = "a table" if plan.origin is Origin.REPLAYED else "the cost model"
         return f"none: nothing runs, {answers} answers; {trials}"
-    source = "as measured" if plan.is_measured else "assumed until the first has run"
+    assumed = "assumed" if plan.prospect is None else "predicted"
+    source = "as measured" if plan.is_measured else f"{assumed} until the first has run"
     return (
         f"{trials}; {format_seconds(plan.trial_s)} each, in the comparison "
         f"{format_seconds(plan.confirm_s)} ({source}), "

@@ -1,0 +1,129 @@
+"""How the ladder of the baseline is climbed: blindly, or by a forecast of its candidates."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+
+from autotune.space.candidate import Candidate
+
+CERTAIN = 0.995
+"""Probability of running out of memory from which a candidate is not tried. With nothing measured
+the forecast's own deviation is about 0.1, so a candidate is left out from 1.3 times the limit on;
+after a trial that ran, the deviation is a few hundredths. What `benchmarks/baseline_trials.py`
+prints hardly differs from 0.99 to 0.999."""
+_LIKELY = 0.5
+"""Probability of running out of memory up to which a candidate is expected to run."""
+
+
+class Rung(Enum):
+    """What is known of a candidate of the ladder."""
+
+    RUNS = "runs within the limits"
+    TOO_LARGE = "ran out of memory"
+    FAILS = "is illegal, or fails otherwise"
+
+
+class UntriedError(Exception):
+    """The ladder needs a candidate that has no answer in the record."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__(str(candidate))
+        self.candidate = candidate
+
+
+def climb_blindly(
+    ladder: Iterable[Sequence[Candidate]], ask: Callable[[Candidate], Rung]
+) -> Candidate | None:
+    """Climb a ladder (as of `Engine.ladder`), then bisect the rung that holds.
+
+    On each rung the largest candidate comes first (one trial where it runs), then the smallest
+    (one trial more to leave a rung that is hopeless), then bisection between them. With more
+    answers it takes the same way again, so an interrupted climb resumes.
+
+    Raises:
+        UntriedError: Of `ask`.
+    """
+
+    def runs(candidate: Candidate) -> bool:
+        return ask(candidate) is Rung.RUNS
+
+    for rung in ladder:
+        if runs(rung[-1]):
+            return rung[-1]
+        if len(rung) == 1 or not runs(rung[0]):
+            continue
+        good, bad = 0, len(rung) - 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if runs(rung[middle]):
+                good = middle
+            else:
+                bad = middle
+        return rung[good]
+    return None
+
+
+def climb_by_forecast(
+    ladder: Iterable[Sequence[Candidate]],
+    known: Callable[[Candidate], Rung | None],
+    ask: Callable[[Candidate], Rung],
+    risks: Callable[[Sequence[Candidate]], Sequence[float]],
+) -> tuple[Candidate | None, list[Candidate]]:
+    """Climb a ladder from where the forecast expects the baseline.
+
+    The first candidate of the ladder that is expected to run is tried first. Its memory corrects
+    the forecast, and then those that a careful user would rather have are tried, unless they are
+    now certain to run out of memory. Where none is expected to run, the likeliest is tried.
+
+    Args:
+        ladder: As of `Engine.ladder`.
+        known: What the record says of a candidate; None: nothing.
+        ask: The same, where a candidate may be illegal, or has to be tried first.
+        risks: P(out of memory) of candidates, by the record.
+
+    Returns:
+        The baseline, None where nothing runs; and the candidates that come before it and that the
+        forecast left out.
+
+    Raises:
+        UntriedError: Of `ask`.
+    """
+    rungs = [list(rung) for rung in ladder if rung]
+    said = {c: found for c in _in_order(rungs) if (found := known(c)) is not None}
+    while True:
+        _spread(rungs, said)
+        open_ = _open(rungs, said)
+        best = next((c for c in _in_order(rungs) if said.get(c) is Rung.RUNS), None)
+        risk = dict(zip(open_, risks(open_), strict=True)) if open_ else {}
+        wanted = [c for c in open_ if risk[c] < CERTAIN]
+        if not wanted:
+            return best, open_
+        likely = [c for c in wanted if risk[c] < _LIKELY]
+        chosen = likely[0] if likely else min(wanted, key=lambda c: risk[c])
+        said[chosen] = ask(chosen)
+
+
+def _in_order(rungs: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
+    """The candidates, the one that a careful user wants most first."""
+    for rung in rungs:
+        yield from reversed(rung)
+
+
+def _spread(rungs: Sequence[Sequence[Candidate]], said: dict[Candidate, Rung]) -> None:
+    """Add what follows from answers: what needs more than one that ran out does so too."""
+    for rung in rungs:
+        too_large = False
+        for candidate in rung:
+            too_large = too_large or said.get(candidate) is Rung.TOO_LARGE
+            if too_large:
+                said.setdefault(candidate, Rung.TOO_LARGE)
+
+
+def _open(rungs: Sequence[Sequence[Candidate]], said: Mapping[Candidate, Rung]) -> list[Candidate]:
+    """Candidates without an answer that would be the baseline if they ran."""
+    found = []
+    for candidate in _in_order(rungs):
+        if candidate not in said:
+            found.append(candidate)
+        elif said[candidate] is Rung.RUNS:
+            break
+    return found

@@ -1,0 +1,217 @@
+"""What a search can expect before its first trial: what fits, and how long a trial takes."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.base.errors import AutotuneError
+from autotune.base.units import format_bytes, format_seconds
+from autotune.contract import KnobValue
+from autotune.cost.constants import constants_of
+from autotune.cost.predict import predict
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine, bind_engine
+from autotune.job.job import Job
+from autotune.planning.ranking import MIN_FIT
+from autotune.search.climb import CERTAIN
+from autotune.search.history import History
+from autotune.search.steering import MODEL_MARGIN, Steering
+from autotune.search.trial_spec import MEASURE
+from autotune.space.candidate import Candidate, format_value
+from autotune.space.knobs import canonical
+
+START_S = 12.0
+"""Seconds of a cold trial of a small model until its first step, on a slow machine."""
+TIME_MARGIN = 3.0
+"""Factor by which a predicted step time may be wrong before any trial."""
+MOST_CHANGES = 6
+"""Knobs that are changed, at most, to make a candidate fit."""
+_WORLDS = tuple(2**k for k in range(1, 9))
+"""Factors by which more accelerators are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospect:
+    """What is predicted of a search's trials."""
+
+    n_fit: int
+    """Candidates that fit at least as surely as `planning.ranking.MIN_FIT`."""
+    n_candidates: int
+    least_peak_bytes: float
+    """Smallest predicted peak of a candidate, the baseline's ladder included."""
+    allowed_bytes: float
+    """Memory of a device that a trial may use."""
+    step_s: float
+    """Median step of the candidates that fit, or of all where none does."""
+    fastest_step_s: float
+    """Fastest step among the same."""
+    problem: str = ""
+    """Why no trial can succeed; empty: one may."""
+    nearest: str = ""
+    """The nearest changes with which one would."""
+
+    @property
+    def trial_s(self) -> float:
+        """Seconds of a typical trial."""
+        return trial_s(self.step_s)
+
+
+def trial_s(step_s: float) -> float:
+    """Seconds of a cold trial whose steps take so long."""
+    return START_S + max(MEASURE.budget_s, _LEAST_STEPS * step_s)
+
+
+_LEAST_STEPS = MEASURE.warmup_steps + MEASURE.min_steps
+"""Steps without which a trial has no figure."""
+
+
+def prospect_of(
+    steering: Steering, history: History, job: Job, engine: Engine, environment: Environment
+) -> Prospect:
+    """What the forecast says of a search's trials, by what was measured so far.
+
+    Raises:
+        FleetError: The accelerator is in no table.
+        JobError: The model's sizes cannot be seen.
+    """
+    candidates = list(steering.lattice.candidates)
+    n_own = len(candidates)
+    if job.baseline is None:
+        known = {candidate.hash for candidate in candidates}
+        rungs = [c for rung in engine.ladder() for c in rung if c.hash not in known]
+        candidates += [c for c in rungs if not engine.judge(c)]
+    said = steering.forecaster(candidates)
+    risk = steering.risk(history, candidates)
+    peaks = np.zeros(len(candidates)) if said.peak_bytes is None else said.peak_bytes
+    fits = risk <= 1 - MIN_FIT
+    steps_s = said.seconds[fits] if fits.any() else said.seconds
+    allowed_bytes = steering.objective.allowed_bytes
+    found = Prospect(
+        n_fit=int(fits[:n_own].sum()),
+        n_candidates=n_own,
+        least_peak_bytes=float(peaks.min()),
+        allowed_bytes=allowed_bytes,
+        step_s=float(np.median(steps_s)),
+        fastest_step_s=float(steps_s.min()),
+    )
+    if any(tried.measured is not None for tried in history.tried):
+        return found  # one has succeeded
+    is_above = found.least_peak_bytes >= MODEL_MARGIN * allowed_bytes
+    if said.peak_bytes is not None and risk.min() >= CERTAIN and (is_above or _is_host(steering)):
+        least = candidates[int(peaks.argmin())]
+        return dataclasses.replace(
+            found,
+            problem=_too_large(found, steering, history, least),
+            nearest="; or ".join(_more_memory(found, steering, job, engine, environment, least)),
+        )
+    if (limit := _time_limit(job)) is not None:
+        name, limit_s = limit
+        least_s = trial_s(found.fastest_step_s / TIME_MARGIN)
+        if least_s > limit_s:
+            return dataclasses.replace(
+                found,
+                problem=(
+                    f"no trial is predicted to end in time: the fastest step takes "
+                    f"{format_seconds(found.fastest_step_s)}, a trial {_LEAST_STEPS} of them at "
+                    f"least, and {name} is {format_seconds(limit_s)}"
+                ),
+                nearest=(
+                    f"give {name} {format_seconds(trial_s(found.fastest_step_s))} or more; or "
+                    "train a smaller model, shorter samples or a smaller global batch; or use "
+                    "faster devices or more of them"
+                ),
+            )
+    return found
+
+
+def _is_host(steering: Steering) -> bool:
+    return len(steering.above_host) == len(steering.lattice.candidates)
+
+
+def _too_large(found: Prospect, steering: Steering, history: History, least: Candidate) -> str:
+    if found.least_peak_bytes < found.allowed_bytes:
+        return f"nothing is predicted to fit: {steering.describe_overrun(history, least)}"
+    return (
+        f"nothing is predicted to fit: of {found.n_candidates} candidates the smallest needs "
+        f"{format_bytes(found.least_peak_bytes)} per device, and "
+        f"{format_bytes(found.allowed_bytes)} are allowed"
+    )
+
+
+def _time_limit(job: Job) -> tuple[str, float] | None:
+    limits = [("--trial-timeout", job.trial_timeout_s)]
+    if job.budget.time_s is not None:
+        limits.append(("--budget", job.budget.time_s))
+    return min(limits, key=lambda limit: limit[1])
+
+
+def _more_memory(
+    found: Prospect,
+    steering: Steering,
+    job: Job,
+    engine: Engine,
+    environment: Environment,
+    least: Candidate,
+) -> Iterator[str]:
+    """Changes with which something is predicted to fit, in words."""
+    allowed_bytes = found.allowed_bytes / math.sqrt(MODEL_MARGIN)
+    if changes := _fitting_changes(engine, job, steering, least):
+        yield "a space with " + " ".join(f"{n}={format_value(v)}" for n, v in changes.items())
+    if world := _fitting_world(job, environment, allowed_bytes):
+        yield f"--world {world}"
+    more = format_bytes(found.least_peak_bytes * math.sqrt(MODEL_MARGIN))
+    yield f"devices with {more} each"
+
+
+def _fitting_changes(
+    engine: Engine, job: Job, steering: Steering, least: Candidate
+) -> dict[str, KnobValue]:
+    """Knobs that make a candidate fit when they are changed one after the other; empty: none do.
+
+    Each change is the one that saves most; what the rules refuse is no change.
+    """
+    changes: dict[str, KnobValue] = {}
+    at, least_over = least, float(steering.overrun(History(), [least])[0])
+    for _ in range(MOST_CHANGES):
+        steps: dict[Candidate, tuple[str, KnobValue]] = {}
+        for name, value in engine.steps(at):
+            values = canonical({**at.values, name: value}, engine.context)
+            other = Candidate.of(values, world=job.world, global_batch=job.global_batch)
+            if other != at and other.get(name) == value:
+                steps.setdefault(other, (name, value))
+        if not steps:
+            return {}
+        others = list(steps)
+        over = steering.overrun(History(), others)
+        better = [row for row in np.argsort(over).tolist() if over[row] < least_over]
+        legal = next((row for row in better if not engine.judge(others[row])), None)
+        if legal is None:
+            return {}
+        at, least_over = others[legal], float(over[legal])
+        name, value = steps[at]
+        changes[name] = value
+        if steering.risk(History(), [at])[0] <= 1 - MIN_FIT:
+            return changes
+    return {}
+
+
+def _fitting_world(job: Job, environment: Environment, allowed_bytes: float) -> int | None:
+    """The smallest larger world on which the baseline's ladder has a candidate that fits."""
+    for factor in _WORLDS:
+        world: int = job.world * factor
+        if job.global_batch % world:
+            return None
+        wider = dataclasses.replace(job, world=world)
+        try:
+            engine = bind_engine(wider, environment)
+            rungs = [candidate for rung in engine.ladder() for candidate in rung]
+            peaks = predict(engine.plans(rungs), constants_of(environment)).peak_memory_bytes
+        except AutotuneError:
+            return None
+        fitting: list[int] = np.flatnonzero(peaks <= allowed_bytes).tolist()
+        if any(not engine.judge(rungs[row]) for row in fitting):
+            return world
+    return None

@@ -1,0 +1,79 @@
+"""What is said before the first trial: what fits, for how long a trial runs, what cannot be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.app.session import Session, open_session
+from autotune.app.steering import prospect
+from autotune.base.errors import ExitCode
+from autotune.engines.base import bind_engine
+from autotune.planning.lattice import lattice_of
+from autotune.search.prospect import START_S
+from autotune.search.steering import steering_of
+from tests.cli.test_cli import autotune
+from tests.jobs import CPU, tiny_job
+
+LARGE = {"model": "llama-3-70b", "seq_len": 4096, "global_batch": 64, "space": "smoke"}
+
+
+def session(tmp_path: Path, fleet: str, **changes: object) -> Session:
+    return open_session(None, {**LARGE, **changes}, results=tmp_path, fleet=fleet)
+
+
+def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
+    said = prospect(session(tmp_path, "simulate:4xA100"), fresh=True)
+    assert said is not None
+    assert said.n_fit == 0
+    assert "nothing is predicted to fit" in said.problem
+    assert "offload.optimizer=cpu" in said.nearest
+    assert "--world 32" in said.nearest
+    wider = prospect(session(tmp_path, "simulate:8xA100", world=32), fresh=True)
+    assert wider is not None
+    assert wider.problem == ""
+    offloaded = prospect(session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True)
+    assert offloaded is not None
+    assert (offloaded.n_fit > 0, offloaded.problem) == (True, "")
+
+
+def test_what_cannot_end_in_time_is_said(tmp_path: Path):
+    slow = {"model": "qwen2.5-0.5b", "global_batch": 128, "world": 2, "memory_limit": "64GiB"}
+    said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True)
+    assert said is not None
+    assert "no trial is predicted to end in time" in said.problem
+    assert "--trial-timeout" in said.nearest
+    patient = session(tmp_path, "simulate:2xcpu", **slow, trial_timeout="1000h")
+    again = prospect(patient, fresh=True)
+    assert again is not None
+    assert again.problem == ""
+    assert again.trial_s > START_S + 7 * again.fastest_step_s
+
+
+def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path: Path):
+    flags = ["--fleet", "simulate:4xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
+    flags += ["--global-batch", "64", "--trials", "1", "--space", "smoke"]
+    flags += ["--results", str(tmp_path)]
+    done = autotune("search", *flags, "--yes", folder=tmp_path)
+    assert done.returncode == ExitCode.NOTHING_FEASIBLE
+    assert "nothing is predicted to fit" in done.stderr
+    assert not list(tmp_path.glob("*/trials/*"))
+    plan = json.loads(autotune("search", *flags, "--dry-run", "--json", folder=tmp_path).stdout)
+    assert plan["prospect"]["n_fit"] == 0
+    assert plan["prospect"]["problem"]
+    forced = autotune("search", *flags, "--yes", "--force", folder=tmp_path)
+    assert "none of" in forced.stderr
+    assert list(tmp_path.glob("*/trials/*"))
+
+
+@pytest.mark.parametrize(("gib", "is_started"), [(1024, True), (1, False)])
+def test_what_the_host_cannot_hold_is_not_started(tmp_path: Path, gib: int, is_started: bool):
+    job = tiny_job(tmp_path, world=8, global_batch=8, space="smoke")
+    machine = replace(CPU, n_devices=8)
+    lattice = lattice_of(job, bind_engine(job, machine))
+    steering = steering_of(job, machine, lattice, host_memory_bytes=gib * 2**30)
+    # Eight ranks hold their imports at least: 300 MiB each.
+    assert bool(steering.above_host) is not is_started
+    if not is_started:
+        assert steering.above_host == {c.hash for c in lattice.candidates}
