@@ -57,7 +57,7 @@ _Kind = tuple[int | None, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostMemory:
     """Memory of the node that runs a trial's ranks."""
 
     memory_bytes: int
@@ -76,7 +76,7 @@ class Steering:
     forecaster: Forecaster
     recalled: Recalled | None = None
     """Errors of the forecast that other studies saw."""
-    host: Host | None = None
+    host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
 
     @property
@@ -390,7 +390,7 @@ def steering_of(
     return Steering(
         host=None
         if host_memory_bytes is None
-        else Host(memory_bytes=host_memory_bytes, needed=needed),
+        else HostMemory(memory_bytes=host_memory_bytes, needed=needed),
         lattice=lattice,
         objective=Objective.of(job, environment),
         forecaster=forecaster,
