@@ -1,16 +1,21 @@
-"""The wheel works from any folder: templates, search spaces and presets travel in it."""
+"""The wheel works from any folder, and a package index would take it and its sources."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import autotune
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECORDS = sorted((REPOSITORY / "results" / "recorded").glob("knobs-*.json"))
@@ -46,26 +51,60 @@ def test_tested_versions_are_within_the_declared_ranges() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sources as they are, with the backend that is installed here."""
-    folder = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of the sources as they are, and the wheel made from that sdist."""
+    folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
     source.mkdir()
     # A copy: the backend leaves build/ and egg-info beside what it builds.
-    for name in ("autotune", "templates", "search_spaces"):
+    for name in ("autotune", "templates", "search_spaces", "docs"):
         _copy(REPOSITORY / name, source / name)
     for path in RECORDS:
         copy = source / path.relative_to(REPOSITORY)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
-    for name in ("pyproject.toml", "README.md"):
-        (source / name).write_bytes((REPOSITORY / name).read_bytes())
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source],
-        check=True,
+    for path in (*REPOSITORY.glob("*.*"), REPOSITORY / "LICENSE", REPOSITORY / "Makefile"):
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source],
         capture_output=True,
+        text=True,
     )
-    return next(folder.glob("*.whl"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.mark.package
+def test_a_package_index_would_take_both(built: Path, wheel: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", sdist, wheel],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        about = archive.read(metadata).decode("utf-8")
+    assert "License-Expression: Apache-2.0" in about
+    links = re.findall(r"\]\(([^)]*)\)", about)
+    assert links
+    assert not [link for link in links if not link.startswith("http")]
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/job.md"}
+
+
+def test_the_version_is_the_same_wherever_it_is_said() -> None:
+    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == autotune.__version__
+    assert f"\n## {autotune.__version__} " in (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
 
 
 @pytest.mark.package
