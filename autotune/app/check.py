@@ -8,6 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
+from autotune.base.names import did_you_mean
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
 from autotune.check.fixes import Option, Question, Reply, parse_chosen
 from autotune.check.ignored import known_rules
@@ -57,7 +58,10 @@ class CheckFlags:
         )
         for flag, value, known in flags:
             if value is not None and value not in known:
-                raise JobError(f"--{flag} {value} is not known", f"say one of {', '.join(known)}")
+                guess = did_you_mean(value, known, most=1)
+                raise JobError(
+                    f"--{flag} {value} is not known", f"{guess}say one of {', '.join(known)}"
+                )
         if self.world is not None and not 1 <= self.world <= _MOST_ACCELERATORS:
             raise JobError(
                 f"--world {self.world} is not from 1 to {_MOST_ACCELERATORS}",

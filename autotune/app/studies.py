@@ -5,6 +5,8 @@ from pathlib import Path
 import psutil
 
 from autotune.base.errors import StudyError
+from autotune.base.names import did_you_mean
+from autotune.base.text import named
 from autotune.record.answer import answer_of
 from autotune.record.facts import left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
@@ -13,6 +15,9 @@ from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.results.study import read_report
 from autotune.report.terminal.overview import State
 from autotune.search.recorded import history_of
+
+DEFAULT_RESULTS = Path("results")
+"""Folder of all studies, where nobody names another."""
 
 
 def studies(results: Path) -> list[Study]:
@@ -24,13 +29,27 @@ def studies(results: Path) -> list[Study]:
     try:
         found = [path for path in results.iterdir() if _is_study(path)]
         found.sort(key=_searched_at_s)
-    except FileNotFoundError:
-        return []
+    except FileNotFoundError as error:
+        # The default one is made by the first search; another was mistyped, or is elsewhere.
+        if results == DEFAULT_RESULTS:
+            return []
+        near = did_you_mean(results.name, _folders_beside(results))
+        raise StudyError(
+            f"{results}: there is no such folder",
+            f"{near}name the folder of studies with --results",
+        ) from error
     except OSError as error:
         raise StudyError(
             f"{results}: cannot be read: {error.strerror}", "name another folder with --results"
         ) from error
     return [Study(results, path.name) for path in found]
+
+
+def _folders_beside(results: Path) -> list[str]:
+    try:
+        return [path.name for path in results.absolute().parent.iterdir() if path.is_dir()]
+    except OSError:
+        return []
 
 
 def _is_study(folder: Path) -> bool:
@@ -59,9 +78,10 @@ def find_study(results: Path, name: str | None) -> Study:
     for study in found:
         if study.name == name:
             return study
+    names = [study.name for study in found]
     raise StudyError(
         f"{results}: holds no study {name!r}",
-        f"there are {', '.join(study.name for study in found)}",
+        f"{did_you_mean(name, names)}there are {named(names)}",
     )
 
 

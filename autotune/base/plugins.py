@@ -5,12 +5,12 @@ ones too. A plug-in is a class that is made without arguments; its contract is i
 `autotune.testing`.
 """
 
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from autotune.base.errors import AutotuneError, JobError
+from autotune.base.names import did_you_mean
 
 Kind = Literal["engine", "workload", "fleet", "dialect", "launcher", "sampler"]
 
@@ -28,8 +28,7 @@ def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
     """
     offered = _offered(kind)
     if name not in offered:
-        near = get_close_matches(name, offered, n=1, cutoff=0.5)
-        guess = f"did you mean {near[0]}? " if near else ""
+        guess = did_you_mean(name, offered, most=1)
         raise JobError(
             f"{where or kind}: {name!r}: no such {kind}",
             f"{guess}installed: {', '.join(sorted(offered)) or 'none'}",

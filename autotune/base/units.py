@@ -33,7 +33,7 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     """Read a size in bytes.
 
     Args:
-        text: Such as `24GiB`, `800M`, `1.5 GB`, or a plain number of bytes from a MiB on.
+        text: Such as `24GiB`, `800M` or `1.5 GB`.
         where: The flag or key it came from, for the error.
 
     Raises:
@@ -41,20 +41,20 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     """
     how = "write it as 24GiB, 800MiB or 16GB"
     size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, f"{text!r} is not a size", how)
-    if str(text).strip()[-1].isdigit() and 0 < size_bytes < 2**20:
-        hint = f"such as {str(text).strip()}GiB"
-        raise JobError(f"{where}: {text!r} is not a size with a unit", hint)
+    _refuse_bare(text, "GiB", where, "a size")
     return int(_in_range(size_bytes if size_bytes >= 1 else 0, text, where))
 
 
 def parse_seconds(text: str | float, *, where: str) -> float:
-    """Read a duration in seconds; accepts `90s`, `20m`, `1.5h` or plain seconds.
+    """Read a duration in seconds: `90s`, `20m` or `1.5h`.
 
     Raises:
-        JobError: The text is not a positive duration.
+        JobError: The text is not a positive duration with its unit.
     """
     how, said = "write it as 90s, 20m or 1.5h", f"{text!r} is not a duration"
-    return _in_range(_parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, how), text, where)
+    found_s = _parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, how)
+    _refuse_bare(text, "m", where, "a duration")
+    return _in_range(found_s, text, where)
 
 
 def parse_latency(text: str, *, where: str) -> float:
@@ -112,6 +112,13 @@ def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: st
     if match is None or match[2] not in units:
         raise JobError(f"{where}: {said}", how)
     return float(match[1]) * units[match[2]]
+
+
+def _refuse_bare(text: str | float, unit: str, where: str, what: str) -> None:
+    """Raise a JobError for a number alone: 20 may be seconds or minutes, and was both."""
+    if str(text).strip()[-1].isdigit():
+        hint = f"such as {str(text).strip()}{unit}"
+        raise JobError(f"{where}: {text!r} is not {what} with a unit", hint)
 
 
 def _in_range(value: float, text: str | float, where: str) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES
-from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Level
 
 
@@ -248,8 +248,7 @@ def rule_names() -> list[str]:
 
 def no_such_rule(name: str, *, where: str = "") -> JobError:
     """The error for a name, or a pattern, that fits no rule."""
-    near = guesses(name, rule_names(), most=3, alike=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = did_you_mean(name, rule_names())
     return JobError(
         f"{where}{': ' if where else ''}{name} is no rule",
         f"{hint}`autotune rule` lists them all",

@@ -16,26 +16,54 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from autotune import __version__
 from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
+from autotune.cli.help import Command
 from autotune.cli.quick import QuickGroup
 from autotune.fleet.options import FleetOptions
 from autotune.report.terminal.console import console_on
 
-cli = typer.Typer(
+
+class _Commands(typer.Typer):
+    """Commands that are a `Command` where they say nothing else."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """See `typer.Typer.command`; an `epilog` is the example of the command's help."""
+        kwargs.setdefault("cls", Command)
+        return super().command(*args, **kwargs)
+
+
+cli = _Commands(
     name="autotune",
     cls=QuickGroup,
-    help=(
-        "Find the DeepSpeed configuration that trains a model fastest in the memory there is, "
-        "with short real trials."
-    ),
+    epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        emit(f"autotune {__version__}\n")
+        raise typer.Exit
+
+
+@cli.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Find the DeepSpeed or Megatron configuration that trains a model fastest.
+
+    It stays in the memory there is, and short real trials prove it.
+    """
+
 
 PROGRESS = console_on("stderr")
 """Progress and messages."""

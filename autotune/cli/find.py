@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
 from autotune.cli.base import (
@@ -33,21 +32,24 @@ from autotune.cli.base import (
     say,
     takes,
 )
+from autotune.cli.help import Command
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
     from autotune.fleet.options import FleetOptions
 
 
-class _SearchCommand(TyperCommand):
+class _SearchCommand(Command):
     """`search`, whose help ends with what its knobs were never tried on."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Only here: no other command should wait for the registry of the knobs."""
         from autotune.record.tried import summary
 
-        self.epilog = summary()
         super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(summary())
 
 
 def _job_keys(
@@ -185,7 +187,11 @@ def _job_keys(
     """Keys of a job, for `takes`."""
 
 
-@cli.command(cls=_SearchCommand)
+@cli.command(
+    cls=_SearchCommand,
+    epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32\n"
+    "autotune search -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json",
+)
 @takes(flags=_job_keys)
 def search(
     command: Annotated[
@@ -332,7 +338,9 @@ def _diagnose_keys(
     """Keys of a job that a diagnosis takes, for `takes`."""
 
 
-@cli.command()
+@cli.command(
+    epilog="autotune diagnose -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json"
+)
 @takes(flags=_diagnose_keys)
 def diagnose(
     command: Annotated[
@@ -390,7 +398,7 @@ def _script_session(
     )
 
 
-@cli.command()
+@cli.command(epilog="autotune render --job job.yaml --set zero.stage=2 --out chosen")
 def render(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     job: JobPath = None,

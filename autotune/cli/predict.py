@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_REASONS = 10
 
 
-@cli.command()
+@cli.command(epilog="autotune probe --out hardware.yaml")
 def probe(
     world: Annotated[
         int | None,
@@ -177,7 +177,10 @@ def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "
     return outlook
 
 
-@cli.command()
+@cli.command(
+    epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
+    "    --world 64 --gpu H100"
+)
 @takes(job=_job_flags, fleet=_fleet_flags)
 def plan(
     *,
@@ -230,7 +233,10 @@ def plan(
         print_ranking(DATA, found, top=top)
 
 
-@cli.command()
+@cli.command(
+    epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
+    "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
+)
 @takes(job=_job_flags, fleet=_fleet_flags)
 def explain(
     *,
@@ -257,7 +263,10 @@ def explain(
     print_json(explained_as_dict(found)) if as_json else print_explained(DATA, found)
 
 
-@cli.command()
+@cli.command(
+    epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
+    "    --world 64 --gpu H100 --set zero.stage=3"
+)
 @takes(job=_job_flags, fleet=_fleet_flags, without={"space"})
 def estimate(
     *,

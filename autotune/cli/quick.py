@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from autotune.cli.help import Command, Group
 
 _NOT_CONVERTED = object()
 _COUNT = re.compile(r"[0-9]{1,15}")
@@ -29,12 +29,12 @@ class _Quick:
         return params
 
 
-class QuickCommand(_Quick, TyperCommand):
+class QuickCommand(_Quick, Command):
     """A command."""
 
 
-class QuickGroup(_Quick, TyperGroup):
-    """The command above them, which has no flags but `--help`."""
+class QuickGroup(_Quick, Group):
+    """The command above them."""
 
 
 def _processed(param: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autotune.patch.patch import Patched
 
 
-@cli.command()
+@cli.command(epilog="autotune status")
 def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = False) -> None:
     """Show all studies: outcomes, best, state."""
     from autotune.app.studies import state_of, studies
@@ -42,7 +42,7 @@ def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = Fal
     print_json(list(map(dataclasses.asdict, states))) if as_json else print_states(DATA, states)
 
 
-@cli.command()
+@cli.command(epilog="autotune report --study llama-3.2-1b --html report.html")
 def report(
     study: StudyName = None,
     results: Results = RESULTS,
@@ -98,7 +98,7 @@ def report(
         print_report(DATA, read_report(found), details=True)
 
 
-@cli.command()
+@cli.command(epilog="autotune compare before after --html compare.html")
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Studies, by name or by folder.")
@@ -135,7 +135,7 @@ def compare(
         print_comparison(DATA, comparison)
 
 
-@cli.command()
+@cli.command(epilog="autotune export --to hf --launcher slurm --out tuned")
 def export(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; for optuna, the file.")

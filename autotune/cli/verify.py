@@ -40,7 +40,7 @@ class CheckFormat(StrEnum):
     SARIF = "sarif"
 
 
-@cli.command(cls=QuickCommand)
+@cli.command(cls=QuickCommand, epilog="autotune check ds_config.json --fix")
 def check(
     files: Annotated[
         list[str],
@@ -136,7 +136,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
         print_json(files[0] if found.is_one_file and len(files) == 1 else files)
 
 
-@cli.command(cls=QuickCommand)
+@cli.command(cls=QuickCommand, epilog="autotune rule batch.product")
 def rule(
     name: Annotated[
         str | None, typer.Argument(help="Such as batch.product; without one all are listed.")
@@ -151,7 +151,7 @@ def rule(
     DATA.out(text.rstrip(), highlight=False)
 
 
-@cli.command()
+@cli.command(epilog="autotune soak --minutes 30")
 def soak(
     study: StudyName = None,
     export: Annotated[
@@ -190,7 +190,7 @@ def soak(
         raise typer.Exit(ExitCode.SOAK_FAILED)
 
 
-@cli.command()
+@cli.command(epilog="autotune doctor")
 def doctor(
     build: Annotated[
         bool, typer.Option("--build", help="Build the extensions that trials load, and end.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import FleetError, JobError
+from autotune.base.names import did_you_mean
 from autotune.base.yaml_file import read_yaml
 from autotune.devices.probed import MeasuredRates
 from autotune.devices.topology import Topology, parse_topology
@@ -171,8 +172,9 @@ def find_accelerator(
         raise FleetError(
             f"no figures for the accelerator {device!r}; known are "
             + ", ".join(entry.name for entry in entries),
-            f"add an entry like those in {SHIPPED.name} to a file of your own (--accelerators of "
-            "search, plan, explain and estimate)",
+            did_you_mean(device, [entry.name for entry in entries], most=2)
+            + f"add an entry like those in {SHIPPED.name} to a file of your own "
+            "(--accelerators of search, plan, explain and estimate)",
         )
     if memory_gib is None:
         return found[0]

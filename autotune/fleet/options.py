@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 
 EACH_KIND = "each"
 """Option `kind` where every kind is searched, one after the other."""
@@ -72,8 +72,7 @@ def options_of(said: Sequence[str], *, exclusive: bool = False) -> FleetOptions:
     for text in said:
         name, equals, value = text.partition("=")
         if not equals or not value or name not in names:
-            near = get_close_matches(name, names, n=1)
-            guess = f"did you mean {near[0]}? " if near and name not in names else ""
+            guess = "" if name in names else did_you_mean(name, names, most=1)
             raise JobError(
                 f"--fleet-option {text}: "
                 + ("no value" if name in names else f"no option {name!r}"),

@@ -1,6 +1,5 @@
 """The job: what to tune. Pydantic reads it at the border, a frozen value travels inside."""
 
-import difflib
 import hashlib
 import json
 import os
@@ -24,8 +23,9 @@ from pydantic import (
 from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.base.plugins import load_plugin
-from autotune.base.text import LONGEST_NAMED, shortened
+from autotune.base.text import shortened
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.base.yaml_file import (
     only_switch,
@@ -532,8 +532,7 @@ def _fix(item: Mapping[str, Any]) -> str:
     key = _key(item)
     field = JobFile.model_fields.get(key)
     if field is None:
-        near = difflib.get_close_matches(key[:LONGEST_NAMED], JobFile.model_fields, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(key, JobFile.model_fields, most=1)
         return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
     about = f" ({field.description})" if field.description else ""
     if len(item["loc"]) > 1:
@@ -550,5 +549,7 @@ def _fix(item: Mapping[str, Any]) -> str:
     if bounds:
         return f"give {key}{about} a number {' '.join(bounds)}"
     if "expected" in item.get("ctx", {}):
-        return f"give {key}{about} one of {item['ctx']['expected']}"
+        expected = str(item["ctx"]["expected"])
+        guess = did_you_mean(str(item["input"]), re.findall(r"'([^']+)'", expected), most=1)
+        return f"{guess}give {key}{about} one of {expected}"
     return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
@@ -115,7 +116,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
     if not equals or not value or key not in _CHANGES:
         raise JobError(
             f"--what-if {wish}: not a change of the fleet",
-            f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
+            did_you_mean(key, _CHANGES, most=1)
+            + f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)

@@ -5,10 +5,10 @@ the same run fold into one (`fold`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 
 from autotune.base.errors import JobError
-from autotune.base.text import LONGEST_NAMED, shortened
+from autotune.base.names import near_names
+from autotune.base.text import shortened
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
@@ -22,7 +22,7 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """
     knob = knobs.get(name)
     if knob is None:
-        near = get_close_matches(name[:LONGEST_NAMED], knobs, n=3, cutoff=0.4)
+        near = near_names(name, knobs, alike=0.4)
         near += [known for known in knobs if known.endswith(f".{name}") and known not in near]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise JobError(

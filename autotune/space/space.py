@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
@@ -27,8 +27,7 @@ def load_space(name_or_path: str, knobs: Catalogue, engine: str = "") -> Space:
     if name_or_path in shipped_spaces():
         path = data_folder("search_spaces") / f"{name_or_path}.yaml"
     elif not os.path.isfile(path):
-        near = get_close_matches(name_or_path, shipped_spaces(), n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
+        guess = did_you_mean(name_or_path, shipped_spaces(), most=1)
         raise JobError(
             f"space: {name_or_path!r} is neither a shipped space nor a file",
             f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",

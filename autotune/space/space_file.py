@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
-from autotune.base.text import LONGEST_NAMED, shortened
+from autotune.base.names import did_you_mean
+from autotune.base.text import shortened
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
 from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
@@ -164,10 +164,9 @@ def _validated(model: type[M], data: object, where: str) -> M:
         item: Mapping[str, Any] = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in item["loc"])
         known = list(model.model_fields)
-        near = get_close_matches(
-            str(item["loc"][-1])[:LONGEST_NAMED] if item["loc"] else "", known, n=1
-        )
-        guess = f"did you mean {near[0]}? " if item["type"] == "extra_forbidden" and near else ""
+        guess = ""
+        if item["type"] == "extra_forbidden":
+            guess = did_you_mean(str(item["loc"][-1]), known, most=1)
         raise JobError(
             f"{where}: {shortened(key) + ': ' if key else ''}{_complaint(item)}",
             f"{guess}known keys: {', '.join(known)}",
@@ -248,11 +247,10 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
         return
     if "range" not in written:
-        near = get_close_matches(str(next(iter(written), "")), _FORMS, n=1)
         raise JobError(
             f"{key}: {_short(written)} is not a way to write values",
-            f"{f'did you mean {near[0]}? ' if near else ''}"
-            "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
+            did_you_mean(str(next(iter(written), "")), _FORMS, most=1)
+            + "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
         )
     first, last, step = _validated(Range, _tupled(written), key).range
     if step < 1 or first > last:

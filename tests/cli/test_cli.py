@@ -160,7 +160,7 @@ def test_what_a_user_gets_wrong_is_named_without_a_traceback(
         ("--world", "0", "1 to 2147483647"),
         ("--seed", "-1", "0 to 2147483647"),
         ("--head-room", "1.5", "to below 1"),
-        ("--memory-limit", "9" * 400, "too large"),
+        ("--memory-limit", "9" * 400 + "GiB", "too large"),
         ("--results", "/proc/x", "such as --results"),
     ],
 )

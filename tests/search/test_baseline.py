@@ -182,7 +182,7 @@ def test_a_failing_platform_is_not_taken_for_a_baseline_that_does_not_run(study:
 
 def test_the_ladder_keeps_to_the_time_budget(study: Study):
     """A trial takes 10 s: three rungs of 30 s, although a fourth would be the baseline."""
-    job, notes = make(trials=1, budget=35), Notebook()
+    job, notes = make(trials=1, budget="35s"), Notebook()
     with pytest.raises(NothingFeasibleError):
         search(study, job, fleet=(fleet := fitting((1, 1, "none"))), observer=notes)
     assert len(climbed(fleet)) == 3
@@ -200,14 +200,14 @@ def test_a_disturbed_baseline_serves_where_its_repeat_cannot_be_paid_for(study: 
     def disturbed(spec: TrialSpec) -> TrialResult:
         return replace(ok(spec, 100.0), disturbed="other processes took 40% of core 0")
 
-    job, notes, fleet = make(trials=1, budget=15), Notebook(), ScriptedFleet(disturbed)
+    job, notes, fleet = make(trials=1, budget="15s"), Notebook(), ScriptedFleet(disturbed)
     result = search(study, job, fleet=fleet, observer=notes)
     assert len(fleet.specs) == 1
     assert result.baseline is not None
     assert result.baseline.trial == 0
     assert not any("no speedup to report" in note for note in notes.notes)
     fleet = fitting((0, 8, "none"))
-    again = search(study, make(trials=1, budget=200), fleet=fleet)
+    again = search(study, make(trials=1, budget="200s"), fleet=fleet)
     assert fleet.specs[0].provenance.repeat_of == 0
     assert again.baseline is not None
     assert again.baseline.trial == 1

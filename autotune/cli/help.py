@@ -1,0 +1,210 @@
+"""Commands of the command line: their help in groups, their messages, completion of their values.
+
+Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# Typer brings a click of its own, and exports only some of it.
+from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
+from typer.core import TyperCommand, TyperGroup
+
+from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
+
+_GROUPS = {
+    "Job": (
+        *("job", "model", "seq_len", "global_batch", "world", "precision", "lora_rank", "lengths"),
+        *("megatron_path", "megatron_arguments", "trust_job"),
+    ),
+    "Search": (
+        *("engine", "space", "objective", "objective_floor", "sampler", "fidelity", "seed"),
+        *("baseline", "base_config", "templates"),
+    ),
+    "Time and price": ("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout"),
+    "Devices": (
+        *("fleet", "fleet_option", "exclusive", "memory_limit", "head_room", "nvme_path", "gpu"),
+        *("per_node", "network", "nvlink", "accelerators", "network_topology"),
+    ),
+    "Checks of the result": ("no_diagnose", "guard_steps", "allow_loss_drift"),
+    "Record and output": (
+        *("study", "results", "fresh", "dry_run", "knowledge", "no_knowledge", "metrics_file"),
+        *("yes", "as_json", "debug", "help"),
+    ),
+}
+"""Title of a group -> the parameters in it, the same in every command."""
+_REST = "Options"
+_FEW = 12
+"""Most options that stand in one list: fewer need no groups."""
+
+
+class _Told:
+    """A command whose help has groups and an example, and whose mistakes have a fix."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, in groups where there are many."""
+        arguments: list[tuple[str, Any]] = []
+        options: list[tuple[str, Any]] = []
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            if (record := param.get_help_record(ctx)) is not None:
+                is_option = param.param_type_name == "option"
+                (options if is_option else arguments).append((param.name, record))
+        for title, rows in [("Arguments", arguments), *_grouped(options)]:
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([record for _, record in rows])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the example as it would be typed."""
+        if self.epilog:  # type: ignore[attr-defined]
+            with formatter.section("Example"):
+                for line in self.epilog.splitlines():  # type: ignore[attr-defined]
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed.
+
+        Raises:
+            JobError: It is not what the command takes.
+        """
+        try:
+            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except UsageError as error:
+            raise _mistake(error, ctx) from error
+        return left
+
+
+class Command(_Told, TyperCommand):
+    """A command; its `epilog` is an example."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if param.name in _COMPLETED and param._custom_shell_complete is None:
+                param._custom_shell_complete = _complete
+
+
+class Group(_Told, TyperGroup):
+    """The command above them."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, then the commands."""
+        _Told.format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a name.
+
+        Raises:
+            JobError: There is none.
+        """
+        name = args[0]
+        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
+            raise JobError(
+                f"there is no command {name!r}",
+                did_you_mean(name, self.commands) + "`autotune --help` lists them",
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """Options under their titles, each group in the order of the command."""
+    if len(options) <= _FEW:
+        return [("Options", options)]
+    place = {name: title for title, names in _GROUPS.items() for name in names}
+    found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (_REST, *_GROUPS)}
+    for name, record in options:
+        found[place.get(name, _REST)].append((name, record))
+    return list(found.items())
+
+
+def _mistake(error: UsageError, ctx: Any) -> JobError:
+    """What is wrong with a command line, in the form of all other errors."""
+    listed = f"`{ctx.command_path} --help` lists them"
+    if isinstance(error, NoSuchOption):
+        known = [name for param in ctx.command.get_params(ctx) for name in param.opts]
+        meant = did_you_mean(error.option_name, known, most=2, alike=0.6)
+        return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
+    said = error.format_message().rstrip(".")
+    if isinstance(error, BadParameter):
+        return JobError(said, f"`{ctx.command_path} --help` says what is allowed")
+    return JobError(f"{ctx.command_path}: {said}", listed)
+
+
+def _complete(ctx: Any, param: Any, incomplete: str) -> Any:
+    """Values of a parameter that begin as what was typed."""
+    from typer._click.shell_completion import CompletionItem
+
+    try:
+        known = sorted(_COMPLETED[param.name](ctx))
+    except Exception:
+        return []  # a shell that completes shows no error
+    return [CompletionItem(name) for name in known if name.startswith(incomplete)]
+
+
+def _plugins(kind: Any) -> Any:
+    def names(_: Any) -> Iterable[str]:
+        from autotune.base.plugins import plugin_names
+
+        return plugin_names(kind)
+
+    return names
+
+
+def _models(_: Any) -> Iterable[str]:
+    from autotune.job.model import presets
+
+    return presets()
+
+
+def _spaces(_: Any) -> Iterable[str]:
+    from autotune.base.data import shipped_spaces
+
+    return shipped_spaces()
+
+
+def _studies(ctx: Any) -> Iterable[str]:
+    from autotune.app.studies import studies
+
+    return [study.name for study in studies(Path(ctx.params.get("results") or "results"))]
+
+
+def _knobs(_: Any) -> Iterable[str]:
+    from autotune.engines.deepspeed.knobs import KNOBS
+
+    return [f"{name}=" for name in KNOBS]
+
+
+def _accelerators(_: Any) -> Iterable[str]:
+    from autotune.devices.accelerators import shipped_accelerators
+
+    return [entry.name for entry in shipped_accelerators()]
+
+
+def _rules(_: Any) -> Iterable[str]:
+    from autotune.check.rule_list import rule_names
+
+    return rule_names()
+
+
+_COMPLETED = {
+    "model": _models,
+    "space": _spaces,
+    "engine": _plugins("engine"),
+    "sampler": _plugins("sampler"),
+    "fleet": _plugins("fleet"),
+    "to": _plugins("dialect"),
+    "launcher": _plugins("launcher"),
+    "study": _studies,
+    "runs": _studies,
+    "settings": _knobs,
+    "gpu": _accelerators,
+    "ignore": _rules,
+    "name": _rules,
+    "precision": lambda _: ("bf16", "fp16", "fp32"),
+    "objective": lambda _: ("samples_per_s", "peak_memory", "pareto"),
+    "consumer": lambda _: ("deepspeed", "trainer", "accelerate"),
+}
+"""Parameter -> the values that a shell completes, asked for only then."""

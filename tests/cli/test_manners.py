@@ -1,0 +1,118 @@
+"""Help, completion and mistyped names, the same in every command."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer._completion_classes import BashComplete
+
+from autotune import __version__
+from autotune.base.errors import AutotuneError, ExitCode, JobError
+from autotune.base.names import did_you_mean
+from autotune.base.units import parse_bytes, parse_seconds
+from autotune.cli import cli
+from autotune.cli.help import _FEW, _GROUPS
+from tests.cli.test_cli import autotune
+
+GROUP = typer.main.get_group(cli)
+
+
+@pytest.mark.parametrize("name", GROUP.commands)
+def test_every_help_ends_with_an_example_that_the_command_takes(name: str) -> None:
+    command = GROUP.commands[name]
+    assert command.epilog
+    for line in re.sub(r"\\\n *", "", command.epilog).splitlines():
+        program, its_name, *rest = shlex.split(line)
+        assert (program, its_name) == ("autotune", name)
+        parser = command.make_parser(typer.Context(command))
+        assert not parser.parse_args(rest)[1]
+    assert max(map(len, command.epilog.splitlines())) <= 78
+
+
+def test_a_long_help_has_few_options_without_a_group() -> None:
+    grouped = {name for names in _GROUPS.values() for name in names}
+    for command in GROUP.commands.values():
+        options = [p.name for p in command.params if p.param_type_name == "option"]
+        if len(options) > _FEW:
+            assert len(set(options) - grouped) <= _FEW, command.name
+
+
+def test_the_version_is_shown(tmp_path: Path) -> None:
+    assert autotune("--version", folder=tmp_path).stdout == f"autotune {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("serach", "search"),
+        ("search --modle x", "--model"),
+        ("status --resluts x", "--results"),
+        ("search --space zreo", "zero"),
+        ("search --engine deepspede", "deepspeed"),
+        ("search --fleet loca", "local"),
+        ("search --sampler tpee", "tpe"),
+        ("search --precision fp61", "fp16"),
+        ("search --objective pareo", "pareto"),
+        ("search --model tiny-lama --seq-len 64 --global-batch 8", "tiny-llama"),
+        ("check --consumer trainr x.json", "trainer"),
+        ("rule zero.inert_kye", "zero.inert_key"),
+        ("render --out made --set zero.stgae=2", "zero.stage"),
+        ("render --out made --to deepsped", "deepspeed"),
+        ("plan --model gpt2 --seq-len 64 --global-batch 8 --world 8 --gpu H10", "H100"),
+        ("search --fleet-option pythn=3", "python"),
+    ],
+)
+def test_a_mistyped_name_is_guessed(
+    line: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutotuneError) as caught:
+        GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
+    assert re.search(rf"did you mean [^?]*{re.escape(meant)}", caught.value.hint)
+    assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
+
+
+def test_case_is_no_mistake_and_nonsense_is_not_guessed() -> None:
+    assert did_you_mean("h100", ["H100", "A100"], most=1) == "did you mean H100? "
+    assert did_you_mean("xyz", ["H100", "A100"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("parse", "bare", "with_unit"),
+    [(parse_seconds, "20", "20m"), (parse_bytes, "24", "24GiB"), (parse_bytes, "9999999", "")],
+)
+def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> None:
+    for value in (bare, int(bare)):
+        with pytest.raises(JobError, match="with a unit") as caught:
+            parse(value, where="--flag")
+    assert with_unit in caught.value.hint
+
+
+def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    done = autotune("status", "--results", "resluts", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "resluts: there is no such folder" in done.stderr
+    assert "did you mean results?" in done.stderr
+    assert autotune("status", folder=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("rep", "report"),
+        ("search --mod", "--model"),
+        ("search --model tiny-g", "tiny-gpt2"),
+        ("search --space zero_", "zero_offload"),
+        ("plan --gpu H1", "H100"),
+        ("render --set zero.st", "zero.stage="),
+        ("export --to lig", "lightning"),
+        ("rule batch.p", "batch.product"),
+    ],
+)
+def test_a_shell_completes_names(typed: str, expected: str) -> None:
+    *args, incomplete = shlex.split(typed)
+    complete = BashComplete(GROUP, {}, "autotune", "_AUTOTUNE_COMPLETE")
+    assert expected in [item.value for item in complete.get_completions(args, incomplete)]
