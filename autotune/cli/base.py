@@ -20,18 +20,18 @@ from autotune import __version__
 from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
 from autotune.base.text import bounded, one_line
-from autotune.cli.help import Command
+from autotune.cli.help import HelpfulCommand
 from autotune.cli.quick import QuickGroup
 from autotune.fleet.options import FleetOptions
 from autotune.report.terminal.console import console_on
 
 
 class _Commands(typer.Typer):
-    """Commands that are a `Command` where they say nothing else."""
+    """Commands that are a `HelpfulCommand` where they say nothing else."""
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """See `typer.Typer.command`; an `epilog` is the example of the command's help."""
-        kwargs.setdefault("cls", Command)
+        kwargs.setdefault("cls", HelpfulCommand)
         return super().command(*args, **kwargs)
 
 

@@ -32,14 +32,14 @@ from autotune.cli.base import (
     say,
     takes,
 )
-from autotune.cli.help import Command
+from autotune.cli.help import HelpfulCommand
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
     from autotune.fleet.options import FleetOptions
 
 
-class _SearchCommand(Command):
+class _SearchCommand(HelpfulCommand):
     """`search`, whose help ends with what its knobs were never tried on."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:

@@ -40,7 +40,7 @@ _FEW = 12
 """Most options that stand in one list: fewer need no groups."""
 
 
-class _Told:
+class _Helpful:
     """A command whose help has groups and an example, and whose mistakes have a fix."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -76,7 +76,7 @@ class _Told:
         return left
 
 
-class Command(_Told, TyperCommand):
+class HelpfulCommand(_Helpful, TyperCommand):
     """A command; its `epilog` is an example."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,12 +86,12 @@ class Command(_Told, TyperCommand):
                 param._custom_shell_complete = _complete
 
 
-class Group(_Told, TyperGroup):
+class HelpfulGroup(_Helpful, TyperGroup):
     """The command above them."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, then the commands."""
-        _Told.format_options(self, ctx, formatter)
+        _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.help import Command, Group
+from autotune.cli.help import HelpfulCommand, HelpfulGroup
 
 _NOT_CONVERTED = object()
 _COUNT = re.compile(r"[0-9]{1,15}")
@@ -29,11 +29,11 @@ class _Quick:
         return params
 
 
-class QuickCommand(_Quick, Command):
+class QuickCommand(_Quick, HelpfulCommand):
     """A command."""
 
 
-class QuickGroup(_Quick, Group):
+class QuickGroup(_Quick, HelpfulGroup):
     """The command above them."""
 
 
