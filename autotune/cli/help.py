@@ -31,7 +31,7 @@ _GROUPS = {
     "Checks of the result": ("no_diagnose", "guard_steps", "allow_loss_drift"),
     "Record and output": (
         *("study", "results", "fresh", "dry_run", "knowledge", "no_knowledge", "metrics_file"),
-        *("yes", "as_json", "debug", "help"),
+        *("yes", "force", "as_json", "debug", "help"),
     ),
 }
 """Title of a group -> the parameters in it, the same in every command."""
@@ -172,9 +172,10 @@ def _studies(ctx: Any) -> Iterable[str]:
 
 
 def _knobs(_: Any) -> Iterable[str]:
-    from autotune.engines.deepspeed.knobs import KNOBS
+    from autotune import DEFAULT_ENGINE
+    from autotune.engines.base import find_engine
 
-    return [f"{name}=" for name in KNOBS]
+    return [f"{name}=" for name in find_engine(DEFAULT_ENGINE).knobs]
 
 
 def _accelerators(_: Any) -> Iterable[str]:
@@ -205,6 +206,5 @@ _COMPLETED = {
     "name": _rules,
     "precision": lambda _: ("bf16", "fp16", "fp32"),
     "objective": lambda _: ("samples_per_s", "peak_memory", "pareto"),
-    "consumer": lambda _: ("deepspeed", "trainer", "accelerate"),
 }
 """Parameter -> the values that a shell completes, asked for only then."""
