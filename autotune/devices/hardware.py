@@ -276,29 +276,34 @@ def nccl_version() -> str:
 
 def _visible_handles(nvml: ModuleType, visible: str | None) -> list[Any]:
     """As CUDA reads the variable: indices or UUID prefixes, cut at the first that is not there."""
-    n_handles = nvml.nvmlDeviceGetCount()
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n_handles)]
+    n_gpus = nvml.nvmlDeviceGetCount()
     if visible is None:
-        return handles
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n_gpus)]
     chosen: list[Any] = []
     for entry in (part.strip() for part in visible.split(",")):
-        handle = _handle(nvml, entry, handles)
+        handle = _handle(nvml, entry, n_gpus)
         if handle is None:
             break
         chosen.append(handle)
     return chosen
 
 
-def _handle(nvml: ModuleType, entry: str, handles: list[Any]) -> Any | None:
+def _handle(nvml: ModuleType, entry: str, n_gpus: int) -> Any | None:
+    """The GPU that an entry names; one that is hidden is not asked, it may be the broken one."""
     if entry.isdigit():
-        return handles[int(entry)] if int(entry) < len(handles) else None
+        return nvml.nvmlDeviceGetHandleByIndex(int(entry)) if int(entry) < n_gpus else None
     if entry.startswith("MIG-"):
         with contextlib.suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(entry)
         return None
     if not entry.startswith("GPU-"):
         return None
-    named = [h for h in handles if nvml.nvmlDeviceGetUUID(h).startswith(entry)]
+    named = []
+    for index in range(n_gpus):
+        with contextlib.suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            if nvml.nvmlDeviceGetUUID(handle).startswith(entry):
+                named.append(handle)
     return named[0] if len(named) == 1 else None
 
 

@@ -134,6 +134,7 @@ class GangFleet:
             return
         builds = {n: _started(self._transport, n, *command) for n in self._nodes.values()}
         said, interrupted = dict.fromkeys(builds, b""), False
+        latest: dict[Node, str] = {}
         while builds:
             try:
                 for node, process in list(builds.items()):
@@ -141,11 +142,14 @@ class GangFleet:
                     *lines, said[node] = (said[node] + process.receive()).split(b"\n")
                     where = f"{node.name}: " if len(self._nodes) > 1 else ""
                     texts = [f"{where}{x.decode(errors='replace')}" for x in lines if x.strip()]
-                    last = texts.pop() if code and texts else f"{where}exit code {code}"
+                    # Its last line is its error, and may have come before its end was seen.
+                    if texts:
+                        latest[node] = texts.pop() if code else texts[-1]
                     for text in texts:
                         note(text)
                     if code:
-                        raise FleetError(*last.rsplit("; ", 1))
+                        error = latest.get(node, f"{where}exit code {code}")
+                        raise FleetError(*error.rsplit("; ", 1))
                     if code is not None:
                         del builds[node]
                 self.hear()

@@ -20,7 +20,6 @@ ONE_GPU = {"world": 1, "dp": 1, "global_batch": 2, "accelerator": "cuda"}
 def run(tmp_path, **changes):
     study = Study(tmp_path / "results", "test")
     study.lock()
-    study.lock()
     fleet = local_fleet(detect_environment(), world=1)
     trial = spec(**ONE_GPU, **changes)
     return fleet.submit(trial, study.write_spec(trial, files(ds_config()))).wait()

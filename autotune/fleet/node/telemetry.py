@@ -55,7 +55,7 @@ class Reading:
 class Telemetry:
     """Reads the devices of some ranks from a thread until it is told to stop.
 
-    Not run on a GPU so far: the tests put an object with NVML's functions in the driver's place.
+    Not run on a GPU so far: the tests put another driver library in the place of NVIDIA's.
     """
 
     uuids: Sequence[str]

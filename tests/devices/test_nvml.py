@@ -1,0 +1,201 @@
+"""What reads NVML, with a driver library of the tests in the place of NVIDIA's.
+
+It is all of a fleet of GPUs up to the first kernel: inventory, doctor, plan, places, telemetry,
+draining. The installed torch is shown to processes as built for CUDA, and computes nothing here.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError
+from autotune.devices.hardware import visible_gpus
+from autotune.fleet.node.places import gpu_places
+from autotune.fleet.node.ranks import lacking_bytes, used_bytes
+from autotune.fleet.node.telemetry import Telemetry
+from tests.nvml import H100_MIB, StubDriver, StubGpu, gpus, torch_of_cuda
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubDriver]:
+    """The library, in this process as well: who loads it by its name gets the loaded one."""
+    stub = StubDriver(tmp_path_factory.mktemp("nvml") / "driver")
+    ctypes.CDLL(str(stub.folder / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+    yield stub
+    stub.hide()
+
+
+@pytest.fixture(scope="module")
+def cuda_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return torch_of_cuda(tmp_path_factory.mktemp("torch"))
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def autotune(
+    driver: StubDriver, torch: Path, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if k != "DS_ACCELERATOR"}
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        env={
+            **inherited,
+            **driver.environment(),
+            "PYTHONPATH": f"{torch}:{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_a_plan_for_this_machine_is_one_for_its_gpus(
+    driver: StubDriver, cuda_torch: Path, tmp_path: Path, number: int
+) -> None:
+    driver.show(*gpus(number))
+    flags = ("--model", "llama-3.2-1b", "--seq-len", "2048", "--global-batch", "16")
+    done = autotune(
+        driver, cuda_torch, tmp_path, "search", *flags, "--space", "smoke", "--dry-run", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["accelerator"], plan["world"]) == ("cuda", number)
+    assert plan["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert plan["prospect"]["allowed_bytes"] == H100_MIB * MIB
+
+
+def test_doctor_names_gpus_that_others_use(
+    driver: StubDriver, cuda_torch: Path, tmp_path: Path
+) -> None:
+    idle, busy = gpus(2)
+    driver.show(idle, StubGpu(uuid=busy.uuid, percent=97, used_mib=70_000))
+    done = autotune(driver, cuda_torch, tmp_path, "doctor", "--json")
+    said = [(f["subject"], f["message"]) for f in json.loads(done.stdout)["findings"]]
+    assert ("accelerator", "2 GPU(s): NVIDIA H100 80GB HBM3") in said
+    idle_said = [message for subject, message in said if subject == "idle"]
+    assert any("device 1 (97%)" in message for message in idle_said)
+    assert any("device 1 (68.4 GiB)" in message for message in idle_said)
+    # The first kernel is where the pretence ends, and its failure is told as one.
+    assert "Torch not compiled with CUDA enabled" in dict(said)["communication"]
+
+
+def test_a_search_ends_where_the_first_kernel_is_built(
+    driver: StubDriver, cuda_torch: Path, tmp_path: Path
+) -> None:
+    driver.show(*gpus(2))
+    flags = ("--yes", "--model", "tiny-gpt2", "--seq-len", "64", "--global-batch", "8")
+    cache = {"AUTOTUNE_CACHE": str(tmp_path / "cache"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = autotune(
+        driver,
+        cuda_torch,
+        tmp_path,
+        "search",
+        *flags,
+        "--space",
+        "smoke",
+        "--trials",
+        "1",
+        **cache,
+    )
+    assert done.returncode == 4, done.stderr
+    error = done.stderr[done.stderr.rindex("error:") :]
+    assert "extension fused_adam could not be built" in " ".join(error.split())
+
+
+def test_a_lost_gpu_is_named_and_can_be_hidden(
+    driver: StubDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = gpus(2)
+    driver.show(StubGpu(uuid=first.uuid, state="lost"), second)
+    with pytest.raises(FleetError, match="GPU is lost") as error:
+        visible_gpus()
+    assert "CUDA_VISIBLE_DEVICES" in error.value.hint
+    for hidden in ("1", second.uuid, second.uuid[:12]):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert [gpu.uuid for gpu in visible_gpus()] == [second.uuid]
+
+
+def test_slices_are_devices_by_their_own_names(
+    driver: StubDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (card,) = gpus(1)
+    name = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    slices = [
+        StubGpu(uuid=f"MIG-{n}", name=name, total_mib=40_448, state="slice") for n in range(2)
+    ]
+    driver.show(card, *slices)
+    assert [gpu.uuid for gpu in visible_gpus()] == [card.uuid], "a slice is reached by its name"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-0,MIG-1")
+    found = visible_gpus()
+    assert [gpu.uuid for gpu in found] == ["MIG-0", "MIG-1"]
+    assert {gpu.memory_bytes for gpu in found} == {40_448 * MIB}
+    assert [gpu.utilization for gpu in found] == [None, None]
+    assert not any(place.domain for place in gpu_places(["MIG-0"]))
+
+
+def test_two_islands_of_nvlink_are_two_domains(driver: StubDriver) -> None:
+    uuids = [gpu.uuid for gpu in gpus(8)]
+    driver.show(*(StubGpu(uuid=uuid, nvlink=1 + n // 4) for n, uuid in enumerate(uuids)))
+    domains = [place.domain for place in gpu_places(uuids)]
+    assert domains == ["NVLink of GPU 0"] * 4 + ["NVLink of GPU 4"] * 4
+
+
+def test_a_clock_that_heat_holds_down_is_seen(driver: StubDriver) -> None:
+    cool, hot = gpus(2)
+    driver.show(
+        StubGpu(uuid=cool.uuid, percent=90, power_w=650, celsius=61),
+        StubGpu(uuid=hot.uuid, percent=90, power_w=690, celsius=88, mhz=1200, throttle=0x40),
+    )
+    telemetry = Telemetry([cool.uuid, hot.uuid], period_s=0.01)
+    telemetry.start()
+    while len(telemetry.readings) < 8:
+        assert telemetry._thread is not None
+        assert telemetry._thread.is_alive()
+    telemetry.stop(wait_s=5.0)
+    first, last = telemetry.readings[0], telemetry.readings[-1]
+    use = telemetry.between(first.at_s, last.at_s)
+    assert use is not None
+    assert use.utilization == pytest.approx(0.9)
+    assert use.power_w == pytest.approx(670, abs=15)
+    assert use.temperature_c == 88
+    assert list(use.throttle_reasons) == ["temperature, by the hardware"]
+
+
+def test_telemetry_outlives_a_gpu_that_is_lost(driver: StubDriver) -> None:
+    (gpu,) = gpus(1)
+    driver.show(gpu)
+    telemetry = Telemetry([gpu.uuid], period_s=0.01)
+    telemetry.start()
+    while len(telemetry.readings) < 2:
+        pass
+    driver.show(StubGpu(uuid=gpu.uuid, state="lost"))
+    while telemetry.readings[-1].utilization is not None:
+        pass
+    telemetry.stop(wait_s=5.0)
+    assert telemetry.readings[0].utilization == 0.0
+
+
+def test_a_card_is_drained_once_its_memory_is_back(driver: StubDriver) -> None:
+    mine, other = gpus(2)
+    driver.show(mine, other)
+    before = used_bytes([mine.uuid])
+    driver.show(StubGpu(uuid=mine.uuid, used_mib=30_000), StubGpu(uuid=other.uuid, used_mib=9_000))
+    assert lacking_bytes(before) == (30_000 - mine.used_mib) * MIB
+    driver.show(mine, StubGpu(uuid=other.uuid, used_mib=9_000))
+    assert lacking_bytes(before) == 0
