@@ -1,7 +1,10 @@
 """How far the cost model is off, on training runs that others have published.
 
 Errors are taken per source and device first and then averaged over them, so that one long table
-does not decide. `benchmarks/sources.json` says which sources the constants were fitted on.
+does not decide. `benchmarks/sources.json` says which sources the constants were fitted on; with
+`--leave-one-out` every source is predicted by constants and intervals that it had no part in.
+Coverage is the share of rows that lie within the interval that `plan`, `explain` and `estimate`
+print, and after five rows within the one that a search prints.
 """
 
 import argparse
@@ -11,23 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fit_constants import leave_one_out, peaks_by_meter
+from fit_errors import coverage, misses_of
 from numpy.typing import NDArray
-from published_runs import Runs, read_runs
+from published_runs import SPLIT, Runs, read_runs
 
+from autotune.base.student_t import t_quantile
 from autotune.cost.calibrate import calibrate_constants
 from autotune.cost.constants import Constants, load_constants
+from autotune.cost.errors import UPPER
+from autotune.cost.forecast import forecast
 from autotune.cost.predict import Prediction, predict
+from autotune.cost.residual import PRIOR_DEGREES, TIME_PRIOR, Seen, calibrate
 
 Values = NDArray[np.float64]
 
-SPLIT = Path(__file__).resolve().parent / "sources.json"
 _CALIBRATION_ROWS = 5
 _CALIBRATION_SIGMA = 0.03
 _DRAWS = 8
+_MOST_LEARNED = 100
+"""Rows of a draw that a search's belief is asked about."""
 _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.2
 """A candidate that does not fit with less probability than this is called safe."""
+_NOISE = 0.03
+"""Deviation of log step time between runs of one configuration, published with 1 to 5%."""
 _LEAST_GROUP = 4
 """Different configurations that a group needs for a rank correlation."""
 NEAR_PRIORS = {
@@ -89,6 +101,9 @@ def _time_lines(
                     continue
                 error = errors(predicted.step_time_s[mask], runs.times_s[mask])
                 after = _calibrated_errors(runs.part(mask), constants, seed=seed)
+                learned = _learned(runs.part(mask), constants, seed=seed)
+                reach = runs.reach(predicted).step_time[mask]
+                ratio = predicted.step_time_s[mask] / runs.times_s[mask]
                 yield {
                     "source": str(source),
                     "device": str(device) + (" offload" if offloads else ""),
@@ -102,6 +117,10 @@ def _time_lines(
                     "calibrated_p90_error": (
                         None if after is None else float(np.quantile(after, 0.9))
                     ),
+                    "coverage": float(np.mean(np.abs(np.log(ratio)) <= np.log(reach))),
+                    "learned_median_error": None if learned is None else learned[0],
+                    "learned_coverage": None if learned is None else learned[1],
+                    "learned_width": None if learned is None else learned[2],
                 }
 
 
@@ -127,6 +146,36 @@ def _calibrated_errors(runs: Runs, constants: Constants, *, seed: int) -> Values
         after = predict(runs.plans.take(rest), fitted).step_time_s
         found.append(errors(after, runs.times_s[rest]))
     return np.concatenate(found)
+
+
+def _learned(runs: Runs, constants: Constants, *, seed: int) -> tuple[float, float, float] | None:
+    """What a search says of the rows left after five that it ran: its belief about the errors.
+
+    Returns:
+        Median error, share of the rows inside their intervals, and the median factor to an
+        interval's end; None where fewer than two rows are left.
+    """
+    n = len(runs.rows)
+    if n < _CALIBRATION_ROWS + 2:
+        return None
+    said = forecast(runs.plans, constants)
+    misses = np.log(runs.times_s / said.seconds)
+    far, inside, reaches = [], [], []
+    for draw in range(_DRAWS):
+        order = np.random.default_rng((seed, draw)).permutation(n)
+        known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:][:_MOST_LEARNED]
+        seen = Seen.here(said.features.take(known), misses[known])
+        believed = calibrate(said.features.take(rest), seen, TIME_PRIOR)
+        quantile = t_quantile(UPPER, PRIOR_DEGREES + _CALIBRATION_ROWS)
+        reach = quantile * np.hypot(believed.deviation, _NOISE)
+        left = misses[rest] - believed.mean
+        far.append(np.abs(np.expm1(-left)))
+        inside.append(np.abs(left) <= reach)
+        reaches.append(np.exp(reach))
+    return tuple(
+        float(how(np.concatenate(values)))
+        for how, values in ((np.median, far), (np.mean, inside), (np.median, reaches))
+    )
 
 
 def _ranks(runs: Runs, predicted: Values) -> dict[str, Any]:
@@ -166,7 +215,8 @@ def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
                 mask &= runs.status == status
                 if not mask.any():
                     continue
-                peaks = getattr(predicted.memory, str(meter))[mask]
+                peaks = peaks_by_meter(runs, predicted)[mask]
+                reach = runs.reach(predicted).peak_memory[mask]
                 if status == "ok_analytic":
                     peaks = _analytic(predicted, mask)
                 error = errors(peaks, runs.peaks_bytes[mask])
@@ -178,6 +228,11 @@ def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
                         "bias": float(np.median(np.log(peaks / runs.peaks_bytes[mask]))),
                         "median_error": float(np.median(error)),
                         "p90_error": float(np.quantile(error, 0.9)),
+                        "coverage": float(
+                            np.mean(
+                                np.abs(np.log(peaks / runs.peaks_bytes[mask])) <= np.log(reach)
+                            )
+                        ),
                     }
                 )
     return found
@@ -210,11 +265,77 @@ def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     kept = [line for line in lines if not line["device"].endswith("offload")]
     after = [line["calibrated_median_error"] for line in kept]
     after = [value for value in after if value is not None]
+    learned = [line for line in kept if line["learned_coverage"] is not None]
     return {
         "lines": len(kept),
-        "median_error": float(np.mean([line["median_error"] for line in kept])) if kept else None,
-        "calibrated_median_error": float(np.mean(after)) if after else None,
+        "coverage": _mean([line["coverage"] for line in lines]),
+        "learned_median_error": _mean([line["learned_median_error"] for line in learned]),
+        "learned_coverage": _mean([line["learned_coverage"] for line in learned]),
+        "median_error": _mean([line["median_error"] for line in kept]),
+        "calibrated_median_error": _mean(after),
     }
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def measure_left_out(runs: Runs) -> dict[str, Any]:
+    """Each source by constants and intervals that it had no part in; a line per source."""
+    left_out = leave_one_out(runs)
+    misses = misses_of(runs, left_out)
+    lines = []
+    for source in np.unique(runs.sources):
+        here = runs.sources == source
+        times, peaks = misses.times[here], misses.peaks[here]
+        held = coverage(misses, str(source))
+        part = runs.part(here & (runs.status == "ok") & np.isfinite(runs.times_s))
+        ranks = _ranks(part, left_out.times_s[here & np.isin(runs.status, ["ok"])])
+        lines.append(
+            {
+                "source": str(source),
+                "rows": int(np.isfinite(times).sum()),
+                "median_error": _median_error(
+                    left_out.times_s[here] / runs.times_s[here], np.isfinite(times)
+                ),
+                "coverage": held[0],
+                "peaks": int(np.isfinite(peaks).sum()),
+                "memory_median_error": _median_error(
+                    left_out.peaks_bytes[here] / runs.peaks_bytes[here], np.isfinite(peaks)
+                ),
+                "memory_coverage": held[1],
+                "rank": ranks.get(str(source)),
+            }
+        )
+    return {"lines": lines, "mean": {name: _mean_of(lines, name) for name in _LEFT_OUT_FIGURES}}
+
+
+_LEFT_OUT_FIGURES = ("median_error", "coverage", "memory_median_error", "memory_coverage")
+
+
+def _median_error(ratio: Values, known: NDArray[np.bool_]) -> float:
+    return float(np.median(np.abs(ratio[known] - 1.0))) if known.any() else float("nan")
+
+
+def _mean_of(lines: list[dict[str, Any]], name: str) -> float:
+    return float(np.nanmean([line[name] for line in lines]))
+
+
+def show_left_out(found: dict[str, Any]) -> None:
+    print("each source left out: step time, and peak memory (rows, median error, coverage)")
+    for line in found["lines"]:
+        rank = line["rank"]
+        print(
+            f"  {line['source']:32} {line['rows']:4} {line['median_error']:6.1%} "
+            f"{line['coverage']:6.1%}   {line['peaks']:3} {line['memory_median_error']:6.1%} "
+            f"{line['memory_coverage']:6.1%}"
+            + (f"   rank {rank['mean_spearman']:.2f} of {rank['groups']}" if rank else "")
+        )
+    mean = found["mean"]
+    print(
+        f"  mean over sources: {mean['median_error']:.1%}, coverage {mean['coverage']:.1%}; "
+        f"memory {mean['memory_median_error']:.1%}, coverage {mean['memory_coverage']:.1%}"
+    )
 
 
 def show(found: dict[str, Any]) -> None:
@@ -224,11 +345,15 @@ def show(found: dict[str, Any]) -> None:
         after = line["calibrated_median_error"]
         shown = ""
         if after is not None:
-            shown = f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
+            shown = (
+                f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}, in a search "
+                f"{line['learned_median_error']:6.1%} inside {line['learned_coverage']:4.0%} "
+                f"of x{line['learned_width']:.2f}"
+            )
         print(
             f"  {line['split']:8} {line['source']:32} {line['device']:14} {line['rows']:4} rows  "
             f"median {line['median_error']:6.1%} p90 {line['p90_error']:6.1%} "
-            f"bias {line['bias']:+.2f}{shown}"
+            f"bias {line['bias']:+.2f} inside {line['coverage']:4.0%}{shown}"
         )
     for part, summary in (*found["time_mean_of_medians"].items(), ("all", found["time_all"])):
         print(f"  {part}: {summary}")
@@ -239,7 +364,8 @@ def show(found: dict[str, Any]) -> None:
     for line in found["memory"]:
         print(
             f"  {line['source']:32} {line['meter']:16} {line['rows']:4} rows  median "
-            f"{line['median_error']:6.1%} p90 {line['p90_error']:6.1%} bias {line['bias']:+.2f}"
+            f"{line['median_error']:6.1%} p90 {line['p90_error']:6.1%} bias {line['bias']:+.2f} "
+            f"inside {line['coverage']:4.0%}"
         )
     print(f"memory calls: {found['fit']}")
 
@@ -249,10 +375,20 @@ def main() -> None:
     parser.add_argument("--published", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--constants", type=Path, help="other constants than the shipped ones")
     parser.add_argument("--seed", type=int, default=0, help="which rows calibrate")
+    parser.add_argument(
+        "--leave-one-out",
+        action="store_true",
+        help="fit anew for every source that is left out; takes minutes",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     constants = load_constants(options.constants) if options.constants else load_constants()
-    found = measure(read_runs(options.published), constants, seed=options.seed)
+    runs = read_runs(options.published)
+    if options.leave_one_out:
+        left_out = measure_left_out(runs)
+        print(json.dumps(left_out)) if options.json else show_left_out(left_out)
+        return
+    found = measure(runs, constants, seed=options.seed)
     print(json.dumps(found)) if options.json else show(found)
 
 

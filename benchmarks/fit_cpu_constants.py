@@ -54,8 +54,8 @@ START = dataclasses.replace(
     heap_share=0.6,
     # What is computed and what communicates share the core: nothing is hidden.
     overlap_share=1.0,
+    attention_start_tokens=1.0,
     host_optimizer_share=0.6,
-    time_sigma=0.2,
 )
 """What is known before a fit, rounded: from the processor time of trials on a busy machine."""
 _AS_ELSEWHERE = (
@@ -143,18 +143,13 @@ def read_study(folder: Path) -> Measured:
 
 
 def fit(studies: list[Measured]) -> Constants:
-    """The constants of the step time, and how far it is off."""
+    """The constants of the step time."""
     plans = join([study.plans for study in studies])
     times_s = np.concatenate([study.step_times_s for study in studies])
     weights = np.concatenate(
         [np.full(len(study.plans), _WEIGHT / len(study.plans)) for study in studies]
     )
-    constants = calibrate_constants(
-        plans, times_s, START, sigma=_SIGMA, weights=weights, priors=PRIORS
-    )
-    misses = np.log(times_s / predict(plans, constants).step_time_s)
-    spread = float(np.sqrt(np.average(misses**2, weights=weights)))
-    return dataclasses.replace(constants, time_sigma=spread)
+    return calibrate_constants(plans, times_s, START, sigma=_SIGMA, weights=weights, priors=PRIORS)
 
 
 def join(parts: list[Plans]) -> Plans:

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
+from autotune.cost.errors import Reach, load_errors
 from autotune.cost.plans import Plans
+from autotune.cost.predict import Prediction
 from autotune.cost.published import PublishedRows, read_table, rows_to_plans
-from autotune.devices.accelerators import shipped_accelerators
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
 
+SPLIT = Path(__file__).resolve().parent / "sources.json"
 GIB = 2**30
 _ENOUGH_ROWS = 6
 _SCORED_BASES = {"published", "published+HEAD recipe"}
@@ -35,6 +38,9 @@ class Runs:
     status: NDArray[np.str_]
     offloads: NDArray[np.bool_]
     """Whether DeepSpeed runs it with states on the host."""
+    frameworks: NDArray[np.str_]
+    """Names of their traits."""
+    accelerators: tuple[Accelerator, ...]
     n_unpredicted: int
     """Rows that may be scored, but not predicted."""
 
@@ -51,8 +57,14 @@ class Runs:
             meters=self.meters[kept],
             status=self.status[kept],
             offloads=self.offloads[kept],
+            frameworks=self.frameworks[kept],
+            accelerators=tuple(self.accelerators[i] for i in kept),
             n_unpredicted=self.n_unpredicted,
         )
+
+    def reach(self, predicted: Prediction) -> Reach:
+        """How far each may be from its prediction, by the shipped errors."""
+        return load_errors().reach(self.frameworks.tolist(), self.accelerators, predicted)
 
     def groups(self) -> list[NDArray[np.intp]]:
         """Rows of the same source, model, devices and global batch: what a search chooses from."""
@@ -63,6 +75,15 @@ class Runs:
             key = (str(self.sources[index]), *(row.get(name, "") for name in names))
             keys.setdefault(key, []).append(index)
         return [np.array(members) for members in keys.values()]
+
+    def thinned(self, most: int) -> "Runs":
+        """At most so many of each source and device, spread over its rows."""
+        keys = np.char.add(np.char.add(self.sources, "|"), self.devices)
+        kept = np.zeros(len(keys), bool)
+        for key in np.unique(keys):
+            rows = np.flatnonzero(keys == key)
+            kept[rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(int))]] = True
+        return self.part(kept)
 
     def weights(self) -> NDArray[np.float64]:
         """One for each source and device together, less where it has few rows."""
@@ -100,6 +121,8 @@ def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -
         meters=np.array([_meter(row.get("peak_mem_unit", "")) for row in rows]),
         status=np.array([row.get("status", "") for row in rows]),
         offloads=np.array([row.get("offload", "").startswith("cpu") for row in rows]),
+        frameworks=np.array(read.frameworks),
+        accelerators=read.accelerators,
         n_unpredicted=len(scored) - len(rows),
     )
 

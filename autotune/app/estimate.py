@@ -12,13 +12,36 @@ from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
+from autotune.cost.errors import load_errors
+from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.published import PublishedRows, read_table, rows_to_plans
+from autotune.cost.step import StepTimes
 from autotune.devices.accelerators import accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
+_TIME_PARTS = {
+    f"pred_{field.name}": field.name
+    for field in dataclasses.fields(StepTimes)
+    if field.name != "step_s"
+}
+_MEMORY_PARTS = {
+    f"pred_{field.name.removesuffix('_bytes')}_gb": field.name
+    for field in dataclasses.fields(Memory)
+    if field.name not in {"peak_bytes", "host_bytes"}
+}
+_COLUMNS = (
+    *("pred_step_time_s", "pred_step_time_low_s", "pred_step_time_high_s"),
+    "pred_tokens_per_s_per_gpu",
+    *("pred_peak_memory_gb", "pred_peak_memory_low_gb", "pred_peak_memory_high_gb"),
+    *("pred_fit_probability", "pred_host_memory_gb"),
+    *_TIME_PARTS,
+    *_MEMORY_PARTS,
+    *("assumed", "reason"),
+)
+"""Columns of the output beside the input's, whether or not any row is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,29 +106,33 @@ def _cells(
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
+    reach = load_errors().reach(read.frameworks, read.accelerators, predicted)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
+        "pred_step_time_low_s": predicted.step_time_s / reach.step_time,
+        "pred_step_time_high_s": predicted.step_time_s * reach.step_time,
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
         "pred_peak_memory_gb": predicted.peak_memory_bytes / _GIB,
         "pred_fit_probability": predicted.fit_probability,
         "pred_host_memory_gb": predicted.host_memory_bytes / _GIB,
     }
-    for name, values in vars(predicted.times).items():
-        if name != "step_s":
-            columns[f"pred_{name}"] = values
-    for name, values in vars(predicted.memory).items():
-        if name not in {"peak_bytes", "host_bytes"}:
-            columns[f"pred_{name.removesuffix('_bytes')}_gb"] = values / _GIB
+    for column, name in _TIME_PARTS.items():
+        columns[column] = getattr(predicted.times, name)
+    for column, name in _MEMORY_PARTS.items():
+        columns[column] = getattr(predicted.memory, name) / _GIB
     found = [
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, position in zip(found, read.positions, strict=True):
+    for values, position, by in zip(found, read.positions, reach.peak_memory, strict=True):
         unit = table[position].get("peak_mem_unit", "")
         for meter in ("reserved", "allocated"):
             if meter in unit:
                 values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
                 values["assumed"] = f"pred_peak_memory_gb={meter} (by peak_mem_unit)"
+        peak_gb = float(values["pred_peak_memory_gb"])
+        values["pred_peak_memory_low_gb"] = f"{peak_gb / by:.{_DIGITS}g}"
+        values["pred_peak_memory_high_gb"] = f"{peak_gb * by:.{_DIGITS}g}"
     return found
 
 
@@ -113,10 +140,7 @@ def _write(
     out: Path, header: tuple[str, ...], table: list[dict[str, str]], cells: list[dict[str, str]]
 ) -> None:
     """The input's columns first; of the same name, the prediction's win."""
-    added = list(dict.fromkeys(name for values in cells for name in values))
-    tail = [name for name in added if name not in {"assumed", "reason"}]
-    tail += [name for name in ("assumed", "reason") if name in added]
-    names = [*(name for name in header if name not in added), *tail]
+    names = [*(name for name in header if name not in _COLUMNS), *_COLUMNS]
     rows = [{**row, **values} for row, values in zip(table, cells, strict=True)]
     text = csv_text(pd.DataFrame(rows, columns=names))
     write_text(out, text, error=JobError, hint="name another file, or free some space")

@@ -74,8 +74,8 @@ class Fidelity:
 class Predicted:
     """Prediction of the calibrated cost model before a trial started.
 
-    Each interval holds the trial's own measurement in 95% of cases, if the model is right about
-    itself.
+    Each interval holds the trial's own measurement in 90% of cases; benchmarks/accuracy.py
+    says how often such intervals held on runs of sources that the model had not seen.
     """
 
     step_time_s: float

@@ -70,7 +70,10 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
     written_out = _written_out_bytes(p, s)
-    return s.tokens * (norms + heads + _mlp_bytes(p) + _score_bytes(p) + written_out)
+    # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
+    # them again.
+    gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
+    return s.tokens * (norms + heads + _mlp_bytes(p) + gathered + _score_bytes(p) + written_out)
 
 
 def _mlp_bytes(p: Plans) -> Column:

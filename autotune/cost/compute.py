@@ -175,8 +175,10 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     backward_rate = np.where(
         measured, p.attention_backward_flops, rate * c.attention_backward_share
     )
-    fused_forward = 0.5 * score_flops / forward_rate
-    fused_backward = 1.25 * score_flops / backward_rate
+    # Blocks on the diagonal are computed whole, and short sequences leave the device half empty.
+    starts = np.where(measured, 1.0, 1.0 + c.attention_start_tokens / p.seq_len)
+    fused_forward = 0.5 * score_flops / forward_rate * starts
+    fused_backward = 1.25 * score_flops / backward_rate * starts
     scores = s.tokens * p.seq_len * p.n_heads / p.tp
     traffic = scores * c.score_traffic_bytes / (p.memory_bytes_per_s * c.memory_share)
     written = score_flops / (_half_rate(p) * c.matmul_share) + traffic

@@ -42,6 +42,9 @@ class Constants:
     """Share of a device's achieved rate that a fused attention kernel reaches forward."""
     attention_backward_share: float
     """The same, backward."""
+    attention_start_tokens: float
+    """Tokens by which a sequence would have to be longer to take as long in a fused attention
+    kernel at its full rate: what short ones lose."""
     memory_share: float
     """Share of the datasheet's memory bandwidth that element-wise kernels reach."""
     unfused_traffic: float
@@ -58,8 +61,10 @@ class Constants:
     micro_batch_s: float
     """Host time per micro-batch: data, loss, the schedule."""
     fetch_s: float
-    """Host time per fetch of stage 3's parameters, where the host is the device: the modules'
-    hooks take it."""
+    """Host time per tensor of stage 3 to fetch it forward and backward, where the host is the
+    device: the modules' hooks take it."""
+    cut_s: float
+    """Host time to cut a tensor of stage 3 for one rank of its group, where it does."""
     step_s: float
     """Host time per optimizer step: norms, synchronisation, the scheduler."""
     nvlink_share: float
@@ -95,10 +100,8 @@ class Constants:
     """Share of what varies over the step that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
     """Memory of the matrix product library, inside the allocator."""
-    time_sigma: float
-    """Standard deviation of log(measured / predicted) step time."""
     memory_sigma: float
-    """The same of the peak memory."""
+    """Standard deviation of log(measured / predicted) peak memory."""
 
 
 @cache

@@ -43,7 +43,9 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
     parameter in mixed precision. Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5
     and figure 1. Offloaded states leave the device; their gradients leave it with them
-    (Ren et al., ZeRO-Offload, arXiv:2101.06840).
+    (Ren et al., ZeRO-Offload, arXiv:2101.06840). With FSDP gradients come while activations go: at
+    the loss there are none yet, and at the end of the backward pass nothing else. Those of earlier
+    micro-batches stay. Source: torch, optim/optimizer.py, zero_grad(set_to_none=True).
     """
     has_pipeline = np.greater(p.pp, 1)
     positions = p.learned_positions * p.seq_len * p.hidden
@@ -137,6 +139,8 @@ def _stage(
     # Stages 1 and 2 of DeepSpeed hand gradients to the host as they come where Adam runs there.
     grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
     grads = grads_held * p.grad_bytes * trained * grads_share
+    is_fresh = p.layer_wise_gather * np.less_equal(p.grad_accum, 1) * np.less_equal(p.pp, 1)
+    grads = np.where(is_fresh, np.maximum(0.0, grads - activations - logits), grads)
     updated = np.where(sharded_1, shard, whole) * trained
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share

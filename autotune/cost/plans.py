@@ -288,15 +288,19 @@ class Plans(Columns):
     gather_group: Column = 0.0
     """Ranks that the backward pass gathers over (ZeRO++ hpZ, FSDP hybrid); 0: as the forward."""
     gather_calls_per_layer: Column = 1.0
-    """FSDP gathers a layer at once, DeepSpeed's stage 3 module by module."""
-    gather_speed: Column = 1.0
-    """Share of the links' rate that those gathers and their reductions reach: less where each
-    tensor is copied out of a flat buffer."""
+    """FSDP gathers a layer at once, DeepSpeed's stage 3 tensor by tensor, as far as its prefetch
+    does not join them."""
+    cuts_by_rank: Column = 0.0
+    """The host cuts each tensor that is gathered or reduced into a part per rank, one at a time:
+    DeepSpeed's stage 3."""
     reduces_whole: Column = 0.0
     """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8
     gather_bucket_elements: Column = 5e8
     prefetch_elements: Column = 5e7
+    reuse_elements: Column = 1e9
+    """Parameters that are used again within this many elements stay gathered
+    (`stage3_max_reuse_distance`)."""
     live_elements: Column = 1e9
     """Most parameters that stage 3 holds gathered (`stage3_max_live_parameters`)."""
     persistent_elements: Column = 0.0
@@ -307,6 +311,8 @@ class Plans(Columns):
     """DeepSpeed's stages 1 and 2: communication buffers are allocated at full bucket size."""
     keeps_stage_outputs: Column = 0.0
     """DeepSpeed's pipeline holds what a stage sent until its gradient is back."""
+    keeps_gathered: Column = 0.0
+    """Inputs that sequence parallel ranks gathered stay whole until the backward pass."""
     upcasts_grads: Column = 0.0
     """Before Adam runs, 16-bit gradients become 32-bit ones, all of a shard at once."""
     accumulate_bytes: Column = 0.0

@@ -109,7 +109,7 @@ def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
     AutoTP gathers the head's output (DeepSpeed, module_inject/auto_tp.py, `gather_output`); on
     GPUs that was not measured.
     """
-    columns = {"runs_ahead": 0.0, "gather_speed": 1.0, "reduces_whole": 1.0, "whole_logits": 1.0}
+    columns = {"runs_ahead": 0.0, "cuts_by_rank": 0.0, "reduces_whole": 1.0, "whole_logits": 1.0}
     if core.measured is None or core.measured.host_memory_bytes_per_s is None:
         columns["host_memory_bytes_per_s"] = core.memory_bytes_per_s * per_node
     return columns

@@ -15,7 +15,7 @@ from autotune.base.errors import JobError
 from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
-from autotune.cost.row import read_row
+from autotune.cost.row import ReadRow, read_row
 from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
@@ -29,12 +29,16 @@ RESULT_COLUMNS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRows:
-    """A table's rows as candidates. Every sequence but `plans` has one element per row."""
+    """A table's rows as candidates; `assumed` and `reasons` have an element for every row."""
 
     plans: Plans | None
     """Columns of the rows that can be predicted, in order; None if there is none."""
     positions: tuple[int, ...]
     """Positions of those rows in the table."""
+    frameworks: tuple[str, ...]
+    """Names of their frameworks, as `autotune.cost.traits` has them."""
+    accelerators: tuple[Accelerator, ...]
+    """Their accelerators."""
     assumed: tuple[tuple[str, ...], ...]
     """Values that were assumed where the row leaves them open: `vp=1`."""
     reasons: tuple[str, ...]
@@ -77,7 +81,7 @@ def rows_to_plans(
     rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]
 ) -> PublishedRows:
     """Read each row, column -> text; columns that are not known are left alone."""
-    found: list[dict[str, float]] = []
+    found: list[ReadRow] = []
     positions: list[int] = []
     assumed: list[tuple[str, ...]] = []
     reasons: list[str] = []
@@ -92,8 +96,10 @@ def rows_to_plans(
         assumed.append(tuple(cells.assumed))
         reasons.append(reason)
     return PublishedRows(
-        plans=Plans.of_rows(found) if found else None,
+        plans=Plans.of_rows([row.columns for row in found]) if found else None,
         positions=tuple(positions),
+        frameworks=tuple(row.framework for row in found),
+        accelerators=tuple(row.accelerator for row in found),
         assumed=tuple(assumed),
         reasons=tuple(reasons),
     )

@@ -34,7 +34,7 @@ MOST_SEEN = 256
 """Trials up to which all of them are learned from."""
 _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
-_PRIOR_DEGREES = 4.0
+PRIOR_DEGREES = 4
 """How many trials' worth the prior's scales are held to be right as a whole."""
 _JITTER = 1e-10
 """Keeps the covariance of equal candidates invertible."""
@@ -348,11 +348,11 @@ class _Fit:
         root = np.linalg.cholesky(covariance[np.ix_(measured, measured)])
         whitened = np.linalg.solve(root, values[measured])
         surprise = float(whitened @ whitened)
-        degrees = _PRIOR_DEGREES + len(measured)
+        degrees = PRIOR_DEGREES + len(measured)
         # Never below 1: that errors are smaller than expected, the draws of the scales tell.
-        self._inflation = max(1.0, (_PRIOR_DEGREES + surprise) / degrees)
+        self._inflation = max(1.0, (PRIOR_DEGREES + surprise) / degrees)
         self.noise_variance = self._inflation * (noise**2 + _JITTER)
-        self.log_evidence = -0.5 * degrees * math.log1p(surprise / _PRIOR_DEGREES) - float(
+        self.log_evidence = -0.5 * degrees * math.log1p(surprise / PRIOR_DEGREES) - float(
             np.log(np.diagonal(root)).sum()
         )
         stretch = math.sqrt(self._inflation)

@@ -3,11 +3,13 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Recompute, Tier
+from autotune.cost.row_choices import choice_columns
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
@@ -33,12 +35,26 @@ _PRECISIONS = (
 _STAGES = (("shard|fsdp", 3.0), ("dist-opt|distributed opt", 1.0), ("^ddp$", 0.0))
 _FP4_KEPT_SHARE = 0.15
 """Share of the linear layers that stay in bf16 where the others are in fp4."""
+_STAGE_3_COPIES = 8.0
+"""Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
+DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
 _LORA_SHARE = 0.01
 """Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
 
-def read_row(cells: Cells, table: Sequence[Accelerator]) -> dict[str, float]:
-    """Columns of `Plans`, among others, of one row; those that are left out have their defaults.
+@dataclass(frozen=True, kw_only=True)
+class ReadRow:
+    """One row as the model takes it."""
+
+    columns: dict[str, float]
+    """Columns of `Plans`, among others; those that are left out have their defaults."""
+    framework: str
+    """Name of its `Traits`."""
+    accelerator: Accelerator
+
+
+def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
+    """Read one row.
 
     Raises:
         RowError: It cannot be predicted.
@@ -68,9 +84,11 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> dict[str, float]:
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),
-        **_zero(cells, traits, layout),
+        **_zero(cells, traits, layout, precision),
         **_kept(cells, traits, model),
     }
+    is_hopper = "fp8" in accelerator.peak_flops
+    columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if cells.text("task").lower() == "lora":
@@ -80,9 +98,11 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> dict[str, float]:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
+    if columns["zero_stage"] == 3:
+        columns["accumulate_bytes"] = columns.get("cuts_by_rank", 0.0) * _STAGE_3_COPIES
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
-    return columns
+    return ReadRow(columns=columns, framework=traits.name, accelerator=accelerator)
 
 
 def _framework(cells: Cells) -> Traits:
@@ -262,7 +282,9 @@ def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
     return {"gather_bytes": 1.0} if is_fp8_gather else {}
 
 
-def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str, float]:
+def _zero(
+    cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str
+) -> dict[str, float]:
     text = cells.text("zero_stage").lower()
     stated = cells.text("zero_equiv") or text
     ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
@@ -285,8 +307,10 @@ def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str
     if stage >= 2:
         columns["reduces_every_micro_batch"] = 1.0
     if stage == 3:
-        # Stage 3 overlaps by itself; so does the engine that runs it without a pipeline.
-        columns["overlap_reduce"] = columns["overlap_gather"] = 1.0
+        # Stage 3 overlaps by itself; so does the engine that runs it without a pipeline. Not so
+        # releases of 2021, which runs of plain DeepSpeed in fp16 are taken for.
+        overlaps = 1.0 if precision != "fp16" else traits.fp16_columns.get("overlap_gather", 1.0)
+        columns["overlap_reduce"] = columns["overlap_gather"] = overlaps
     return columns
 
 

@@ -20,24 +20,38 @@ class Family:
     tied: bool = False
     head_dim: float | None = None
     """Size of a head where it is not the hidden size over the heads."""
+    kv_heads: float | None = None
+    """Key heads that all of them have; None: as many as there are heads, or it differs."""
+    usual_head_dim: float | None = None
+    """Size of a head of those whose heads are not told; None: by the table of GPT's sizes."""
 
 
 _FAMILIES = (
-    Family(spelled="internlm", vocab=103168, ffn_ratio=8 / 3),
-    Family(spelled="llama.?3|llama.?4", vocab=128256, ffn_ratio=3.5),
-    Family(spelled="llama", vocab=32000, ffn_ratio=8 / 3),
-    Family(spelled="mi[sx]tral", vocab=32000, ffn_ratio=3.5),
-    Family(spelled="qwen.?3", vocab=151936, ffn_ratio=3, head_dim=128),
-    Family(spelled="qwen", vocab=151936, ffn_ratio=5.4),
-    Family(spelled="deepseek", vocab=102400, ffn_ratio=8 / 3),
-    Family(spelled="gemma", vocab=256000, ffn_ratio=8, tied=True),
-    Family(spelled="nemotron", vocab=256000, ffn_ratio=4, gated=False),
+    Family(spelled="internlm", vocab=103168, ffn_ratio=8 / 3, usual_head_dim=128),
+    Family(
+        spelled="llama.?3|llama.?4", vocab=128256, ffn_ratio=3.5, kv_heads=8, usual_head_dim=128
+    ),
+    Family(spelled="llama", vocab=32000, ffn_ratio=8 / 3, usual_head_dim=128),
+    Family(spelled="mi[sx]tral", vocab=32000, ffn_ratio=3.5, kv_heads=8, usual_head_dim=128),
+    Family(spelled="qwen.?3", vocab=151936, ffn_ratio=3, head_dim=128, usual_head_dim=128),
+    Family(spelled="qwen", vocab=151936, ffn_ratio=5.4, usual_head_dim=128),
+    Family(spelled="deepseek", vocab=102400, ffn_ratio=8 / 3, usual_head_dim=128),
+    Family(spelled="gemma", vocab=256000, ffn_ratio=8, tied=True, usual_head_dim=256),
+    Family(spelled="nemotron", vocab=256000, ffn_ratio=4, gated=False, usual_head_dim=128),
     Family(spelled="bloom", vocab=250880, ffn_ratio=4, gated=False, tied=True),
     Family(spelled="bert", vocab=30522, ffn_ratio=4, gated=False, tied=True),
     # Any other name is taken for a GPT.
     Family(spelled="", vocab=50304, ffn_ratio=4, gated=False, tied=True),
 )
 
+_HEADS_OF_GPT = {
+    **{768.0: 12.0, 1024.0: 16.0, 1280.0: 20.0, 1536.0: 16.0, 1600.0: 25.0, 2048.0: 16.0},
+    **{2560.0: 32.0, 4096.0: 32.0, 5120.0: 40.0, 6144.0: 48.0, 7168.0: 56.0, 8192.0: 64.0},
+    **{9216.0: 72.0, 12288.0: 96.0, 14336.0: 112.0, 20480.0: 128.0, 25600.0: 160.0},
+}
+"""Hidden size -> heads. Sources: Radford et al., GPT-2 (2019), table 2, and its configurations;
+Brown et al. (arXiv:2005.14165), table 2.1; Zhang et al., OPT (arXiv:2205.01068), table 1;
+Narayanan et al. (arXiv:2104.04473), table 1; bigscience/bloom's configuration."""
 _MAX_PARAMS = 1e15
 
 
@@ -55,8 +69,10 @@ def read_model(cells: Cells) -> dict[str, float]:
     family = next(family for family in _FAMILIES if re.search(family.spelled, name))
     n_layers = cells.count("n_layers", most=10_000)
     hidden = cells.count("hidden", most=1_000_000)
-    n_heads = cells.count("n_heads", most=100_000)
-    n_kv_heads = cells.count("n_kv_heads", n_heads, "as n_heads", most=100_000)
+    n_heads = _heads(cells, family, name, hidden)
+    shared = family.kv_heads if family.kv_heads and n_heads % family.kv_heads == 0 else None
+    whose = "as n_heads" if shared is None else "by the model's family"
+    n_kv_heads = cells.count("n_kv_heads", shared or n_heads, whose, most=100_000)
     if n_heads % n_kv_heads:
         raise RowError(f"n_heads={n_heads:g} is no multiple of n_kv_heads={n_kv_heads:g}")
     why = "by the model's family"
@@ -78,6 +94,22 @@ def read_model(cells: Cells) -> dict[str, float]:
     if _count(columns, gated=gated, tied=tied) > _MAX_PARAMS:
         raise RowError(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
     return columns
+
+
+def _heads(cells: Cells, family: Family, name: str, hidden: float) -> float:
+    """Heads, which the size of one tells, or the model's name and its hidden size."""
+    if not cells.is_blank("n_heads"):
+        return cells.count("n_heads", most=100_000)
+    size = family.usual_head_dim
+    if not cells.is_blank("head_dim"):
+        size, why = cells.count("head_dim", most=100_000), "hidden over head_dim"
+    else:
+        why = "by the model's name and hidden"
+    heads = _HEADS_OF_GPT.get(hidden) if size is None else hidden / size
+    if not name or heads is None or heads != int(heads):
+        raise RowError("n_heads is blank, and hidden and model_name do not tell it")
+    cells.assume("n_heads", heads, why)
+    return heads
 
 
 def _head_dim(cells: Cells, family: Family, hidden: float, n_heads: float) -> float:

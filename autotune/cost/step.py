@@ -79,7 +79,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     bubble = micro_batches * (slowest - mean_s) + fill_s
     per_layer = micro_batches * layers
     sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
-    gather = micro_batches * _hidden(mean_s, gather_s, p.overlap_gather, c)
+    prefetches = p.overlap_gather * traffic.has_room_to_prefetch(p, s)
+    gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c)
     backward_s = layers * layer.backward_s
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
     reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c)
@@ -109,7 +110,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     }
     busy: Column = sum(parts.values())
     is_3 = np.greater_equal(p.zero_stage, 3)
-    fetches = (1.0 - p.runs_ahead) * 2.0 * p.gather_calls_per_layer * is_3
+    fetches = (1.0 - p.runs_ahead) * p.gather_calls_per_layer * is_3
     launches = per_layer * (layer_s - device_s + fetches * c.fetch_s)
     launches = launches + micro_batches * c.micro_batch_s + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)

@@ -16,7 +16,11 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     unless `stages_before_replicas`.
 
     Returns:
-        Gathers of stage 3's parameters, per micro-batch, forward and backward; reductions of
+        Gathers of stage 3's parameters, per micro-batch, forward and backward: by rings that use
+        all network cards of a node, with DeepSpeed a call per tensor or per prefetched bucket, for
+        which the host cuts every tensor into as many parts as there are ranks (DeepSpeed,
+        runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced, and
+        runtime/zero/partition_parameters.py, _all_gather_coalesced); reductions of
         gradients, per micro-batch or per step, as `reduces_every_micro_batch` says; gathers of
         the parameters that stages 1 and 2 updated, per step.
     """
@@ -35,7 +39,10 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     is_sharded = np.greater_equal(p.zero_stage, 1)
     grads_bytes = whole * p.reduce_bytes * p.trained_share
     bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
-    calls = np.where(is_3, layers, np.ceil(grads_bytes / bucket_bytes))
+    tensors = p.gather_calls_per_layer
+    largest = np.maximum(p.reduce_bucket_elements, s.layer_params / tensors)
+    calls = np.where(p.layer_wise_gather, layers, np.ceil(whole / largest))
+    calls = np.where(is_3, calls, np.ceil(grads_bytes / bucket_bytes))
     scatters = is_sharded * (1.0 - p.reduces_whole)
     reduced = np.where(
         scatters,
@@ -47,15 +54,44 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     gather_step = collectives.gather_s(
         shard, gathered_bytes * p.trained_share / step_calls, step_calls
     )
-    fetches = layers * p.gather_calls_per_layer
+    fetches = layers * np.clip(s.layer_params / p.prefetch_elements, 1.0, tensors)
     fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
+    passes = 1.0 + _fetched_again(p, s)
     gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
-    gather_micro = gather_micro + collectives.gather_s(backward_shard, fetched_bytes, fetches)
+    gather_micro = gather_micro + passes * collectives.gather_s(
+        backward_shard, fetched_bytes, fetches
+    )
+    cut_s = p.cuts_by_rank * layers * tensors * s.shard_ranks * c.cut_s
     return (
-        is_3 * gather_micro / p.gather_speed,
-        np.where(is_3, reduced / p.gather_speed, reduced),
+        is_3 * (gather_micro + (1.0 + passes) * cut_s),
+        reduced + is_3 * cut_s,
         is_sharded * (1 - is_3) * gather_step,
     )
+
+
+def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:
+    """Whether stage 3 may gather a tensor while the largest one is in use.
+
+    DeepSpeed prefetches while less than `live_elements` are gathered, whatever the size of the
+    next tensor. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py,
+    fetch_sub_module.
+    """
+    attention = p.hidden * (s.attention_width + 2.0 * s.kv_width)
+    largest = np.maximum(attention, p.hidden * p.ffn_hidden) / p.tp
+    return np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
+
+
+def _fetched_again(p: Plans, s: Sizes) -> Column:
+    """Share of the parameters that stage 3 gathers once more for what is computed again.
+
+    A layer that is recomputed uses each tensor twice, forward and then backward, and between the
+    two goes from there to the layer's end and back. A tensor stays gathered if that is no more
+    than `reuse_elements`. FSDP holds the whole layer meanwhile. Source: DeepSpeed,
+    runtime/zero/partitioned_param_coordinator.py, __params_to_release.
+    """
+    recomputed = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
+    stays = 0.5 * p.reuse_elements / np.maximum(1.0, s.layer_params)
+    return (1.0 - p.layer_wise_gather) * recomputed * np.maximum(0.0, 1.0 - stays)
 
 
 def _whole_elements(p: Plans, s: Sizes) -> Column:

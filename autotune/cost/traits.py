@@ -50,20 +50,19 @@ _FSDP = {
 _MEGATRON = {"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0, "logit_bytes": 8.0}
 
 _ZERO_3 = {
-    # Parameters are fetched one module at a time and copied out of flat buffers, and what that
-    # reaches is about one network card of a node's eight. Source: the ZeRO-3 rows of Narayanan et
-    # al. (arXiv:2104.04473), table 2; DeepSpeed, runtime/zero/partition_parameters.py.
-    "gather_calls_per_layer": 2.0,
-    "gather_speed": 0.15,
+    # Parameters are fetched one module at a time. Source: DeepSpeed,
+    # runtime/zero/partition_parameters.py.
+    "gather_calls_per_layer": 4.0,
+    "cuts_by_rank": 1.0,
 }
 
 FRAMEWORKS = (
     Traits(
-        # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks.
-        # Source: Liang et al. (arXiv:2410.06511).
+        # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks, sequence
+        # parallelism of DTensors. Source: Liang et al. (arXiv:2410.06511).
         name="torchtitan",
         zero_stage=3,
-        columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7},
+        columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7, "keeps_gathered": 1.0},
         recompute="selective",
         splits_local_batch=True,
         selective_operators=True,
@@ -152,7 +151,12 @@ FRAMEWORKS = (
         name="deepspeed",
         zero_stage=0,
         columns={"flat_buffers": 1.0, "upcasts_grads": 1.0, "fused_kernels": 0.0, **_ZERO_3},
-        fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
+        fp16_columns={
+            "flash_attention": 0.0,
+            "has_dropout": 1.0,
+            "overlap_reduce": 0.0,
+            "overlap_gather": 0.0,
+        },
     ),
     Traits(
         # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits, norms run in 16 bits,

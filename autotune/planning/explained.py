@@ -8,6 +8,7 @@ import numpy as np
 
 from autotune.contract import KnobValue
 from autotune.cost import Prediction
+from autotune.cost.errors import Reach
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.outlook import Outlook
@@ -56,6 +57,8 @@ class Estimated(Judged):
 
     prediction: Prediction
     """Prediction of the cost model for the candidate alone."""
+    reach: Reach
+    """How far measured figures may be from the predicted ones."""
 
     @property
     def step_time_s(self) -> float:
@@ -124,7 +127,8 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
         JobError: A setting is not one.
     """
     candidate, notes = outlook.read(settings)
-    return Estimated(**judged(outlook, candidate, notes), prediction=outlook.predict([candidate]))
+    own = outlook.predict([candidate])
+    return Estimated(**judged(outlook, candidate, notes), prediction=own, reach=outlook.reach(own))
 
 
 def explain_candidate(
@@ -148,6 +152,7 @@ def explain_candidate(
     return Explained(
         **judged(outlook, candidate, notes),
         prediction=own,
+        reach=outlook.reach(own),
         place=int(np.flatnonzero(order == at)[0]) + 1,
         n_ranked=len(lattice.candidates) + (index is None),
         index=index,

@@ -12,6 +12,8 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
+from autotune.cost.errors import Reach, load_errors
+from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
@@ -108,6 +110,12 @@ class Outlook:
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
         """Predictions of the model for some candidates."""
         return predict(self.plans(candidates), constants_of(self.environment))
+
+    def reach(self, predicted: Prediction) -> Reach:
+        """How far measured figures may be from predictions for this fleet."""
+        accelerator = accelerator_of(self.environment, self.table)
+        n = len(predicted.step_time_s)
+        return load_errors().reach([self.job.engine] * n, [accelerator] * n, predicted)
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

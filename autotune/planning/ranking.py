@@ -13,7 +13,7 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
-from autotune.cost.constants import constants_of
+from autotune.cost.errors import Reach
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
@@ -57,8 +57,8 @@ class Ranking:
     min_fit: float
     price_per_hour: float | None
     """Price of one accelerator."""
-    time_sigma: float
-    """Standard deviation of log(measured / predicted) step time."""
+    reach: Reach
+    """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
 
     @property
@@ -95,7 +95,7 @@ def rank_lattice(
         on_front=_front(found, order, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
-        time_sigma=constants_of(outlook.environment).time_sigma,
+        reach=outlook.reach(found),
         variants=tuple(
             _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
         ),

@@ -112,11 +112,11 @@ _ASKED = {
     "lengths": "string: of the samples: fixed, packed, histogram",
     "predicted_step_time_s": "float64 in s: what the calibrated cost model said before the "
     "trial; empty: nothing",
-    "predicted_step_time_low_s": "float64 in s: its 95% interval, lower end",
-    "predicted_step_time_high_s": "float64 in s: its 95% interval, upper end",
+    "predicted_step_time_low_s": "float64 in s: its 90% interval, lower end",
+    "predicted_step_time_high_s": "float64 in s: its 90% interval, upper end",
     "predicted_peak_memory_bytes": "float64 in B: the same of the peak per device",
-    "predicted_peak_memory_low_bytes": "float64 in B: 95% interval, lower end",
-    "predicted_peak_memory_high_bytes": "float64 in B: 95% interval, upper end",
+    "predicted_peak_memory_low_bytes": "float64 in B: 90% interval, lower end",
+    "predicted_peak_memory_high_bytes": "float64 in B: 90% interval, upper end",
 }
 _MEASURED = {
     "outcome": "string: how it ended (see `Outcome`); empty while it is in flight",

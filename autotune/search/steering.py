@@ -13,9 +13,11 @@ from itertools import starmap
 
 import numpy as np
 
+from autotune.base.student_t import t_quantile
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
+from autotune.cost.errors import UPPER
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.knowledge import (
     STUDY_KINSHIP,
@@ -27,7 +29,7 @@ from autotune.cost.knowledge import (
 )
 from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
-from autotune.cost.residual import MOST_SEEN, Seen, spread_over
+from autotune.cost.residual import MOST_SEEN, PRIOR_DEGREES, Seen, spread_over
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
@@ -46,9 +48,6 @@ MiB with torch 2.13, DeepSpeed 0.19.8 and transformers 5 (psutil's `uss`)."""
 MODEL_MARGIN = 1.5
 """Factor by which the model may be wrong before any trial: further than for nearly all published
 runs that it had not seen (`benchmarks/accuracy.py`)."""
-_NORMAL = 1.96
-"""The normal distribution's quantile of a 95% interval."""
-
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -155,8 +154,11 @@ class Steering:
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
-        reach = np.exp(_NORMAL * math.hypot(*deviations))
-        memory_reach = np.exp(_NORMAL * float(believed.memory.deviation[-1]))
+        # A Student-t process: what was measured adds to the prior's degrees of freedom.
+        n_measured = sum(shot.seconds is not None for shot in believed.shots)
+        quantile = t_quantile(UPPER, PRIOR_DEGREES + n_measured)
+        reach = np.exp(quantile * math.hypot(*deviations))
+        memory_reach = np.exp(quantile * float(believed.memory.deviation[-1]))
         step_time_s = float(np.exp(believed.log_seconds[-1]))
         peak_bytes = float(np.exp(believed.log_peak[-1]))
         return Predicted(

@@ -101,7 +101,7 @@ def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
         ({"seq_len": "-1"}, "not above zero"),
         ({"hidden": "4100"}, "hidden=4100 is no multiple of n_heads=32"),
         ({"n_kv_heads": "5"}, "n_heads=32 is no multiple of n_kv_heads=5"),
-        ({"n_heads": "", "n_kv_heads": ""}, "n_heads is blank"),
+        ({"n_heads": "", "model_name": ""}, "n_heads is blank, and hidden"),
         ({"tp": "3", "dp": ""}, "tp 3 x pp 2 x cp 1 x ulysses 1 = 6 does not divide n_gpus=64"),
         ({"dp": "4"}, "= 32, not n_gpus=64"),
         ({"tp": "64", "pp": "1", "dp": "1"}, "n_heads=32 is no multiple of tp=64"),
@@ -230,3 +230,45 @@ def test_binary_is_refused(tmp_path: Path) -> None:
 def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
     read = rows_to_plans([row(params_b=params_b)], shipped_accelerators())
     assert read.reasons == (f"params_b={params_b}: above 10^15 parameters",)
+
+
+@pytest.mark.parametrize(
+    ("cell", "text", "expected"),
+    [
+        ("loss", "fused cross entropy", {"logit_bytes": 4.0}),
+        ("loss", "chunked 2048", {"loss_chunk_tokens": 2048.0}),
+        ("loss", "unfused", {"logit_bytes": 12.0}),
+        ("attention", "eager", {"flash_attention": 0.0}),
+        ("attention", "flash_attention_2", {"flash_attention": 1.0, "attention_speed": 1.0}),
+        ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
+        ("kernels", "torch.compile", {"fused_kernels": 0.7, "launch_free": 0.5}),
+        ("kernels", "eager", {"fused_kernels": 0.0}),
+        ("optimizer", "AdamW", {"optimizer_bytes": 12.0}),
+        ("optimizer", "adamw 8-bit", {"optimizer_bytes": 6.0}),
+        ("optimizer", "SGD", {"optimizer_bytes": 4.0}),
+        ("optimizer", "Lion", {"optimizer_bytes": 8.0}),
+    ],
+)
+def test_a_row_says_what_changes_memory(cell: str, text: str, expected: dict[str, float]) -> None:
+    assert {name: column(name, **{cell: text}) for name in expected} == expected
+
+
+@pytest.mark.parametrize("cell", ["loss", "attention", "kernels", "optimizer"])
+def test_a_choice_that_is_not_known_is_said_and_changes_nothing(cell: str) -> None:
+    rows, plain = read(**{cell: "quantum"}), read()
+    assert rows.plans is not None
+    assert plain.plans is not None
+    assert f"{cell}=as megatron (quantum is not known)" in rows.assumed[0]
+    assert np.array_equal(
+        predict(rows.plans).peak_memory_bytes, predict(plain.plans).peak_memory_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "heads"),
+    [("GPT-8B", "4096", 32), ("Llama-3-8B", "4096", 32), ("gpt2", "768", 12), ("opt", "2048", 16)],
+)
+def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -> None:
+    changes = {"model_name": name, "hidden": hidden, "n_kv_heads": "", "params_b": "", "tp": "1"}
+    assert column("n_heads", **changes, dp="32", n_heads="") == heads
+    assert column("n_heads", **changes, dp="32", n_heads="", head_dim="64") == int(hidden) / 64

@@ -4,9 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autotune.cost import Constants, Plans, Prediction, Recompute, Tier, load_constants, predict
 from autotune.cost import collectives as comm
+from autotune.cost.plans import Column
 from tests.cost.plans import plans
 
 IDEAL = dataclasses.replace(
@@ -190,7 +192,7 @@ def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
         float(predict(plans(dp=2.0, zero_stage=stage, runs_ahead=ahead), hooks).times.host_s[0])
         for stage, ahead in ((3.0, 0.0), (2.0, 0.0), (3.0, 1.0))
     ]
-    assert host_s == pytest.approx([2 * 96 * 1e-3, 0.0, 0.0])
+    assert host_s == pytest.approx([96 * 1e-3, 0.0, 0.0])
 
 
 def test_small_tensors_stay_whole_at_stage_3() -> None:
@@ -273,3 +275,51 @@ def test_gathered_logits_are_whole_on_every_tensor_parallel_rank() -> None:
     assert split.memory.logits_bytes[0] == alone.memory.logits_bytes[0] / 8
     assert whole.times.tensor_comm_s[0] > split.times.tensor_comm_s[0]
     assert split.times.logits_s[0] < whole.times.logits_s[0] < alone.times.logits_s[0]
+
+
+def _gathers_s(**changes: Column) -> NDArray[np.float64]:
+    """Seconds of communication between data parallel ranks, none of it hidden."""
+    p = plans(zero_stage=3.0, overlap_gather=0.0, overlap_reduce=0.0, **changes)
+    return np.asarray(ideal(p).times.data_comm_s)
+
+
+def test_stage_3_gathers_large_layers_again_for_what_it_recomputes() -> None:
+    of_layer = 12 * 12288.0**2
+    times = _gathers_s(
+        dp=64.0,
+        recompute=float(Recompute.FULL),
+        reuse_elements=np.array([0.0, of_layer, 2 * of_layer]),
+    )
+    # Three gathers and a reduction, two and a half, two: the same volume each.
+    assert times[0] / times[2] == pytest.approx(4 / 3, rel=0.01)
+    assert times[1] / times[2] == pytest.approx(3.5 / 3, rel=0.01)
+    assert (
+        _gathers_s(dp=64.0, recompute=float(Recompute.FULL), layer_wise_gather=1.0)[0] < times[0]
+    )
+
+
+def test_cutting_tensors_by_rank_takes_longer_with_more_ranks() -> None:
+    ranks = np.array([64.0, 512.0])
+    whole, cut = (_gathers_s(dp=ranks, cuts_by_rank=cuts) for cuts in (0.0, 1.0))
+    assert (cut - whole)[1] == pytest.approx(8 * (cut - whole)[0])
+
+
+def test_a_prefetch_bucket_joins_small_tensors() -> None:
+    small = {"hidden": 1024.0, "ffn_hidden": 4096.0, "n_heads": 16.0, "head_dim": 64.0}
+    p = plans(
+        **small,
+        dp=64.0,
+        zero_stage=3.0,
+        overlap_gather=0.0,
+        gather_calls_per_layer=4.0,
+        prefetch_elements=np.array([1.0, 1e8]),
+    )
+    apart, joined = predict(p).times.data_comm_s
+    assert joined < apart
+
+
+def test_what_has_no_room_is_not_prefetched() -> None:
+    live = np.array([1e8, 1e10])
+    p = plans(zero_stage=3.0, dp=64.0, micro_batch=8.0, live_elements=live)
+    shown = predict(p).times.data_comm_s
+    assert shown[0] > 1.5 * shown[1]

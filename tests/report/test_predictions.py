@@ -37,8 +37,8 @@ def test_inside_is_between_the_ends_and_off_is_the_median():
         trial(10.0, None),
     ]
     assert describe_foretold(trials) == (
-        "step time: median error 25%, 2 of 3 trials inside the predicted 95% interval; "
-        "memory: median error 25%, 1 of 3 trials inside the predicted 95% interval"
+        "step time: median error 25%, 2 of 3 trials inside the predicted 90% interval; "
+        "memory: median error 25%, 1 of 3 trials inside the predicted 90% interval"
     )
 
 

@@ -203,6 +203,7 @@ def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
         "reduce_bucket_elements": elements("reduce_bucket_size", 500_000_000),
         "gather_bucket_elements": elements("allgather_bucket_size", 500_000_000),
         "prefetch_elements": elements("stage3.prefetch_bucket_size", 50_000_000),
+        "reuse_elements": elements("stage3.max_reuse_distance", 1_000_000_000),
         "live_elements": elements("stage3.max_live_parameters", 1_000_000_000),
         "persistent_elements": _numbers(candidates, "stage3.param_persistence_threshold", 100_000),
     }

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
+from autotune.cost.errors import LEVEL
 from autotune.planning.explained import Estimated, Explained, Judged, Neighbour
 from autotune.report.candidates.ranking import figures_as_dict, parts_as_dict, parts_of, shares
 from autotune.report.terminal.tables import plain_table, print_facts
@@ -34,7 +35,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
     return {
         **judged_as_dict(found),
-        **figures_as_dict(found.job, found.prediction, 0),
+        **figures_as_dict(found.job, found.prediction, 0, found.reach),
         **parts_as_dict(found.prediction, 0),
     }
 
@@ -87,13 +88,20 @@ def verdict(found: Judged) -> list[tuple[str, str]]:
 
 def _figures(found: Estimated) -> list[tuple[str, str]]:
     seconds, sizes = parts_of(found.prediction, 0)
+    low_s, high_s, low_bytes, high_bytes = found.reach.around(found.prediction, 0)
     return [
-        ("step", f"{format_seconds(found.step_time_s)}: {shares(seconds, 5)}"),
+        (
+            "step",
+            f"{format_seconds(found.step_time_s)} ({format_seconds(low_s)} to "
+            f"{format_seconds(high_s)}): {shares(seconds, 5)}",
+        ),
         (
             "memory",
-            f"{format_bytes(found.peak_memory_bytes)}, fits with a probability of "
+            f"{format_bytes(found.peak_memory_bytes)} ({format_bytes(low_bytes)} to "
+            f"{format_bytes(high_bytes)}), fits with a probability of "
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
+        ("intervals", f"hold {LEVEL:.0%} of others' runs that the model had not seen"),
     ]
 
 

@@ -1,7 +1,6 @@
 """Predictions for a job's candidates: as text for a terminal, and as data."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,12 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
+from autotune.cost.errors import LEVEL, Reach
 from autotune.job.job import Job
 from autotune.planning.ranking import Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_rate
 
-_NORMAL_95 = 1.96
-"""Quantile of the normal distribution: a 95% interval reaches so many deviations either way."""
 _TIME_PARTS = {
     "matmul_s": "matrix products",
     "attention_s": "attention",
@@ -62,7 +60,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
         "n_likely_to_fit": ranking.n_likely,
-        "pred_time_sigma": ranking.time_sigma,
+        "pred_level": LEVEL,
         "candidates": [_row(ranking, rank) for rank in ranks],
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
@@ -74,13 +72,12 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
     job, environment = ranking.job, ranking.environment
-    low, high = (math.exp(sign * _NORMAL_95 * ranking.time_sigma) for sign in (-1, 1))
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
         f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
-        f"probability of {ranking.min_fit:.0%} or more; step times hold within x{low:.2f} to "
-        f"x{high:.2f} (95%)",
+        f"probability of {ranking.min_fit:.0%} or more",
+        f"intervals hold {LEVEL:.0%} of others' runs that the model had not seen",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
     shown = [int(index) for index in ranking.order[:top]]
@@ -112,14 +109,19 @@ def shares(parts: Mapping[str, float], most: int = 4) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in list(parts.items())[:most])
 
 
-def figures_as_dict(job: Job, prediction: Prediction, index: int) -> dict[str, Any]:
-    """Predictions for one candidate, for programs."""
+def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Reach) -> dict[str, Any]:
+    """Predictions for one candidate, with the ends of their intervals, for programs."""
     step_time_s = float(prediction.step_time_s[index])
+    low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
     return {
         "pred_step_time_s": step_time_s,
+        "pred_step_time_low_s": low_s,
+        "pred_step_time_high_s": high_s,
         "pred_samples_per_s": job.global_batch / step_time_s,
         "pred_tokens_per_s_per_gpu": _tokens_per_s(job, step_time_s),
         "pred_peak_memory_bytes": float(prediction.peak_memory_bytes[index]),
+        "pred_peak_memory_low_bytes": low_bytes,
+        "pred_peak_memory_high_bytes": high_bytes,
         "pred_fit_probability": float(prediction.fit_probability[index]),
     }
 
@@ -136,7 +138,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "candidate": ranking.candidates[index].values,
-        **figures_as_dict(ranking.job, found, index),
+        **figures_as_dict(ranking.job, found, index, ranking.reach),
         "pred_host_memory_bytes": float(found.host_memory_bytes[index]),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
@@ -147,16 +149,23 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
 
 def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
     prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
-    table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
+    table = plain_table(
+        *(">rank", ">step", ">interval", ">tokens/s/GPU", ">peak", ">interval", ">fits"),
+        *prices,
+        "*candidate",
+    )
     found = ranking.prediction
     for rank, index in enumerate(shown, start=1):
         price = _price(ranking, index)
         probability = found.fit_probability[index]
+        low_s, high_s, low_bytes, high_bytes = ranking.reach.around(found, index)
         table.add_row(
             f"{rank}{'*' if index in ranking.on_front else ' '}",
             format_seconds(found.step_time_s[index]),
+            f"{format_seconds(low_s)} to {format_seconds(high_s)}",
             format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
+            f"{format_bytes(low_bytes)} to {format_bytes(high_bytes)}",
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
             ranking.describe(ranking.candidates[index]),

@@ -12,7 +12,7 @@ from autotune.report.words import format_rate
 from autotune.search.history import History, Tried, results
 
 Case = tuple[float, float, float, float]
-"""Measured, predicted, and the ends of its 95% interval."""
+"""Measured, predicted, and the ends of its 90% interval."""
 
 
 def describe_foretold(trials: Sequence[Trial]) -> str | None:
@@ -63,7 +63,7 @@ def describe_extrapolated(history: History) -> str:
         f"step time of {len(cases)} candidate{'' if one else 's'}, predicted after trials of "
         f"{' and '.join(fidelities)}: {far}{'' if one else f', at most {sizes[-1]:.0%}'}; "
         f"{sum(error > 0 for error in errors)} too long, {_n_inside(cases)} inside the predicted "
-        "95% interval"
+        "90% interval"
     )
 
 
@@ -119,7 +119,7 @@ def _describe(name: str, cases: Sequence[Case]) -> str:
     off = statistics.median(abs(said / measured - 1) for measured, said, _, _ in cases)
     return (
         f"{name}: median error {off:.0%}, {_n_inside(cases)} of {len(cases)} trials inside the "
-        "predicted 95% interval"
+        "predicted 90% interval"
     )
 
 

@@ -22,7 +22,7 @@ class ProposedChange:
     gain: float
     """Predicted ratio of samples/s to those of the command as it is."""
     gain_low: float
-    """Lower end of its 95% interval, if the model is right about itself."""
+    """Lower end of its 90% interval."""
     gain_high: float
     peak_memory_bytes: float
     """Predicted peak of the fullest device."""
@@ -96,7 +96,7 @@ def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
         yield (
             f"{change.gain:.2f}x",
             (
-                f"predicted (95%: {change.gain_low:.2f} to {change.gain_high:.2f}) with "
+                f"predicted (90%: {change.gain_low:.2f} to {change.gain_high:.2f}) with "
                 f"{change.settings}, at {format_bytes(change.peak_memory_bytes)} "
                 f"({format_bytes(change.peak_memory_low_bytes)} to "
                 f"{format_bytes(change.peak_memory_high_bytes)}): " + "; ".join(change.edits)

@@ -1,0 +1,135 @@
+"""How far predictions are off where nobody looked: the interval beside a predicted figure.
+
+`errors.yaml` beside this file says how far the model was off on published runs of sources whose
+rows its constants had not seen. `benchmarks/fit_errors.py` learns and writes it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autotune.base.errors import JobError
+from autotune.base.yaml_file import read_yaml
+from autotune.cost.predict import Prediction
+from autotune.devices.accelerators import Accelerator
+
+SHIPPED = Path(__file__).resolve().parent / "errors.yaml"
+LEVEL = 0.9
+"""Share of figures that an interval holds, on average over sources left out."""
+UPPER = 0.95
+"""Quantile at the upper end of such an interval."""
+_ALIKE = 0.2
+"""Accelerators whose peaks differ by less, in logarithm, count as the same: A100 and A800."""
+_HINT = "written by benchmarks/fit_errors.py"
+
+Values = NDArray[np.float64]
+_Size = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+
+
+class Sizes(BaseModel):
+    """Sizes of log(measured / predicted) that an interval reaches."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seen: _Size
+    """Where other sources have runs of the same framework on such accelerators."""
+    unseen: _Size
+    doubtful: _Size
+    """More, for a figure that is all doubtful."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Factors by which measured figures may lie above the predicted ones, or below."""
+
+    step_time: Values
+    peak_memory: Values
+
+    def around(self, predicted: Prediction, index: int) -> tuple[float, float, float, float]:
+        """The interval of a step time in seconds, and that of a peak in bytes."""
+        seconds, peak = predicted.step_time_s[index], predicted.peak_memory_bytes[index]
+        time_by, peak_by = self.step_time[index], self.peak_memory[index]
+        ends = (seconds / time_by, seconds * time_by, peak / peak_by, peak * peak_by)
+        return tuple(map(float, ends))  # type: ignore[return-value]
+
+
+class Errors(BaseModel):
+    """Errors on sources left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: int
+    """Sources that were left out, one after the other."""
+    step_time: Sizes
+    peak_memory: Sizes
+    peaks: dict[str, list[float]]
+    """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
+
+    def is_seen(self, framework: str, accelerator: Accelerator) -> bool:
+        """Whether there are published runs of the framework on such accelerators.
+
+        A probe of one's own stands for runs of others there.
+        """
+        known = self.peaks.get(framework, [])
+        if accelerator.measured is not None:
+            return bool(known)
+        return is_among(accelerator.peak_flops[accelerator.half], known)
+
+    def reach(
+        self, frameworks: Sequence[str], accelerators: Sequence[Accelerator], said: Prediction
+    ) -> Reach:
+        """How far each prediction reaches; one framework and accelerator each."""
+        pairs = zip(frameworks, accelerators, strict=True)
+        seen = np.array([self.is_seen(framework, its) for framework, its in pairs], bool)
+        return self.reach_of(seen, doubt_of(said))
+
+    def reach_of(self, seen: NDArray[np.bool_], doubt: Values) -> Reach:
+        """How far predictions reach, by whether their like was seen and what is doubtful."""
+        times, peaks = (
+            np.exp(np.where(seen, sizes.seen, sizes.unseen) + sizes.doubtful * doubt)
+            for sizes in (self.step_time, self.peak_memory)
+        )
+        return Reach(step_time=times, peak_memory=peaks)
+
+
+def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
+    """Whether an accelerator's peak is that of a known one."""
+    return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
+
+
+def doubt_of(said: Prediction) -> Values:
+    """Share of each step that depends on networks and hosts, of which tables say least.
+
+    All of it is in doubt where states are offloaded.
+    """
+    times, plans = said.times, said.plans
+    doubtful = (
+        *(times.tensor_comm_s, times.expert_comm_s, times.context_comm_s, times.pipeline_comm_s),
+        *(times.data_comm_s, times.host_s, times.offload_s),
+    )
+    share = np.sum([np.asarray(part) for part in doubtful], axis=0) / said.step_time_s
+    offloads = np.greater(plans.optimizer_tier, 0) | np.greater(plans.param_tier, 0)
+    found: Values = np.clip(np.where(offloads, 1.0, share), 0.0, 1.0)
+    return found
+
+
+@cache
+def load_errors(path: Path = SHIPPED) -> Errors:
+    """Read what was learned; the shipped file by default.
+
+    Raises:
+        JobError: It cannot be read, or a figure is not one.
+    """
+    try:
+        return Errors.model_validate(read_yaml(path, hint=_HINT))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise JobError(f"{path}: {key}: {first['msg']}", _HINT) from error
