@@ -25,7 +25,15 @@ from autotune.cost.constants import Constants, load_constants
 from autotune.cost.errors import UPPER
 from autotune.cost.forecast import forecast
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.residual import PRIOR_DEGREES, TIME_PRIOR, Seen, calibrate
+from autotune.cost.residual import (
+    MEMORY_PRIOR,
+    PRIOR_DEGREES,
+    TIME_PRIOR,
+    Features,
+    ResidualPrior,
+    Seen,
+    calibrate,
+)
 
 Values = NDArray[np.float64]
 
@@ -83,7 +91,7 @@ def measure(runs: Runs, constants: Constants, *, seed: int) -> dict[str, Any]:
         },
         "time_all": _summary(lines),
         "rank": _ranks(runs.part(ran), predicted.step_time_s[ran]),
-        "memory": _memory_lines(runs, predicted),
+        "memory": _memory_lines(runs, predicted, constants, seed=seed),
         "fit": _fit_calls(runs, predicted),
     }
 
@@ -101,7 +109,7 @@ def _time_lines(
                     continue
                 error = errors(predicted.step_time_s[mask], runs.times_s[mask])
                 after = _calibrated_errors(runs.part(mask), constants, seed=seed)
-                learned = _learned(runs.part(mask), constants, seed=seed)
+                said = forecast(runs.plans.take(mask), constants)
                 reach = runs.reach(predicted).step_time[mask]
                 ratio = predicted.step_time_s[mask] / runs.times_s[mask]
                 yield {
@@ -118,9 +126,7 @@ def _time_lines(
                         None if after is None else float(np.quantile(after, 0.9))
                     ),
                     "coverage": float(np.mean(np.abs(np.log(ratio)) <= np.log(reach))),
-                    "learned_median_error": None if learned is None else learned[0],
-                    "learned_coverage": None if learned is None else learned[1],
-                    "learned_width": None if learned is None else learned[2],
+                    **_learned(said.features, -np.log(ratio), TIME_PRIOR, _NOISE, seed=seed),
                 }
 
 
@@ -148,34 +154,35 @@ def _calibrated_errors(runs: Runs, constants: Constants, *, seed: int) -> Values
     return np.concatenate(found)
 
 
-def _learned(runs: Runs, constants: Constants, *, seed: int) -> tuple[float, float, float] | None:
+def _learned(
+    features: Features, misses: Values, prior: ResidualPrior, noise: float, *, seed: int
+) -> dict[str, float | None]:
     """What a search says of the rows left after five that it ran: its belief about the errors.
 
-    Returns:
-        Median error, share of the rows inside their intervals, and the median factor to an
-        interval's end; None where fewer than two rows are left.
+    None where fewer than two rows are left.
     """
-    n = len(runs.rows)
+    n = len(misses)
+    names = ("learned_median_error", "learned_coverage", "learned_width")
     if n < _CALIBRATION_ROWS + 2:
-        return None
-    said = forecast(runs.plans, constants)
-    misses = np.log(runs.times_s / said.seconds)
+        return dict.fromkeys(names)
     far, inside, reaches = [], [], []
+    quantile = t_quantile(UPPER, PRIOR_DEGREES + _CALIBRATION_ROWS)
     for draw in range(_DRAWS):
         order = np.random.default_rng((seed, draw)).permutation(n)
         known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:][:_MOST_LEARNED]
-        seen = Seen.here(said.features.take(known), misses[known])
-        believed = calibrate(said.features.take(rest), seen, TIME_PRIOR)
-        quantile = t_quantile(UPPER, PRIOR_DEGREES + _CALIBRATION_ROWS)
-        reach = quantile * np.hypot(believed.deviation, _NOISE)
+        seen = Seen.here(features.take(known), misses[known])
+        believed = calibrate(features.take(rest), seen, prior)
+        reach = quantile * np.hypot(believed.deviation, noise)
         left = misses[rest] - believed.mean
         far.append(np.abs(np.expm1(-left)))
         inside.append(np.abs(left) <= reach)
         reaches.append(np.exp(reach))
-    return tuple(
-        float(how(np.concatenate(values)))
-        for how, values in ((np.median, far), (np.mean, inside), (np.median, reaches))
+    figures = (
+        float(np.median(np.concatenate(far))),
+        float(np.mean(np.concatenate(inside))),
+        float(np.median(np.concatenate(reaches))),
     )
+    return dict(zip(names, figures, strict=True))
 
 
 def _ranks(runs: Runs, predicted: Values) -> dict[str, Any]:
@@ -204,7 +211,9 @@ def _rank(values: Values) -> Values:
     return np.argsort(np.argsort(values)).astype(np.float64)
 
 
-def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
+def _memory_lines(
+    runs: Runs, predicted: Prediction, constants: Constants, *, seed: int
+) -> list[dict[str, Any]]:
     """One per source, status and meter: formula values apart from measured ones."""
     found = []
     known = np.isfinite(runs.peaks_bytes)
@@ -220,6 +229,9 @@ def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
                 if status == "ok_analytic":
                     peaks = _analytic(predicted, mask)
                 error = errors(peaks, runs.peaks_bytes[mask])
+                misses = np.log(runs.peaks_bytes[mask] / peaks)
+                said = forecast(runs.plans.take(mask), constants)
+                features = said.memory_features or said.features
                 found.append(
                     {
                         "source": str(source),
@@ -228,11 +240,8 @@ def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
                         "bias": float(np.median(np.log(peaks / runs.peaks_bytes[mask]))),
                         "median_error": float(np.median(error)),
                         "p90_error": float(np.quantile(error, 0.9)),
-                        "coverage": float(
-                            np.mean(
-                                np.abs(np.log(peaks / runs.peaks_bytes[mask])) <= np.log(reach)
-                            )
-                        ),
+                        "coverage": float(np.mean(np.abs(misses) <= np.log(reach))),
+                        **_learned(features, misses, MEMORY_PRIOR, 0.0, seed=seed),
                     }
                 )
     return found
@@ -345,11 +354,8 @@ def show(found: dict[str, Any]) -> None:
         after = line["calibrated_median_error"]
         shown = ""
         if after is not None:
-            shown = (
-                f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}, in a search "
-                f"{line['learned_median_error']:6.1%} inside {line['learned_coverage']:4.0%} "
-                f"of x{line['learned_width']:.2f}"
-            )
+            p90 = line["calibrated_p90_error"]
+            shown = f"  after {after:6.1%} p90 {p90:6.1%}{_in_a_search(line)}"
         print(
             f"  {line['split']:8} {line['source']:32} {line['device']:14} {line['rows']:4} rows  "
             f"median {line['median_error']:6.1%} p90 {line['p90_error']:6.1%} "
@@ -365,9 +371,18 @@ def show(found: dict[str, Any]) -> None:
         print(
             f"  {line['source']:32} {line['meter']:16} {line['rows']:4} rows  median "
             f"{line['median_error']:6.1%} p90 {line['p90_error']:6.1%} bias {line['bias']:+.2f} "
-            f"inside {line['coverage']:4.0%}"
+            f"inside {line['coverage']:4.0%}{_in_a_search(line)}"
         )
     print(f"memory calls: {found['fit']}")
+
+
+def _in_a_search(line: dict[str, Any]) -> str:
+    if line["learned_coverage"] is None:
+        return ""
+    return (
+        f", in a search {line['learned_median_error']:6.1%} inside "
+        f"{line['learned_coverage']:4.0%} of x{line['learned_width']:.2f}"
+    )
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from fit_constants import LeftOut, leave_one_out
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
-from autotune.cost.errors import LEVEL, SHIPPED, Errors, Sizes, is_among
+from autotune.cost.errors import LEVEL, SHIPPED, Errors, MissSizes, is_among
 
 Values = NDArray[np.float64]
 
@@ -31,7 +31,7 @@ _UNKNOWN = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """Sizes of log(measured / predicted) of runs left out; NaN where nothing was measured."""
+    """MissSizes of log(measured / predicted) of runs left out; NaN where nothing was measured."""
 
     sources: NDArray[np.str_]
     frameworks: NDArray[np.str_]
@@ -114,26 +114,28 @@ def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
     return float(misses[order][np.flatnonzero(reached)[0]])
 
 
-def _sizes(misses: Misses, missed: Values, seen: NDArray[np.bool_], *, has_doubt: bool) -> Sizes:
-    """Sizes in the proportion of the mean misses, made large enough by the conformal quantile.
+def _sizes(
+    misses: Misses, missed: Values, seen: NDArray[np.bool_], *, has_doubt: bool
+) -> MissSizes:
+    """MissSizes in the proportion of the mean misses, made large enough by the conformal quantile.
 
     The proportion is a least squares fit of the sizes of the misses, every source weighing alike;
     no size is below zero, and where nothing was seen none is narrower for it.
     """
     known = np.isfinite(missed)
     if not known.any():
-        return Sizes(seen=_UNKNOWN, unseen=_UNKNOWN, doubtful=0.0)
+        return MissSizes(seen=_UNKNOWN, unseen=_UNKNOWN, doubtful=0.0)
     sources, seen, size = misses.sources[known], seen[known], missed[known]
     doubt = misses.doubt[known] * has_doubt
     _, which, counts = np.unique(sources, return_inverse=True, return_counts=True)
-    # Sizes of the misses are 1 for everybody, more for what was not seen and for what is doubtful.
+    # MissSizes of the misses are 1 for everybody, more for what was not seen and for what is doubtful.
     parts = np.stack([np.ones(len(size)), ~seen * 1.0, doubt], axis=1)
     shares = _least_squares(parts, size, 1.0 / counts[which])
     shares = shares if shares.any() else np.array([1.0, 0.0, 0.0])
     expected = np.maximum(parts @ shares, _LEAST)
     times = conformal(size / expected, sources, LEVEL)
     least, unseen, doubtful = (round(float(share * times), 3) for share in shares)
-    return Sizes(seen=least, unseen=round(least + unseen, 3), doubtful=doubtful)
+    return MissSizes(seen=least, unseen=round(least + unseen, 3), doubtful=doubtful)
 
 
 def _least_squares(parts: Values, size: Values, weights: Values) -> Values:

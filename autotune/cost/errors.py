@@ -33,8 +33,8 @@ Values = NDArray[np.float64]
 _Size = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
-class Sizes(BaseModel):
-    """Sizes of log(measured / predicted) that an interval reaches."""
+class MissSizes(BaseModel):
+    """MissSizes of log(measured / predicted) that an interval reaches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,8 +67,8 @@ class Errors(BaseModel):
 
     sources: int
     """Sources that were left out, one after the other."""
-    step_time: Sizes
-    peak_memory: Sizes
+    step_time: MissSizes
+    peak_memory: MissSizes
     peaks: dict[str, list[float]]
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.cost import predict
-from autotune.cost.errors import LEVEL, Errors, Sizes, doubt_of, load_errors
+from autotune.cost.errors import LEVEL, Errors, MissSizes, doubt_of, load_errors
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from autotune.devices.probed import MeasuredRates
@@ -16,8 +16,8 @@ from tests.cost.rows import row
 
 ERRORS = Errors(
     sources=3,
-    step_time=Sizes(seen=0.1, unseen=0.3, doubtful=0.5),
-    peak_memory=Sizes(seen=0.1, unseen=0.2, doubtful=0.0),
+    step_time=MissSizes(seen=0.1, unseen=0.3, doubtful=0.5),
+    peak_memory=MissSizes(seen=0.1, unseen=0.2, doubtful=0.0),
     peaks={"megatron": [312.0]},
 )
 
