@@ -31,7 +31,7 @@ _UNKNOWN = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """MissSizes of log(measured / predicted) of runs left out; NaN where nothing was measured."""
+    """Sizes of log(measured / predicted) of runs left out; NaN where nothing was measured."""
 
     sources: NDArray[np.str_]
     frameworks: NDArray[np.str_]
@@ -117,7 +117,7 @@ def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
 def _sizes(
     misses: Misses, missed: Values, seen: NDArray[np.bool_], *, has_doubt: bool
 ) -> MissSizes:
-    """MissSizes in the proportion of the mean misses, made large enough by the conformal quantile.
+    """Sizes in the proportion of the mean misses, made large enough by the conformal quantile.
 
     The proportion is a least squares fit of the sizes of the misses, every source weighing alike;
     no size is below zero, and where nothing was seen none is narrower for it.
@@ -128,7 +128,7 @@ def _sizes(
     sources, seen, size = misses.sources[known], seen[known], missed[known]
     doubt = misses.doubt[known] * has_doubt
     _, which, counts = np.unique(sources, return_inverse=True, return_counts=True)
-    # MissSizes of the misses are 1 for everybody, more for what was not seen and for what is doubtful.
+    # Sizes of the misses are 1 for everybody, more for what was not seen and for what is doubtful.
     parts = np.stack([np.ones(len(size)), ~seen * 1.0, doubt], axis=1)
     shares = _least_squares(parts, size, 1.0 / counts[which])
     shares = shares if shares.any() else np.array([1.0, 0.0, 0.0])

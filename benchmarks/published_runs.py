@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
-from autotune.cost.errors import Reach, load_errors
+from autotune.cost.errors import Margin, load_errors
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction
 from autotune.cost.published import PublishedRows, read_table, rows_to_plans
@@ -62,7 +62,7 @@ class Runs:
             n_unpredicted=self.n_unpredicted,
         )
 
-    def reach(self, predicted: Prediction) -> Reach:
+    def reach(self, predicted: Prediction) -> Margin:
         """How far each may be from its prediction, by the shipped errors."""
         return load_errors().reach(self.frameworks.tolist(), self.accelerators, predicted)
 

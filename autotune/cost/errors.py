@@ -34,7 +34,7 @@ _Size = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
 class MissSizes(BaseModel):
-    """MissSizes of log(measured / predicted) that an interval reaches."""
+    """Sizes of log(measured / predicted) that an interval reaches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,7 @@ class MissSizes(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class Margin:
     """Factors by which measured figures may lie above the predicted ones, or below."""
 
     step_time: Values
@@ -84,19 +84,19 @@ class Errors(BaseModel):
 
     def reach(
         self, frameworks: Sequence[str], accelerators: Sequence[Accelerator], said: Prediction
-    ) -> Reach:
+    ) -> Margin:
         """How far each prediction reaches; one framework and accelerator each."""
         pairs = zip(frameworks, accelerators, strict=True)
         seen = np.array([self.is_seen(framework, its) for framework, its in pairs], bool)
         return self.reach_of(seen, doubt_of(said))
 
-    def reach_of(self, seen: NDArray[np.bool_], doubt: Values) -> Reach:
+    def reach_of(self, seen: NDArray[np.bool_], doubt: Values) -> Margin:
         """How far predictions reach, by whether their like was seen and what is doubtful."""
         times, peaks = (
             np.exp(np.where(seen, sizes.seen, sizes.unseen) + sizes.doubtful * doubt)
             for sizes in (self.step_time, self.peak_memory)
         )
-        return Reach(step_time=times, peak_memory=peaks)
+        return Margin(step_time=times, peak_memory=peaks)
 
 
 def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.contract import KnobValue
 from autotune.cost import Prediction
-from autotune.cost.errors import Reach
+from autotune.cost.errors import Margin
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.outlook import Outlook
@@ -57,7 +57,7 @@ class Estimated(Judged):
 
     prediction: Prediction
     """Prediction of the cost model for the candidate alone."""
-    reach: Reach
+    reach: Margin
     """How far measured figures may be from the predicted ones."""
 
     @property

@@ -12,7 +12,7 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.cost.errors import Reach, load_errors
+from autotune.cost.errors import Margin, load_errors
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.hardware import Environment
@@ -111,7 +111,7 @@ class Outlook:
         """Predictions of the model for some candidates."""
         return predict(self.plans(candidates), constants_of(self.environment))
 
-    def reach(self, predicted: Prediction) -> Reach:
+    def reach(self, predicted: Prediction) -> Margin:
         """How far measured figures may be from predictions for this fleet."""
         accelerator = accelerator_of(self.environment, self.table)
         n = len(predicted.step_time_s)

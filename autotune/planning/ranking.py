@@ -13,7 +13,7 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
-from autotune.cost.errors import Reach
+from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
@@ -57,7 +57,7 @@ class Ranking:
     min_fit: float
     price_per_hour: float | None
     """Price of one accelerator."""
-    reach: Reach
+    reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
 

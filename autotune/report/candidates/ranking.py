@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
-from autotune.cost.errors import LEVEL, Reach
+from autotune.cost.errors import LEVEL, Margin
 from autotune.job.job import Job
 from autotune.planning.ranking import Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
@@ -109,7 +109,7 @@ def shares(parts: Mapping[str, float], most: int = 4) -> str:
     return ", ".join(f"{name} {part / total:.0%}" for name, part in list(parts.items())[:most])
 
 
-def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Reach) -> dict[str, Any]:
+def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin) -> dict[str, Any]:
     """Predictions for one candidate, with the ends of their intervals, for programs."""
     step_time_s = float(prediction.step_time_s[index])
     low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
