@@ -67,6 +67,10 @@ class Templates:
         self._environment = _StrictEnvironment(self.folders)
         self._compiled: dict[str, Template] = {}
 
+    def is_users(self, name: str) -> bool:
+        """Whether a template is the user's own."""
+        return len(self.folders) > 1 and os.path.isfile(os.path.join(self.folders[0], name))
+
     def text(self, name: str, values: Mapping[str, Any]) -> str:
         """Render a template, by its path below a templates folder: `launch/launch.sh.j2`.
 

@@ -20,6 +20,7 @@ from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.engines.advice import COMMON, AdviceRules
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
+from autotune.space.judged import Judged, judge_each
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
@@ -105,7 +106,7 @@ class Engine(ABC):
     def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
 
-        None: the candidates of the job's space are judged, one by one.
+        None: the candidates of the job's space are judged.
 
         Raises:
             NothingFeasibleError: None is legal.
@@ -119,6 +120,15 @@ class Engine(ABC):
         Raises:
             RenderError: A template or the base configuration does not render.
         """
+
+    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+        """Violations of many candidates, as `judge` has them of each; by default one by one.
+
+        Raises:
+            RenderError: A template or the base configuration does not render.
+            JobError: They are too many to be judged one by one.
+        """
+        return judge_each(candidates, self.judge)
 
     def describe(self, candidate: Candidate) -> str:
         """The settings that a user has to make, in words."""

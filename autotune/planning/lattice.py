@@ -12,10 +12,12 @@ from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
+from autotune.space.grid import grid_rows
+from autotune.space.judged import Judged
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
+from autotune.space.rows import Rows
 from autotune.space.rule import Violation, nothing_legal
-from autotune.space.space import grid
 from autotune.space.space_file import Space
 
 _ORDERED = ("int", "float")
@@ -162,32 +164,44 @@ def lattice_of(job: Job, engine: Engine) -> Lattice:
 
 
 def build_lattice(space: Space, engine: Engine) -> Lattice:
-    """Render and judge every candidate of a space.
+    """Judge every candidate of a space.
 
     Raises:
         JobError: The space is too large.
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    judged = [(candidate, engine.judge(candidate)) for candidate in grid(space, engine.context)]
-    legal = tuple(candidate for candidate, found in judged if not found)
-    refused = [(candidate, found) for candidate, found in judged if found]
-    counts = Counter(rule for _, found in refused for rule in {v.rule: v for v in found})
-    if refused and not legal:
-        closest, violations = min(refused, key=lambda each: len(each[1]))
-        said = f"space {space.name}: none of its {len(judged)} candidates is legal for this job"
-        raise nothing_legal(f"{said}; refused most by", counts, str(closest), violations)
-    examples: dict[str, tuple[Candidate, Violation]] = {}
-    for candidate, found in refused:
-        for violation in found:
-            examples.setdefault(violation.rule, (candidate, violation))
+    rows = grid_rows(space, engine.context)
+    judged = engine.judge_all(rows)
+    total = judged.total
+    examples = _examples(rows, judged, engine)
+    counts = Counter({rule: int((judged.broken[rule] > 0).sum()) for rule in examples})
+    legal = np.flatnonzero(total == 0)
+    if len(rows) and not len(legal):
+        closest = rows[int(np.argmin(total))]
+        said = f"space {space.name}: none of its {len(rows)} candidates is legal for this job"
+        raise nothing_legal(
+            f"{said}; refused most by", counts, str(closest), engine.judge(closest)
+        )
     return Lattice(
-        candidates=legal,
+        candidates=rows.take(legal),
         context=engine.context,
-        grid_size=len(judged),
+        grid_size=len(rows),
         refused=dict(counts.most_common()),
         examples=examples,
     )
+
+
+def _examples(
+    rows: Rows, judged: Judged, engine: Engine
+) -> dict[str, tuple[Candidate, Violation]]:
+    """Rule -> the first candidate that it refuses, and what it says."""
+    firsts = {int(np.argmax(counts > 0)) for counts in judged.broken.values()}
+    examples: dict[str, tuple[Candidate, Violation]] = {}
+    for row in sorted(firsts):
+        for violation in engine.judge(rows[row]):
+            examples.setdefault(violation.rule, (rows[row], violation))
+    return examples
 
 
 def _sort_key(value: KnobValue) -> tuple[float, str]:

@@ -66,7 +66,7 @@ def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue
             yield chosen
             return
         name, domain = knobs[index]
-        if not _applies(context.knobs, name, domain, {**context.base, **chosen}):
+        if not is_tried(context.knobs, name, domain, {**context.base, **chosen}):
             yield from extended(chosen, index + 1)
             return
         for value in domain.values:
@@ -75,7 +75,7 @@ def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue
     yield from extended({}, 0)
 
 
-def _applies(
+def is_tried(
     catalogue: Catalogue, name: str, domain: Domain, chosen: Mapping[str, KnobValue]
 ) -> bool:
     """Whether to try a knob's values, given those chosen and the base configuration's."""

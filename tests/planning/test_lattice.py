@@ -3,6 +3,7 @@ import pytest
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
@@ -26,6 +27,7 @@ class PlainEngine:
     """Renders nothing but what the rules below look at."""
 
     name = "plain"
+    judge_all = Engine.judge_all
 
     def __init__(self, job, base_knobs):
         self.job = job

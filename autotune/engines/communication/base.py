@@ -20,7 +20,7 @@ ALGORITHMS = ("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter")
 """Knobs that choose an algorithm for one collective."""
 LOOPBACK = "lo"
 """Interface that the fleet names where all ranks are on one node."""
-_LIBRARIES = ("nccl", "gloo")
+LIBRARIES = ("nccl", "gloo")
 """First parts of the knobs' names."""
 _MOST_BY_BRIDGES = 4
 """Most devices that NVLink joins without switches (H200 NVL)."""
@@ -56,7 +56,7 @@ class Communication:
         values = {
             name: value
             for name, value in candidate.values.items()
-            if name.partition(".")[0] in _LIBRARIES
+            if name.partition(".")[0] in LIBRARIES
         }
         if not values:
             return None

@@ -21,6 +21,7 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.engines.communication.base import Communication
 from autotune.engines.communication.variables import environment_of as communication_variables
 from autotune.engines.deepspeed import extensions
+from autotune.engines.deepspeed.columns import FEW, judge_columns
 from autotune.engines.deepspeed.ds_config_file import (
     SECTIONS,
     Note,
@@ -54,8 +55,10 @@ from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
+from autotune.space.judged import Judged, judge_each
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
+from autotune.space.rows import Rows
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
@@ -121,6 +124,14 @@ class DeepSpeedEngine(Engine):
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
+
+    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+        """See `Engine.judge_all`: in columns, unless a template of the user's writes the files."""
+        judged = None
+        if isinstance(candidates, Rows) and len(candidates) > FEW:
+            if not self._templates.is_users(TEMPLATE):
+                judged = judge_columns(candidates, self.setup, self.judge)
+        return judge_each(candidates, self.judge) if judged is None else judged
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         """Each knob a step up and down, and at the values of the job's space."""

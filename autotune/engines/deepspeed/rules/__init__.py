@@ -31,7 +31,9 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.sections import as_read, is_plain
 from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
-__all__ = ["ALL_RULES", "COMMUNICATION_RULES", "Rule", "Setup", "Violation", "judge"]
+__all__ = [
+    *("ALL_RULES", "COMMUNICATION_RULES", "VALUE_RULES", "Rule", "Setup", "Violation", "judge"),
+]
 
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
@@ -40,14 +42,14 @@ _ABOUT_VALUES = rules_of(
     *(sequence, experts, model, zeropp, zenflow, nvme, dtypes, attention, loss, compile),
     *(compression, elasticity),
 )
-_VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
+VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 
 _SECTION_RULES = rules_of(data, surroundings)
 """Rules about sections that no template of the search has: `is_plain` answers for them."""
 
 ALL_RULES: tuple[Rule[Setup], ...] = (
     *(*schema.BLOCKING, *_KEY_RULES, *_SECTION_RULES),
-    *_VALUE_RULES,
+    *VALUE_RULES,
 )
 """Every rule about DeepSpeed, in the order in which they are asked; then come those about what
 its ranks talk by, `COMMUNICATION_RULES`."""
@@ -67,7 +69,7 @@ def judge(setup: Setup) -> list[Violation]:
         found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
         found += judge_by(_SECTION_RULES, setup)
-    found += judge_by(_VALUE_RULES, setup)
+    found += judge_by(VALUE_RULES, setup)
     if setup.communication is not None:
         found += judge_by(COMMUNICATION_RULES, setup.communication)
     return found

@@ -50,11 +50,13 @@ def inert_keys(zero: Mapping[str, Any]) -> list[str]:
     A renderer that lays a user's section under another stage drops these, and says so.
     """
     stage = zero.get("stage", 0)
-    return [
+    # A lattice asks this of every setup: the keys of other stages are few, and mostly not there.
+    inert = {
         name
-        for name, value in zero.items()
-        if stage not in ACTS_AT.get(name, (stage,)) and value is not None and value is not False
-    ]
+        for name, stages in ACTS_AT.items()
+        if stage not in stages and (value := zero.get(name)) is not None and value is not False
+    }
+    return [name for name in zero if name in inert] if inert else []
 
 
 def _sums(setup: Setup) -> bool:

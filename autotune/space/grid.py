@@ -1,0 +1,116 @@
+"""The grid of a space in columns: every combination of its values, canonical, each once.
+
+It is what `grid` yields one by one, in the same order.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.space.knob import Context, Knob
+from autotune.space.rows import Rows
+from autotune.space.space import is_tried
+from autotune.space.space_file import Domain, Space
+from autotune.space.table import Indices, Table, Watched, answers
+
+MOST_COMBINATIONS = 5_000_000
+"""Combinations of values at a time: with their columns about a gigabyte."""
+
+
+def grid_rows(space: Space, context: Context) -> Rows:
+    """Every candidate of a space for a job, before the rules.
+
+    Raises:
+        JobError: The space has more than `MOST_COMBINATIONS` combinations of values.
+    """
+    chosen = Table(n=1, levels={}, codes={})
+    for name, domain in space.domains.items():
+        chosen = _crossed(chosen, name, domain, space, context)
+    table = _canonical(chosen, context)
+    return Rows(
+        table=table.take(_firsts(table)), world=context.world, global_batch=context.global_batch
+    )
+
+
+def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Context) -> Table:
+    """Every combination with every value of one more knob, where that can act."""
+
+    def ask(row: int) -> tuple[bool, set[str]]:
+        watched = Watched(chosen, row, context.base)
+        return is_tried(context.knobs, name, domain, watched), watched.read
+
+    tried = answers(chosen, ask).of(float) > 0
+    n_values = len(domain.values)
+    repeats = np.where(tried, n_values, 1)
+    total = int(repeats.sum())
+    if total > MOST_COMBINATIONS:
+        sizes = " x ".join(f"{name} {len(d.values)}" for name, d in space.domains.items())
+        raise JobError(
+            f"{space.path}: more than {MOST_COMBINATIONS} combinations: {sizes}",
+            "list fewer values, or tie a knob to others with `when`",
+        )
+    parents = np.repeat(np.arange(chosen.n), repeats)
+    starts = np.cumsum(repeats) - repeats
+    places = np.arange(total) - starts[parents]
+    codes = np.where(tried[parents], places, n_values).astype(np.int16)
+    return chosen.take(parents).with_column(name, (*domain.values, None), codes)
+
+
+def _canonical(chosen: Table, context: Context) -> Table:
+    """The canonical form of every row; see `autotune.space.knobs.canonical`."""
+    settled = Table(n=chosen.n, levels={}, codes={})
+    for name, knob in context.knobs.items():
+        settled = _settled(settled, name, knob, chosen, context.base)
+    for name, knob in context.knobs.items():
+        settled = _folded(settled, name, knob, context)
+    return settled
+
+
+def _settled(
+    settled: Table, name: str, knob: Knob, chosen: Table, base: Mapping[str, KnobValue]
+) -> Table:
+    """The chosen value, else the base configuration's, else the default."""
+    own, codes = chosen.levels.get(name, (None,)), chosen.codes.get(name)
+    if None not in own:
+        return settled.with_column(name, own, codes)
+    if name in base:
+        levels: tuple[KnobValue, ...] = (base[name],)
+        otherwise: Indices = np.zeros(settled.n, np.intp)
+    else:
+
+        def ask(row: int) -> tuple[KnobValue, set[str]]:
+            watched = Watched(settled, row)
+            return knob.default_for(watched), watched.read
+
+        found = answers(settled, ask)
+        levels, otherwise = found.distinct, found.which
+    if codes is None:
+        return settled.with_column(name, levels, otherwise.astype(np.int16))
+    is_open = codes == own.index(None)
+    values = [value for value in own if value is not None]
+    merged = (*values, *(value for value in levels if value not in values))
+    places = np.array([merged.index(value) for value in levels], np.int16)
+    return settled.with_column(name, merged, np.where(is_open, places[otherwise], codes))
+
+
+def _folded(settled: Table, name: str, knob: Knob, context: Context) -> Table:
+    """The one value that stands for all that mean the same; None where the knob does not act."""
+
+    def ask(row: int) -> tuple[KnobValue | None, set[str]]:
+        watched = Watched(settled, row)
+        if not knob.is_active(watched, context):
+            return None, watched.read
+        return knob.fold(watched[name], watched, context), watched.read
+
+    found = answers(settled, ask)
+    return settled.with_column(name, found.distinct, found.which.astype(np.int16))
+
+
+def _firsts(table: Table) -> Indices:
+    """The first of each kind of row, in their order."""
+    key, _ = table.keys(table.codes)
+    return np.sort(np.unique(key, return_index=True)[1])
+
+

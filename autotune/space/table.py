@@ -1,0 +1,187 @@
+"""Rows in columns, and functions that are asked once per distinct combination of what they read.
+
+A function is watched: it gets one row and says which columns it read. Rows that agree in these
+have the same answer, so it is asked once for all of them.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.contract import KnobValue
+
+Codes = NDArray[np.int16]
+Indices = NDArray[np.intp]
+Levels = tuple[KnobValue | None, ...]
+"""The values of a column; None: the knob does not act, or is not chosen."""
+A = TypeVar("A", bound=Hashable)
+
+Ask = Callable[[int], tuple[A, Collection[str]]]
+"""Index of a row -> the answer for it, and the names of the columns that decided it."""
+
+_MOST_KEYS = 1 << 21
+"""Combinations that are told apart by their place in an array; more are sorted."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """Rows of knob values; a column that has one value for all rows holds no codes."""
+
+    n: int
+    """Rows."""
+    levels: Mapping[str, Levels]
+    """Column -> its values."""
+    codes: Mapping[str, Codes]
+    """Column -> for every row the place of its value among the levels."""
+
+    def value(self, name: str, row: int) -> KnobValue | None:
+        """A knob's value in a row; None where it has none."""
+        levels = self.levels.get(name)
+        if levels is None:
+            return None
+        codes = self.codes.get(name)
+        return levels[0 if codes is None else int(codes[row])]
+
+    def row(self, row: int) -> dict[str, KnobValue]:
+        """The values of a row, without those that are None."""
+        found = {name: self.value(name, row) for name in self.levels}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def take(self, rows: Indices | slice) -> "Table":
+        """Some of the rows, in this order."""
+        codes = {name: codes[rows] for name, codes in self.codes.items()}
+        n = len(range(self.n)[rows]) if isinstance(rows, slice) else len(rows)
+        return Table(n=n, levels=self.levels, codes=codes)
+
+    def with_column(self, name: str, levels: Levels, codes: Codes | None) -> "Table":
+        """The same rows with one more column; codes of None: the first level everywhere."""
+        given = {key: column for key, column in self.codes.items() if key != name}
+        if codes is not None and len(levels) > 1:
+            given[name] = codes
+        return Table(n=self.n, levels={**self.levels, name: levels}, codes=given)
+
+    def keys(self, names: Collection[str], rows: Indices | None = None) -> tuple[Indices, int]:
+        """A number per row, equal for rows that agree in some columns; and its upper bound."""
+        n = self.n if rows is None else len(rows)
+        key, size = np.zeros(n, np.intp), 1
+        for name in names:
+            if (codes := self.codes.get(name)) is None:
+                continue
+            if size * len(self.levels[name]) > _MOST_KEYS:
+                distinct, key = np.unique(key, return_inverse=True)
+                size = len(distinct)
+            key = key * len(self.levels[name])
+            key += codes if rows is None else codes[rows]
+            size *= len(self.levels[name])
+        if size > _MOST_KEYS:
+            distinct, key = np.unique(key, return_inverse=True)
+            size = len(distinct)
+        return key, size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answers(Generic[A]):
+    """The answer of a function for every row of a table."""
+
+    distinct: tuple[A, ...]
+    which: Indices
+    """By row: the place of its answer."""
+
+    def of(self, value: Callable[[A], float]) -> NDArray[np.float64]:
+        """A number for every row."""
+        return np.array([value(answer) for answer in self.distinct], np.float64)[self.which]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Asked(Generic[A]):
+    """What a function said so far."""
+
+    ask: Ask[A]
+    table: Table
+    places: dict[A, int] = field(default_factory=dict)
+    said: dict[int, tuple[int, frozenset[str]]] = field(default_factory=dict)
+
+    def __call__(self, row: int) -> tuple[int, frozenset[str]]:
+        if row not in self.said:
+            answer, names = self.ask(row)
+            place = self.places.setdefault(answer, len(self.places))
+            self.said[row] = place, frozenset(names) & self.table.codes.keys()
+        return self.said[row]
+
+
+def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> Answers[A]:
+    """Ask a function once per distinct combination of what it reads.
+
+    It has to be a function of what it says that it read: two rows that agree in all that was read
+    for one of them have the same answer.
+
+    Args:
+        table: The rows.
+        ask: The function.
+        rows: Those that are wanted; None: all of them.
+    """
+    asked = _Asked(ask=ask, table=table)
+    n = table.n if rows is None else len(rows)
+    which = np.zeros(n, np.intp)
+    # Positions that are still open (None: all), and the columns in which they were told apart.
+    waiting: list[tuple[Indices | None, frozenset[str]]] = [(None, frozenset())] if n else []
+    while waiting:
+        open_, names = waiting.pop()
+        wanted = rows if open_ is None else open_ if rows is None else rows[open_]
+        key, size = table.keys(sorted(names), wanted)
+        firsts = np.full(size, -1, np.intp)
+        firsts[key[::-1]] = np.arange(len(key) - 1, -1, -1)
+        found = np.zeros(size, np.intp)
+        deeper: dict[frozenset[str], list[int]] = {}
+        for at in np.flatnonzero(firsts >= 0).tolist():
+            first = int(firsts[at])
+            found[at], read = asked(first if wanted is None else int(wanted[first]))
+            if not read <= names:
+                deeper.setdefault(names | read, []).append(at)
+        settled = found[key]
+        if open_ is None:
+            which[:] = settled
+        else:
+            which[open_] = settled
+        for more, places in deeper.items():
+            is_in = np.zeros(size, np.bool_)
+            is_in[places] = True
+            inside = np.flatnonzero(is_in[key])
+            waiting.append((inside if open_ is None else open_[inside], more))
+    return Answers(distinct=tuple(asked.places), which=which)
+
+
+class Watched(Mapping[str, KnobValue]):
+    """The values of one row, which notes the names that are read."""
+
+    def __init__(
+        self, table: Table, row: int, under: Mapping[str, KnobValue] | None = None
+    ) -> None:
+        """Watch a row; `under` has the values of knobs for which the row has none."""
+        self._table, self._row, self._under = table, row, under or {}
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: KnobValue | None = None) -> KnobValue | None:  # type: ignore[override]
+        """The value, or the default where the row has none."""
+        self.read.add(name)
+        value = self._table.value(name, self._row)
+        return self._under.get(name, default) if value is None else value
+
+    def __getitem__(self, name: str) -> KnobValue:
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(str(name)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._table.levels)
+        return iter({**self._under, **self._table.row(self._row)})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
