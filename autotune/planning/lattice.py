@@ -1,7 +1,7 @@
 """The lattice: the legal candidates of a job, of whatever engine, in columns."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,9 +16,10 @@ from autotune.space.grid import grid_rows
 from autotune.space.judged import Judged
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.rows import Rows
+from autotune.space.rows import MANY, Rows
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space_file import Space
+from autotune.space.table import Table, table_of
 
 _ORDERED = ("int", "float")
 
@@ -44,18 +45,30 @@ class Lattice:
     def values(self) -> dict[str, tuple[KnobValue, ...]]:
         """Knob -> its values over the lattice, sorted; knobs that never vary are left out."""
         found: dict[str, set[KnobValue]] = {}
-        holders: dict[str, Candidate] = {}
-        for candidate in self.candidates:
-            for name, value in candidate.knobs:
-                found.setdefault(name, set()).add(value)
-                holders.setdefault(name, candidate)
-        for name, candidate in holders.items():
-            found[name] |= self._left_unsaid(name, candidate)
+        for name in self.context.knobs:
+            if (used := self.table.used(name)) - {None}:
+                found[name] = {value for value in used if value is not None}
+                found[name] |= self._left_unsaid(name, self.candidates[self._holder(name)])
         return {
-            name: tuple(sorted(found[name], key=_sort_key))
-            for name in self.context.knobs
-            if len(found.get(name, ())) > 1
+            name: tuple(sorted(values, key=_sort_key))
+            for name, values in found.items()
+            if len(values) > 1
         }
+
+    @cached_property
+    def table(self) -> Table:
+        """The candidates' knobs in columns."""
+        if isinstance(self.candidates, Rows):
+            return self.candidates.table
+        return table_of([candidate.values for candidate in self.candidates])
+
+    def _holder(self, name: str) -> int:
+        """The first candidate in which a knob acts."""
+        codes, levels = self.table.codes.get(name), self.table.levels[name]
+        if codes is None:
+            return 0
+        acts = np.array([value is not None for value in levels])
+        return int(np.argmax(acts[codes]))
 
     def _left_unsaid(self, name: str, candidate: Candidate) -> set[KnobValue]:
         """The default of a knob that acts at other values alone: no candidate has it by name."""
@@ -70,15 +83,15 @@ class Lattice:
 
         A knob that a proposal does not name counts at its default, which the lattice may not have.
         """
-        return {
-            name: value
-            for candidate in self.candidates
-            for name, value in candidate.knobs
-            if name not in self.values
-        }
+        names = [name for name in self.table.levels if name not in self.values]
+        used = {name: self.table.used(name) - {None} for name in names}
+        return {name: value for name in names for value in used[name] if value is not None}
 
     def nearest(
-        self, values: Mapping[str, KnobValue], closed: Collection[str] = frozenset()
+        self,
+        values: Mapping[str, KnobValue],
+        closed: Collection[str] = frozenset(),
+        among: NDArray[np.bool_] | None = None,
     ) -> Candidate | None:
         """The candidate nearest to a proposal; None if every one is closed.
 
@@ -90,41 +103,60 @@ class Lattice:
         Args:
             values: Values of any knobs; the others are at their defaults.
             closed: Hashes of candidates that are not wanted.
+            among: By candidate, whether it is wanted; None: all are.
         """
-        distances = self.distances(values)
-        for index in np.argsort(distances, kind="stable"):
+        order = np.argsort(self.distances(values), kind="stable")
+        for index in order if among is None else order[among[order]]:
             candidate = self.candidates[int(index)]
             if candidate.hash not in closed:
                 return candidate
         return None
 
+    def places(self, hashes: Collection[str], known: Iterable[Candidate] = ()) -> list[int]:
+        """Places of the candidates with some hashes; those that are not in the lattice have none.
+
+        Of a large lattice it is fast where the candidates behind the hashes are `known`.
+        """
+        if isinstance(self.candidates, Rows) and len(self.candidates) > MANY:
+            by_hash = {candidate.hash: candidate for candidate in known}
+            if all(one in by_hash for one in hashes):
+                found = [self.candidates.find(by_hash[one]) for one in hashes]
+                return [place for place in found if place is not None]
+        place_of = self._place_of
+        return [place_of[one] for one in hashes if one in place_of]
+
+    @cached_property
+    def _place_of(self) -> dict[str, int]:
+        """Hash of a candidate -> its place; takes a second for a hundred thousand."""
+        return {candidate.hash: place for place, candidate in enumerate(self.candidates)}
+
     def distances(self, values: Mapping[str, KnobValue]) -> NDArray[np.float64]:
         """Distance of every candidate to a proposal, as `nearest` defines it."""
         point = canonical(values, self.context)
         total = np.zeros(len(self.candidates))
-        for name, column in self._columns.items():
-            acts = ~np.isnan(column)
-            if name not in point:
-                total += acts
+        for name in self.context.knobs:
+            if not self.table.used(name) - {None}:
                 continue
-            at = self._coordinate(name, point[name])
-            if self.context.knobs[name].kind in _ORDERED:
-                low, high = float(np.nanmin(column)), float(np.nanmax(column))
-                gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
-            else:
-                gap = (column != at).astype(np.float64)
-            total += np.where(acts, gap, 1.0)
+            gaps = self._gaps(name, point)
+            codes = self.table.codes.get(name)
+            total += gaps[0] if codes is None else gaps[codes]
         return total
 
-    @cached_property
-    def _columns(self) -> dict[str, NDArray[np.float64]]:
-        """Knob -> coordinates, a number per candidate; NaN where the knob does not act."""
-        names = {name for candidate in self.candidates for name in candidate.values}
-        return {
-            name: np.array([self._coordinate(name, c.get(name)) for c in self.candidates])
-            for name in self.context.knobs
-            if name in names
-        }
+    def _gaps(self, name: str, point: Mapping[str, KnobValue]) -> NDArray[np.float64]:
+        """Distance of each of a knob's values to a proposal."""
+        levels, used = self.table.levels[name], self.table.used(name)
+        column = np.array([self._coordinate(name, value) for value in levels])
+        acts = ~np.isnan(column)
+        if name not in point:
+            return np.asarray(acts, np.float64)
+        at = self._coordinate(name, point[name])
+        if self.context.knobs[name].kind in _ORDERED:
+            known = [self._coordinate(name, value) for value in used if value is not None]
+            low, high = min(known), max(known)
+            gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
+        else:
+            gap = (column != at).astype(np.float64)
+        return np.asarray(np.where(acts, gap, 1.0))
 
     def _coordinate(self, name: str, value: KnobValue | None) -> float:
         kind = self.context.knobs[name].kind

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import starmap
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.base.student_t import t_quantile
 from autotune.base.units import format_bytes
@@ -41,6 +42,7 @@ from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import ask, make_axes, sampler_seed, tpe_sampler
 from autotune.space.candidate import Candidate
+from autotune.space.rows import answers_of
 
 IMPORTS_BYTES = 300 * 2**20
 """Memory of a CPU rank that no other shares, after its imports and before the model is made: 299
@@ -86,7 +88,7 @@ class Steering:
         """
         return self.objective.wish.name == "samples_per_s" and bool(self.knobs)
 
-    @property
+    @cached_property
     def knobs(self) -> tuple[str, ...]:
         """The knobs that vary over the lattice and that the model tells apart."""
         known = find_engine(self.lattice.context.engine).predicted
@@ -115,14 +117,14 @@ class Steering:
             others=tpe_sampler(n_budget, sampler_seed(seed, history)),
         )
         values = ask(sampler, axes, history, self.objective)
-        chosen = rows.keys[sampler.last_row]
-        others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
+        is_chosen = self._groups.which == sampler.last_row  # those outside the lattice are closed
         # Among these, take the one whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
-        for candidate in self.lattice.candidates:
-            if candidate.hash in ran - closed - others:
+        for place in np.flatnonzero(is_chosen).tolist() if ran else ():
+            candidate = self.lattice.candidates[place]
+            if candidate.hash in ran - closed:
                 return candidate
-        return self.lattice.nearest({**self.lattice.constants, **values}, closed | others)
+        return self.lattice.nearest({**self.lattice.constants, **values}, closed, is_chosen)
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -251,8 +253,9 @@ class Steering:
 
     def alike(self, hashes: Collection[str]) -> set[str]:
         """Hashes of the lattice's candidates that the model does not tell from some of these."""
-        keys = {self._key(c) for c in self.lattice.candidates if c.hash in hashes}
-        return {c.hash for c in self.lattice.candidates if self._key(c) in keys}
+        groups = self._groups
+        wanted = np.isin(groups.which, groups.which[self.lattice.places(hashes)])
+        return {self.lattice.candidates[place].hash for place in np.flatnonzero(wanted).tolist()}
 
     def _known(self, history: History, of: Candidate) -> Recalled | None:
         """Knowledge of the model's errors besides trials of the candidate's kind.
@@ -282,34 +285,74 @@ class Steering:
         return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
 
     @cached_property
-    def _lattice_forecast(self) -> Forecast:
-        return self._forecast(self.lattice.candidates)
+    def _groups(self) -> "_Groups":
+        """The lattice by known choice; worked out once."""
+        candidates = self.lattice.candidates
+        found = answers_of(candidates, self._key)
+        said = self._forecast(candidates)
+        # Groups stand in the order of their first candidates: the first of equals is proposed.
+        groups, first = np.unique(found.which, return_index=True)
+        at = np.argsort(first)
+        place = np.empty(len(found.distinct), np.intp)
+        place[groups[at]] = np.arange(len(at))
+        which = place[found.which]
+        order = np.lexsort((said.seconds, which))
+        lowest = order[np.searchsorted(which[order], np.arange(len(at)))]
+        return _Groups(
+            keys=tuple(found.distinct[group] for group in groups[at].tolist()),
+            which=which,
+            sizes=np.bincount(which),
+            forecast=said.take(lowest),
+        )
 
     def _rows(self, history: History, closed: Collection[str]) -> "_ForecastRows":
         """The lattice, and what was tried besides, by known choice."""
-        in_lattice = {c.hash for c in self.lattice.candidates}
-        strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
-        said = self._lattice_forecast
-        if strays:
-            said = Forecast.join(said, self._forecast(strays))
-        candidates = [*self.lattice.candidates, *strays]
-        members: dict[_Key, list[int]] = {}
-        for index, candidate in enumerate(candidates):
-            members.setdefault(self._key(candidate), []).append(index)
-        is_open = [c.hash in in_lattice and c.hash not in closed for c in candidates]
-        lowest = [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()]
+        groups, lattice = self._groups, self.lattice
+        tried = [t.candidate for t in history.tried]
+        shut = groups.which[lattice.places(closed, tried)]
+        is_closed = np.bincount(shut, minlength=len(groups.keys)) == groups.sizes
+        rows = _ForecastRows(
+            keys=groups.keys,
+            forecast=groups.forecast,
+            closed=tuple(np.flatnonzero(is_closed).tolist()),
+        )
+        strays = [c for c in tried if not lattice.places([c.hash], [c])]
+        return self._with_strays(rows, strays) if strays else rows
+
+    def _with_strays(self, rows: "_ForecastRows", strays: Sequence[Candidate]) -> "_ForecastRows":
+        """The same with candidates that are not in the lattice; none of them is open."""
+        said = Forecast.join(rows.forecast, self._forecast(strays))
+        keys, closed = list(rows.keys), list(rows.closed)
+        lowest = list(range(len(keys)))
+        row_of = {key: row for row, key in enumerate(keys)}
+        for number, stray in enumerate(strays, start=len(keys)):
+            key = self._key(stray)
+            row = row_of.setdefault(key, len(lowest))
+            if row == len(lowest):
+                keys.append(key)
+                lowest.append(number)
+                closed.append(row)
+            elif said.seconds[number] < said.seconds[lowest[row]]:
+                lowest[row] = number
         return _ForecastRows(
-            keys=tuple(members),
+            keys=tuple(keys),
             forecast=said.take(np.array(lowest, dtype=np.intp)),
-            closed=tuple(
-                row
-                for row, of_it in enumerate(members.values())
-                if not any(is_open[index] for index in of_it)
-            ),
+            closed=tuple(closed),
         )
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Groups:
+    keys: tuple[_Key, ...]
+    which: NDArray[np.intp]
+    """By candidate: the place of its key."""
+    sizes: NDArray[np.intp]
+    """Candidates of each key."""
+    forecast: Forecast
+    """For each key, what is predicted of its candidate with the lowest time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -112,5 +112,3 @@ def _firsts(table: Table) -> Indices:
     """The first of each kind of row, in their order."""
     key, _ = table.keys(table.codes)
     return np.sort(np.unique(key, return_index=True)[1])
-
-

@@ -1,24 +1,24 @@
 """Candidates in columns, which are objects once somebody looks at one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
-from autotune.space.table import Indices, Table, Watched, answers
+from autotune.space.table import Answers, Indices, Table, Watched, answers
 
-_MOST_KEPT = 20_000
-"""Candidates of which each is made once; of more, each is made whenever it is asked for."""
+A = TypeVar("A", bound=Hashable)
+
+MANY = 20_000
+"""Up to so many candidates each is made once; of more, each is made whenever it is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows(Sequence[Candidate]):
-    """Candidates of one job in columns: their knobs are in canonical form, and no two are equal."""
+    """Candidates of one job in columns: their knobs are canonical, and no two are equal."""
 
     table: Table
     world: int
@@ -41,7 +41,7 @@ class Rows(Sequence[Candidate]):
             made = Candidate.of(
                 self.table.row(row), world=self.world, global_batch=self.global_batch
             )
-            if len(self) <= _MOST_KEPT:
+            if len(self) <= MANY:
                 self._made[row] = made
         return made
 
@@ -72,18 +72,16 @@ class Rows(Sequence[Candidate]):
 
     def take(self, rows: Indices) -> "Rows":
         """Some of the candidates, in this order."""
-        return Rows(
-            table=self.table.take(rows), world=self.world, global_batch=self.global_batch
-        )
+        return Rows(table=self.table.take(rows), world=self.world, global_batch=self.global_batch)
 
-    def each(self, function: Callable[[Candidate], float]) -> NDArray[np.float64]:
-        """A number for every candidate: asked once per combination of the knobs that it reads."""
+    def answers(self, function: Callable[[Candidate], A]) -> Answers[A]:
+        """The answer of a function, asked once per combination of the knobs that it reads."""
 
-        def ask(row: int) -> tuple[float, set[str]]:
+        def ask(row: int) -> tuple[A, set[str]]:
             watched = _WatchedCandidate(self, row)
-            return float(function(watched)), watched.watched.read
+            return function(watched), watched.watched.read
 
-        return answers(self.table, ask).of(float)
+        return answers(self.table, ask)
 
     @cached_property
     def _made(self) -> dict[int, Candidate]:
@@ -97,3 +95,12 @@ class _WatchedCandidate(Candidate):
         super().__init__((), rows.world, rows.global_batch)
         watched = self.watched = Watched(rows.table, row)
         self.__dict__["values"] = watched
+
+
+def answers_of(candidates: Sequence[Candidate], function: Callable[[Candidate], A]) -> Answers[A]:
+    """The answer of a function for each candidate; those in columns are not made for it."""
+    if isinstance(candidates, Rows):
+        return candidates.answers(function)
+    places: dict[A, int] = {}
+    which = [places.setdefault(function(one), len(places)) for one in candidates]
+    return Answers(distinct=tuple(places), which=np.array(which, np.intp))

@@ -4,8 +4,9 @@ A function is watched: it gets one row and says which columns it read. Rows that
 have the same answer, so it is asked once for all of them.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -63,6 +64,18 @@ class Table:
             given[name] = codes
         return Table(n=self.n, levels={**self.levels, name: levels}, codes=given)
 
+    def used(self, name: str) -> frozenset[KnobValue | None]:
+        """The values that some row has in a column."""
+        if name not in self._used:
+            levels, codes = self.levels.get(name, (None,)), self.codes.get(name)
+            places = [0] if codes is None else np.flatnonzero(np.bincount(codes))
+            self._used[name] = frozenset(levels[place] for place in places)
+        return self._used[name]
+
+    @cached_property
+    def _used(self) -> dict[str, frozenset[KnobValue | None]]:
+        return {}
+
     def keys(self, names: Collection[str], rows: Indices | None = None) -> tuple[Indices, int]:
         """A number per row, equal for rows that agree in some columns; and its upper bound."""
         n = self.n if rows is None else len(rows)
@@ -70,16 +83,32 @@ class Table:
         for name in names:
             if (codes := self.codes.get(name)) is None:
                 continue
+            codes = codes if rows is None else codes[rows]
+            if n and codes[0] == codes[-1] and codes.min() == codes.max():
+                continue
             if size * len(self.levels[name]) > _MOST_KEYS:
                 distinct, key = np.unique(key, return_inverse=True)
                 size = len(distinct)
             key = key * len(self.levels[name])
-            key += codes if rows is None else codes[rows]
+            key += codes
             size *= len(self.levels[name])
         if size > _MOST_KEYS:
             distinct, key = np.unique(key, return_inverse=True)
             size = len(distinct)
         return key, size
+
+
+def table_of(rows: Sequence[Mapping[str, KnobValue]]) -> Table:
+    """Some mappings as the rows of a table."""
+    levels: dict[str, Levels] = {}
+    codes: dict[str, Codes] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        places: dict[KnobValue | None, int] = {}
+        which = [places.setdefault(row.get(name), len(places)) for row in rows]
+        levels[name] = tuple(places)
+        if len(places) > 1:
+            codes[name] = np.array(which, np.int16)
+    return Table(n=len(rows), levels=levels, codes=codes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

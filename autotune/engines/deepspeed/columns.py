@@ -18,8 +18,9 @@ import numpy as np
 from autotune.base.nested import look_up
 from autotune.contract import KnobValue
 from autotune.engines.communication.base import LIBRARIES, Communication
+from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.rules import COMMUNICATION_RULES, VALUE_RULES
+from autotune.engines.deepspeed.rules import VALUE_RULES
 from autotune.engines.deepspeed.rules.base import Setup, as_section
 from autotune.engines.deepspeed.rules.sections import is_plain_key
 from autotune.engines.deepspeed.rules.watched import (
@@ -88,11 +89,7 @@ FEW = 300
 """Candidates that are as fast to judge one by one."""
 
 
-
-
-def judge_columns(
-    rows: Rows, render: Callable[[Candidate], Setup], judge: Judge
-) -> Judged | None:
+def judge_columns(rows: Rows, render: Callable[[Candidate], Setup], judge: Judge) -> Judged | None:
     """Judge candidates in columns.
 
     Args:
@@ -277,7 +274,8 @@ def _is_odd_at(path: str, setup: Setup) -> bool:
 def _settings(setup: Setup) -> dict[str, str]:
     """Every setting of a setup as text: keys, sections, and fields under names with an @."""
     found = {
-        path: _SECTION if isinstance(value := look_up(setup.ds_config, path), Mapping)
+        path: _SECTION
+        if isinstance(value := look_up(setup.ds_config, path), Mapping)
         else json.dumps(value, default=str)
         for path in _paths(setup.ds_config)
     }

@@ -58,7 +58,7 @@ from autotune.space.candidate import Candidate
 from autotune.space.judged import Judged, judge_each
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
-from autotune.space.rows import Rows
+from autotune.space.rows import Rows, answers_of
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
@@ -127,10 +127,9 @@ class DeepSpeedEngine(Engine):
 
     def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
         """See `Engine.judge_all`: in columns, unless a template of the user's writes the files."""
-        judged = None
-        if isinstance(candidates, Rows) and len(candidates) > FEW:
-            if not self._templates.is_users(TEMPLATE):
-                judged = judge_columns(candidates, self.setup, self.judge)
+        judged, is_ours = None, not self._templates.is_users(TEMPLATE)
+        if is_ours and isinstance(candidates, Rows) and len(candidates) > FEW:
+            judged = judge_columns(candidates, self.setup, self.judge)
         return judge_each(candidates, self.judge) if judged is None else judged
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
@@ -195,7 +194,8 @@ class DeepSpeedEngine(Engine):
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """DeepSpeed's extensions; the one for disks only where a candidate swaps."""
         tiers = ("offload.optimizer", "offload.param")
-        swaps = any(c.get(tier) == "nvme" for c in candidates for tier in tiers)
+        found = answers_of(candidates, lambda c: any(c.get(tier) == "nvme" for tier in tiers))
+        swaps = any(found.distinct)
         return extensions.build_command(self._environment.accelerator, nvme=swaps)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:

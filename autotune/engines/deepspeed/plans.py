@@ -1,6 +1,7 @@
 """Candidates of a job under DeepSpeed, as the columns of `Plans`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +16,9 @@ from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
+from autotune.space.rows import answers_of
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 Floats = NDArray[np.float64]
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
@@ -72,12 +74,13 @@ def plans_of(
     columns = {
         **_ENGINE,
         **(
-            _alike([c.layers for c in candidates], lambda layers: model_columns(job, layers))
+            _alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers))
             if needs_shape
             else unseen_model_columns(job)
         ),
         **_alike(
-            [(c.world, c.precision(job.precision)) for c in candidates],
+            candidates,
+            lambda c: (c.world, c.precision(job.precision)),
             lambda kind: fleet_columns(job, environment, table, world=kind[0], precision=kind[1]),
         ),
         **_layout(candidates, job),
@@ -89,47 +92,56 @@ def plans_of(
     return Plans(**columns)
 
 
-def _alike(kinds: Sequence[K], columns: Callable[[K], Mapping[str, float]]) -> dict[str, Column]:
+def _alike(
+    candidates: Sequence[Candidate],
+    kind_of: Callable[[Candidate], K],
+    columns: Callable[[K], Mapping[str, float]],
+) -> dict[str, Column]:
     """Columns in which only reduced forms differ; plain numbers where all candidates are alike."""
-    of_kind = {kind: columns(kind) for kind in set(kinds)}
-    first = of_kind[kinds[0]]
+    kinds = answers_of(candidates, kind_of)
+    of_kind = {kind: columns(kind) for kind in kinds.distinct}
+    first = of_kind[kinds.distinct[0]]
     if len(of_kind) == 1:
         return dict(first)
-    return {name: _floats(of_kind[kind][name] for kind in kinds) for name in first}
+    return {name: kinds.of(partial(_column, of_kind, name)) for name in first}
 
 
-def _floats(values: Iterable[float]) -> Floats:
-    return np.array(list(values), dtype=np.float64)
+def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> float:
+    return of_kind[kind][name]
 
 
-def _values(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> list[KnobValue]:
-    """A knob's value in each candidate; `otherwise` where it does not act."""
-    values = (candidate.get(knob) for candidate in candidates)
-    return [otherwise if value is None else value for value in values]
+def _each(candidates: Sequence[Candidate], function: Callable[[Candidate], float]) -> Floats:
+    return answers_of(candidates, function).of(float)
+
+
+def _value(candidate: Candidate, knob: str, otherwise: KnobValue) -> KnobValue:
+    """A knob's value; `otherwise` where it does not act."""
+    value = candidate.get(knob)
+    return otherwise if value is None else value
 
 
 def _numbers(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> Floats:
-    return _floats(map(float, _values(candidates, knob, otherwise)))
+    return _each(candidates, lambda c: float(_value(c, knob, otherwise)))
 
 
 def _spelled(
     candidates: Sequence[Candidate], knob: str, otherwise: str, meanings: Mapping[str, float]
 ) -> Floats:
     """Each candidate's choice as a number."""
-    return _floats(meanings[str(v)] for v in _values(candidates, knob, otherwise))
+    return _each(candidates, lambda c: meanings[str(_value(c, knob, otherwise))])
 
 
 def _layout(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     # What the model computes grows with the rows that go through it.
     n_rows = (job.script.rows_per_sample or 1) if job.script is not None else 1
     return {
-        "dp": _floats(c.dp for c in candidates),
-        "tp": _floats(c.tp for c in candidates),
-        "pp": _floats(c.pp for c in candidates),
-        "ulysses": _floats(c.sp for c in candidates),
+        "dp": _each(candidates, lambda c: c.dp),
+        "tp": _each(candidates, lambda c: c.tp),
+        "pp": _each(candidates, lambda c: c.pp),
+        "ulysses": _each(candidates, lambda c: c.sp),
         "ep": _numbers(candidates, "ep", 1),
-        "micro_batch": _floats(c.micro_batch * n_rows for c in candidates),
-        "grad_accum": _floats(c.grad_accum for c in candidates),
+        "micro_batch": _each(candidates, lambda c: c.micro_batch * n_rows),
+        "grad_accum": _each(candidates, lambda c: c.grad_accum),
     }
 
 
@@ -140,7 +152,7 @@ def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    own = _floats(_BYTES[c.precision(job.precision)] for c in candidates)
+    own = _each(candidates, lambda c: _BYTES[c.precision(job.precision)])
 
     def spelled(knob: str, otherwise: str) -> Floats:
         said = _spelled(candidates, knob, otherwise, {**_BYTES, "model": 0.0})
@@ -173,13 +185,20 @@ def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
 
     In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
     """
-    kinds = [str(kind) for kind in _values(candidates, "recompute", "none")]
+
+    def every(candidate: Candidate) -> float:
+        kind = str(_value(candidate, "recompute", "none"))
+        is_apart = kind.startswith(_EVERY) and candidate.pp == 1
+        return float(kind.removeprefix(_EVERY)) if is_apart else 1.0
+
     return {
-        "recompute": _floats(Recompute.NONE if k == "none" else Recompute.FULL for k in kinds),
-        "recompute_every": _floats(
-            float(kind.removeprefix(_EVERY)) if kind.startswith(_EVERY) and c.pp == 1 else 1.0
-            for kind, c in zip(kinds, candidates, strict=True)
+        "recompute": _each(
+            candidates,
+            lambda c: float(
+                Recompute.NONE if _value(c, "recompute", "none") == "none" else Recompute.FULL
+            ),
         ),
+        "recompute_every": _each(candidates, every),
         "optimizer_tier": _spelled(candidates, "offload.optimizer", "none", _TIERS),
         "param_tier": _spelled(candidates, "offload.param", "none", _TIERS),
     }
@@ -211,15 +230,15 @@ def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
 
 def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     copies = _activation_copies(job.model.source.get("config") or {})
-    is_compiled = _floats(v != "none" for v in _values(candidates, "compile", "none"))
+    is_compiled = _each(candidates, lambda c: _value(c, "compile", "none") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
         # Our own pipeline's stages take torch's fused functions.
-        "activation_copies": _floats(copies if c.pp == 1 else 0.0 for c in candidates),
-        "flash_attention": _floats(c.get("attention") != "eager" for c in candidates),
+        "activation_copies": _each(candidates, lambda c: copies if c.pp == 1 else 0.0),
+        "flash_attention": _each(candidates, lambda c: c.get("attention") != "eager"),
         # The knob acts on CPU ranks alone.
-        "clears_pages": _floats(c.get("host_allocator") == "default" for c in candidates),
-        "keeps_heap": _floats(c.get("host_allocator") == "keep" for c in candidates),
+        "clears_pages": _each(candidates, lambda c: c.get("host_allocator") == "default"),
+        "keeps_heap": _each(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
     }
 

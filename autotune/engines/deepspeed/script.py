@@ -29,6 +29,7 @@ from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.observed import Observed, placeholders_of
 from autotune.space.candidate import Candidate
+from autotune.space.judged import Judged, judge_each
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.space.script import (
@@ -136,6 +137,10 @@ class ScriptEngine(DeepSpeedEngine):
         """What the candidate breaks, and the command as it is does not: that has run."""
         found = judge(self.setup(candidate))
         return [violation for violation in found if violation.rule not in self._broken]
+
+    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+        """See `Engine.judge_all`; one by one, since a user's own file may hold anything."""
+        return judge_each(candidates, self.judge)
 
     def setup(self, candidate: Candidate) -> Setup:
         """What would run: what arrived, with the candidate's edits."""

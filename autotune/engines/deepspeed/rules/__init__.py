@@ -32,7 +32,13 @@ from autotune.engines.deepspeed.rules.sections import as_read, is_plain
 from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
 __all__ = [
-    *("ALL_RULES", "COMMUNICATION_RULES", "VALUE_RULES", "Rule", "Setup", "Violation", "judge"),
+    "ALL_RULES",
+    "COMMUNICATION_RULES",
+    "VALUE_RULES",
+    "Rule",
+    "Setup",
+    "Violation",
+    "judge",
 ]
 
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)

@@ -114,7 +114,7 @@ class WatchedSection(dict[str, Any]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def keys(self) -> Any:
         """All keys, as of any dict."""
