@@ -7,10 +7,12 @@ VERSIONS ?=
 CHAOS  ?=
 FUZZ   ?=
 EXAMPLES ?=
+WHEELS ?=
+GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check chaos fuzz format install extensions versions examples docs docs-serve gpu-accept record constructors clean
+.PHONY: demo test check chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -68,15 +70,16 @@ versions: install  ## the reality tests with older releases; `make versions VERS
 examples: extensions  ## every example under diagnose and search; `make examples EXAMPLES=trl` for one
 	$(BIN)/python -m tests.examples.run $(EXAMPLES)
 
-# A model of more than 1B parameters at sequence 2048 on one GPU, over zero, offload, recompute and
-# micro_batch: once with the whole card, once with a memory cap that makes the choice hard.
-gpu-accept: extensions
+# Stages that each leave a result in results/recorded/gpu; the same again goes on. WHEELS is a folder of
+# wheels where there is no index: the torch that is installed there is used.
+gpu-accept: $(if $(WHEELS),gpu-offline,extensions)  ## all that one GPU can answer, in 25 minutes
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "gpu-accept needs a CUDA device and a torch built for it")'
-	$(BIN)/python -m autotune search --yes --results results/recorded --study gpu-1b \
-	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24
-	$(BIN)/python -m autotune search --yes --results results/recorded --study gpu-1b-capped \
-	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
-	    --memory-limit 24GiB
+	$(BIN)/python -m tests.gpu.accept $(GPU)
+
+gpu-offline:
+	test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV)
+	$(BIN)/python -m pip install --quiet --no-index --no-deps $(WHEELS)/*.whl
+	$(BIN)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
 # `python -m autotune.record.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.

@@ -1,0 +1,1 @@
+"""What is run once where a GPU is: stages that each leave a result."""
