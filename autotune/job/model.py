@@ -5,7 +5,6 @@ only the built model can tell is asked of a process of its own (`autotune.job.mo
 """
 
 import dataclasses
-import difflib
 import functools
 import importlib.util
 import json
@@ -18,10 +17,12 @@ from typing import Any
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.base.nested import kind_in_words
 from autotune.base.secrecy import scrubbed
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
+from autotune.job.hub import config_of, is_repository
 from autotune.job.model_families import (
     FAMILIES,
     SPLIT_BY_AUTOTP,
@@ -75,7 +76,10 @@ class Model:
 
 
 def load_model(text: str) -> Model:
-    """Find a model by preset name, folder, config.json or `package.module:factory`.
+    """Find a model by preset name, folder, config.json, repository or `package.module:factory`.
+
+    A repository's name, such as `meta-llama/Llama-3.1-8B`, is looked for in the local cache of
+    Hugging Face alone: nothing is fetched.
 
     A factory is a callable without arguments that returns a `torch.nn.Module` whose
     `forward(input_ids=, labels=)` returns the loss or an object with `.loss`.
@@ -87,6 +91,10 @@ def load_model(text: str) -> Model:
         file = resources.files("autotune.job") / "presets" / f"{text}.json"
         config = json.loads(file.read_text(encoding="utf-8"))
         return model_from_config(text, config, where=str(file))
+    if is_repository(text):
+        return model_from_config(
+            text.rpartition("/")[2], _read_config(config_of(text)), where=text
+        )
     if is_path(text):
         path = Path(os.path.expanduser(text))
         is_folder = os.path.isdir(path)
@@ -96,10 +104,9 @@ def load_model(text: str) -> Model:
     if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
         return _built(text.rpartition(":")[2], source, where=text)
-    near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
     raise JobError(
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
-        (f"did you mean {', '.join(near)}? " if near else "") + f"presets: {', '.join(presets())}",
+        did_you_mean(text, presets(), alike=0.4) + "`autotune models` lists the presets",
     )
 
 

@@ -17,7 +17,10 @@ _ABSURD = 2**31
 
 def has_closed_form(config: Mapping[str, Any]) -> bool:
     """Whether the formulas here cover the config."""
-    return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
+    is_plain = not config.get("add_cross_attention")
+    # Layers of experts with plain ones between them are counted by building them.
+    is_even = not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1
+    return config["model_type"] in FAMILIES and is_plain and is_even
 
 
 _PLAIN_LOSS = frozenset(
@@ -136,13 +139,74 @@ def _llama(config: Mapping[str, Any], where: str) -> ModelShape:
     keys = _Keys(config, where)
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     keys.divides("num_attention_heads", heads, "hidden_size", hidden)
-    return _rotary(
+    return _biased(config, where, mlp_bias=keys.flag("mlp_bias", default=False))
+
+
+def _biased(config: Mapping[str, Any], where: str, **more: Any) -> ModelShape:
+    """A rotary model whose config says whether its attention has biases."""
+    has_bias = _Keys(config, where).flag("attention_bias", default=False)
+    return _rotary(config, where, qkv_bias=has_bias, output_bias=has_bias, **more)
+
+
+def _qwen3(config: Mapping[str, Any], where: str) -> ModelShape:
+    """Qwen 3: each head's queries and keys are normalised, by weights that the heads share."""
+    head_dim = _Keys(config, where).size("head_dim", default=128)
+    return _biased(config, where, head_dim=head_dim, more_norms=2 * head_dim)
+
+
+def _qwen3_moe(config: Mapping[str, Any], where: str) -> ModelShape:
+    """Qwen 3 with experts in every layer, kept in two tensors of three dimensions."""
+    keys = _Keys(config, where)
+    experts, per_token = keys.size("num_experts"), keys.size("num_experts_per_tok")
+    _check_experts(experts, per_token, where)
+    head_dim = keys.size("head_dim", default=_quotient(keys))
+    return _biased(
         config,
         where,
-        qkv_bias=keys.flag("attention_bias", default=False),
-        output_bias=keys.flag("attention_bias", default=False),
-        mlp_bias=keys.flag("mlp_bias", default=False),
+        head_dim=head_dim,
+        more_norms=2 * head_dim,
+        ffn=keys.size("moe_intermediate_size"),
+        experts=experts,
+        per_token=per_token,
     )
+
+
+def _gemma2(config: Mapping[str, Any], where: str) -> ModelShape:
+    """Gemma 2: norms also behind attention and MLP; embeddings are tied unless it says else."""
+    keys = _Keys(config, where)
+    return _biased(
+        config,
+        where,
+        head_dim=keys.size("head_dim", default=256),
+        more_norms=2 * keys.size("hidden_size"),
+        is_tied=True,
+    )
+
+
+def _olmo2(config: Mapping[str, Any], where: str) -> ModelShape:
+    """OLMo 2: queries and keys are normalised over all heads together."""
+    keys = _Keys(config, where)
+    heads = keys.size("num_attention_heads")
+    kv_heads = keys.size("num_key_value_heads", default=heads)
+    head_dim = _quotient(keys)
+    return _biased(config, where, head_dim=head_dim, more_norms=(heads + kv_heads) * head_dim)
+
+
+def _phi3(config: Mapping[str, Any], where: str) -> ModelShape:
+    """Phi 3 and 4: queries, keys and values in one matrix, gate and up projection in another."""
+    return _rotary(config, where, is_fused=True)
+
+
+def _quotient(keys: _Keys) -> int:
+    return keys.size("hidden_size") // keys.size("num_attention_heads")
+
+
+def _check_experts(experts: int, per_token: int, where: str) -> None:
+    if per_token > experts:
+        raise JobError(
+            f"{where}: num_experts_per_tok {per_token} is more than the {experts} experts",
+            f"choose 1 to {experts}",
+        )
 
 
 def _mixtral(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -150,11 +214,7 @@ def _mixtral(config: Mapping[str, Any], where: str) -> ModelShape:
     keys = _Keys(config, where)
     experts = keys.size("num_local_experts", also="num_experts")
     per_token = keys.size("num_experts_per_tok")
-    if per_token > experts:
-        raise JobError(
-            f"{where}: num_experts_per_tok {per_token} is more than the {experts} experts",
-            f"choose 1 to {experts}",
-        )
+    _check_experts(experts, per_token, where)
     return _rotary(config, where, experts=experts, per_token=per_token)
 
 
@@ -167,20 +227,40 @@ def _rotary(
     mlp_bias: bool = False,
     experts: int = 0,
     per_token: int = 0,
+    ffn: int | None = None,
+    head_dim: int | None = None,
+    more_norms: int = 0,
+    is_fused: bool = False,
+    is_tied: bool = False,
 ) -> ModelShape:
-    """Rotary positions, RMSNorm, grouped-query attention and a gated MLP, or experts of it."""
+    """Rotary positions, RMSNorm, grouped-query attention and a gated MLP, or experts of it.
+
+    Args:
+        config: Contents of config.json.
+        where: Where it came from.
+        qkv_bias: Whether queries, keys and values have biases.
+        output_bias: Whether attention's output has one.
+        mlp_bias: Whether the MLP has some.
+        experts: Experts of a layer; 0 for a dense model.
+        per_token: Experts that a token takes.
+        ffn: Width of an MLP; as `intermediate_size` by default.
+        head_dim: Width of a head; as the config says by default.
+        more_norms: Weights of a layer's norms besides the two of every model.
+        is_fused: Whether matrices with the same input are one.
+        is_tied: Whether embeddings are tied where the config does not say.
+    """
     keys = _Keys(config, where)
     layers = keys.size("num_hidden_layers")
     hidden = keys.size("hidden_size")
-    ffn = keys.size("intermediate_size")
+    ffn = ffn or keys.size("intermediate_size")
     heads = keys.size("num_attention_heads")
     kv_heads = keys.size("num_key_value_heads", default=heads)
     vocab = keys.size("vocab_size")
-    tied = keys.flag("tie_word_embeddings", default=False)
-    if config.get("head_dim") is None:
+    tied = keys.flag("tie_word_embeddings", default=is_tied)
+    if head_dim is None and config.get("head_dim") is None:
         keys.divides("num_attention_heads", heads, "hidden_size", hidden)
     keys.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    head_dim = keys.size("head_dim", default=hidden // heads)
+    head_dim = head_dim or keys.size("head_dim", default=hidden // heads)
 
     q_width, kv_width = heads * head_dim, kv_heads * head_dim
     attention = hidden * (q_width + 2 * kv_width) + q_width * hidden
@@ -188,8 +268,11 @@ def _rotary(
     mlp = 3 * hidden * ffn + (2 * ffn + hidden if mlp_bias else 0)
     router = experts * hidden
     rest = (
-        (1 if tied else 2) * vocab * hidden + hidden + layers * (attention + 2 * hidden + router)
+        (1 if tied else 2) * vocab * hidden + hidden + layers * (attention + 2 * hidden + more_norms + router)
     )
+    wide = max(q_width, 2 * experts * ffn if experts else ffn)
+    if is_fused:
+        wide = max(q_width + 2 * kv_width, 2 * ffn)
     return ModelShape(
         n_layers=layers,
         hidden=hidden,
@@ -204,7 +287,7 @@ def _rotary(
         experts_per_token=per_token,
         n_params=rest + layers * mlp * max(1, experts),
         n_params_active=rest + layers * mlp * max(1, per_token),
-        largest_param=hidden * max(vocab, q_width, 2 * experts * ffn if experts else ffn),
+        largest_param=hidden * max(vocab, wide),
         n_params_lookup=0 if tied else vocab * hidden,
         head_dim=head_dim,
     )
@@ -216,9 +299,15 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any], str], ModelShape]] = {
     "mistral": _rotary,
     "qwen2": partial(_rotary, qkv_bias=True),
     "mixtral": _mixtral,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gemma2": _gemma2,
+    "olmo2": _olmo2,
+    "phi3": _phi3,
 }
 """model_type -> shape of a config, given where the config came from; raises JobError."""
 
-SPLIT_BY_AUTOTP = frozenset({"llama", "mistral", "qwen2"})
-"""Those that DeepSpeed's AutoTP splits. It refuses GPT-2 by name (`AutoTP.supported`), and
-Mixtral since transformers 5 keeps its experts in packed tensors (`TPPlanConverter.convert`)."""
+SPLIT_BY_AUTOTP = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma2"})
+"""Those of them that DeepSpeed's AutoTP splits. It refuses GPT-2 by name (`AutoTP.supported`), and
+what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed experts,
+fused matrices, norms over all heads."""

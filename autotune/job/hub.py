@@ -1,0 +1,39 @@
+"""Models by the name of their repository on Hugging Face, read from the local cache alone.
+
+Nothing is fetched: a search may run where there is no network, and who may read a gated
+repository is between its owner and the user.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from autotune.base.errors import JobError
+from autotune.job.published import PUBLISHED
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_repository(text: str) -> bool:
+    """Whether a model is named as a repository is, and no file or folder has the name."""
+    is_name = _REPOSITORY.fullmatch(text) is not None and not text.endswith(".json")
+    return is_name and not os.path.exists(text)
+
+
+def config_of(repository: str) -> Path:
+    """The config.json of a repository in the local cache.
+
+    Raises:
+        JobError: It is not there; the hint is the command that fetches it.
+    """
+    from huggingface_hub import try_to_load_from_cache  # heavy, and only for such names
+
+    if isinstance(path := try_to_load_from_cache(repository, "config.json"), str):
+        return Path(path)
+    same = [name for name, it in PUBLISHED.items() if it.repository == repository]
+    preset = f"; or name the preset {same[0]}, which has its shape" if same else ""
+    raise JobError(
+        f"model: {repository}: there is no such folder, and Hugging Face's local cache does not "
+        "hold the repository",
+        f"fetch its config.json, without weights: hf download {repository} config.json{preset}",
+    )
