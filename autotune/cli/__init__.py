@@ -10,7 +10,7 @@ import sys
 from autotune.base.errors import AutotuneError, ExitCode
 
 # Each adds its commands to `cli`.
-from autotune.cli import find, predict, results, verify  # noqa: F401  they add their commands
+from autotune.cli import catalogue, find, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, explain
 from autotune.search.interrupt import end_on_hang_up
 

@@ -56,7 +56,10 @@ def _job_keys(
     *,
     model: Annotated[
         str | None,
-        typer.Option(help="Preset, Hugging Face folder, config.json or package.module:factory."),
+        typer.Option(
+            help="Preset (`autotune models` lists them), Hugging Face folder or config.json, "
+            "repository in Hugging Face's local cache, or package.module:factory."
+        ),
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
     global_batch: Annotated[

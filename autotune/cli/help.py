@@ -138,7 +138,7 @@ def _complete(ctx: Any, param: Any, incomplete: str) -> Any:
     from typer._click.shell_completion import CompletionItem
 
     try:
-        known = sorted(_COMPLETED[param.name](ctx))
+        known = sorted((_models if ctx.info_name == "models" else _COMPLETED[param.name])(ctx))
     except Exception:
         return []  # a shell that completes shows no error
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]

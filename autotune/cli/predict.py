@@ -121,7 +121,8 @@ def _job_flags(
     job: JobPath = None,
     trust_job: TrustJob = False,
     model: Annotated[
-        str | None, typer.Option(help="Preset, Hugging Face folder or config.json.")
+        str | None,
+        typer.Option(help="Preset, Hugging Face folder or config.json, repository in its cache."),
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
     global_batch: Annotated[

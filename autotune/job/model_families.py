@@ -267,9 +267,8 @@ def _rotary(
     attention += (q_width + 2 * kv_width if qkv_bias else 0) + (hidden if output_bias else 0)
     mlp = 3 * hidden * ffn + (2 * ffn + hidden if mlp_bias else 0)
     router = experts * hidden
-    rest = (
-        (1 if tied else 2) * vocab * hidden + hidden + layers * (attention + 2 * hidden + more_norms + router)
-    )
+    layer = attention + 2 * hidden + more_norms + router
+    rest = (1 if tied else 2) * vocab * hidden + hidden + layers * layer
     wide = max(q_width, 2 * experts * ffn if experts else ffn)
     if is_fused:
         wide = max(q_width + 2 * kv_width, 2 * ffn)

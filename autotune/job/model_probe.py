@@ -120,8 +120,15 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "n_params_active": sum(sizes.values()) - idle,
         "largest_param": max(sizes.values()),
         "n_params_lookup": sum(_lookups(module)),
-        "head_dim": known("head_dim") or None,
+        "head_dim": _head_dim(known),
     }
+
+
+def _head_dim(known: Callable[..., int]) -> int | None:
+    """Width of one head; of latent attention the mean of what is compared and what is summed."""
+    if compared := known("qk_nope_head_dim"):
+        return (compared + known("qk_rope_head_dim") + known("v_head_dim")) // 2
+    return known("head_dim") or None
 
 
 def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:

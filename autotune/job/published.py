@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
+
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -48,7 +51,7 @@ def _published(rows: str) -> dict[str, Published]:
 
 
 PUBLISHED = _published("""
-deepseek-67b       deepseek-ai/deepseek-llm-67b-base  67,424,526,336
+deepseek-67b       deepseek-ai/deepseek-llm-67b-base  67,425,001,472
 deepseek-7b        deepseek-ai/deepseek-llm-7b-base   6,910,365,696
 deepseek-v2        deepseek-ai/DeepSeek-V2            235,741,434,880
 deepseek-v2-lite   deepseek-ai/DeepSeek-V2-Lite       15,706,484,224
@@ -105,6 +108,21 @@ qwen3-8b           Qwen/Qwen3-8B                      8,190,735,360
 def preset_table() -> list[Preset]:
     """Every shipped model, by name; nothing is built."""
     return sorted(_presets(), key=lambda preset: preset.name)
+
+
+def find_presets(part: str) -> list[Preset]:
+    """Shipped models whose name, or repository, holds a part, in any case.
+
+    Raises:
+        JobError: There is none.
+    """
+    every = preset_table()
+    wanted = part.lower()
+    found = [it for it in every if wanted in it.name or wanted in it.repository.lower()]
+    if not found:
+        guess = did_you_mean(part, [it.name for it in every])
+        raise JobError(f"models: none is named {part!r}", f"{guess}`autotune models` lists all")
+    return found
 
 
 def _presets() -> Iterator[Preset]:

@@ -2,6 +2,7 @@
 
 import time
 
+from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings, nothing_feasible
@@ -163,6 +164,13 @@ class _StagedSearch:
                 stage=stage,
                 counts=history.counts,
                 ended=tuple(results(history.recorded)),
+                rates=tuple(
+                    result.samples_per_s
+                    for result in results(history.trials)
+                    if result.samples_per_s is not None
+                    and result.outcome.is_measured
+                    and result.role is not Role.CONFIRM
+                ),
                 n_done=n_done(history),
                 n_budget=self._proposals.n_budget,
                 running=self.flight.running(),

@@ -27,6 +27,7 @@ COMMANDS = (
     "soak",
     "doctor",
     "estimate",
+    "models",
 )
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 

@@ -58,6 +58,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
         ("search --model tiny-lama --seq-len 64 --global-batch 8", "tiny-llama"),
         ("check --consumer trainr x.json", "trainer"),
         ("rule zero.inert_kye", "zero.inert_key"),
+        ("models lama-3.1", "llama-3.1-8b"),
         ("render --out made --set zero.stgae=2", "zero.stage"),
         ("render --out made --to deepsped", "deepspeed"),
         ("plan --model gpt2 --seq-len 64 --global-batch 8 --world 8 --gpu H10", "H100"),
@@ -110,6 +111,7 @@ def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("render --set zero.st", "zero.stage="),
         ("export --to lig", "lightning"),
         ("rule batch.p", "batch.product"),
+        ("models qw", "qwen3-8b"),
     ],
 )
 def test_a_shell_completes_names(typed: str, expected: str) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,8 @@ from autotune.base.errors import JobError
 from autotune.job import model_probe
 from autotune.job.model import ModelShape, load_model, presets, train_flops_per_token
 from autotune.job.model_families import FAMILIES, is_split_by_ulysses
+from autotune.job.published import PUBLISHED, preset_table
 
-# Parameters by the model cards and papers, not by our formulas.
-PUBLISHED = {
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "gpt2-xl": 1_557_611_200,
-    "llama-2-7b": 6_738_415_616,
-    "llama-2-13b": 13_015_864_320,
-    "llama-2-70b": 68_976_648_192,
-    "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
-    "llama-3.2-1b": 1_235_814_400,
-    "mistral-7b": 7_241_732_096,
-    "qwen2.5-0.5b": 494_032_768,
-    "qwen2.5-1.5b": 1_543_714_304,
-    "qwen2.5-7b": 7_615_616_512,
-    "mixtral-8x7b": 46_702_792_704,
-    "deepseek-7b": 6_910_365_696,
-}
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 96,
@@ -125,13 +108,49 @@ def assert_counts_as_built(shape: ModelShape, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_formulas_count_what_transformers_builds(name: str) -> None:
-    model = load_model(name)
-    assert_counts_as_built(model.shape, model.source["config"])
+    config = config_of_preset(name)
+    if (family := FAMILIES.get(config["model_type"])) is not None:
+        assert_counts_as_built(family(config, name), config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_are_the_true_shapes(name: str) -> None:
-    assert load_model(name).shape.n_params == PUBLISHED[name]
+    assert built(config_of_preset(name))["n_params"] == PUBLISHED[name].n_params
+
+
+def test_every_model_of_somebody_has_its_source() -> None:
+    assert {name for name in presets() if not name.startswith("tiny-")} == set(PUBLISHED)
+    assert [preset.name for preset in preset_table()] == presets()
+
+
+def test_the_heads_of_latent_attention_are_as_wide_as_their_products() -> None:
+    shape = built(config_of_preset("deepseek-v3"))
+    assert shape["head_dim"] == ((128 + 64) + 128) / 2
+    assert shape["n_params_active"] == pytest.approx(37e9, rel=0.02)  # its paper's figure
+
+
+def config_of_preset(name: str) -> dict[str, Any]:
+    file = resources.files("autotune.job") / "presets" / f"{name}.json"
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config
+
+
+def test_a_repository_is_read_from_the_local_cache_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError, match="local cache does not hold") as caught:
+        load_model("meta-llama/Llama-3.1-8B")
+    assert "hf download meta-llama/Llama-3.1-8B config.json" in caught.value.hint
+    assert "preset llama-3.1-8b" in caught.value.hint
+    kept = tmp_path / "models--meta-llama--Llama-3.1-8B"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("a1")
+    (kept / "snapshots" / "a1").mkdir(parents=True)
+    (kept / "snapshots" / "a1" / "config.json").write_text(json.dumps(LLAMA))
+    model = load_model("meta-llama/Llama-3.1-8B")
+    assert (model.name, model.shape.hidden) == ("Llama-3.1-8B", LLAMA["hidden_size"])
 
 
 def test_active_parameters_of_experts() -> None:
@@ -369,9 +388,11 @@ def test_a_factory_without_a_usable_module_is_refused(
 
 
 def test_autotp_is_offered_where_deepspeed_takes_the_model() -> None:
-    takes = {name: load_model(name).supports_tp for name in presets()}
-    assert not any(takes[name] for name in takes if "gpt2" in name or "mixtral" in name)
-    assert all(takes[name] for name in takes if "gpt2" not in name and "mixtral" not in name)
+    for name in presets():
+        config = config_of_preset(name)
+        if config["model_type"] in FAMILIES:
+            module = model_probe.build({"config": config})
+            assert model_probe._supports_tp(module) == load_model(name).supports_tp, name
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])

@@ -135,11 +135,18 @@ def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
     assert " front " not in " ".join(shown(read_report(finished(tmp_path / "b"))).split())
 
 
-def test_knobs_that_never_vary_have_no_column(tmp_path: Path) -> None:
-    text = shown(read_report(finished(tmp_path)), 160)
-    header = "\n".join(text.splitlines()[:8])
-    assert "stage" in header
-    assert "bucket" not in header
+def test_the_settings_of_a_row_are_what_differs_from_the_baseline(tmp_path: Path) -> None:
+    report = read_report(finished(tmp_path))
+    baseline = report.baseline_row
+    assert baseline is not None
+    lines = shown(report, 160).splitlines()
+    for row in report.rows:
+        (line,) = (line for line in lines if line.split()[:1] == [str(row.trial)])
+        told = line.split("change", 1)[-1]
+        for name in ("zero.stage", "micro_batch"):
+            differs = row.candidate.get(name) != baseline.candidate.get(name)
+            assert (f"{name}=" in told) == (differs or row == baseline)
+        assert "bucket" not in line
 
 
 def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Progress of a running search on stderr: a live view, or one line per event."""
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import Self
 
 from rich.console import Console, Group
@@ -12,7 +14,7 @@ from rich.text import Text
 
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
-from autotune.report.words import describe_counts, describe_ending, describe_standing
+from autotune.report.words import describe_counts, describe_ending, describe_standing, format_rate
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference
@@ -119,12 +121,31 @@ def draw(snapshot: Snapshot, context: Context) -> Group:
     baseline = snapshot.baseline
     facts.add_row("baseline", describe_standing(baseline) if baseline else "none yet")
     facts.add_row("best", _best(snapshot, context))
+    if line := sparkline([*accumulate(snapshot.rates, max)]):
+        facts.add_row("fastest", Text(line, no_wrap=True, style="green"))
     facts.add_row("outcomes", describe_counts(snapshot.counts))
     for trial in snapshot.running:
         facts.add_row(f"trial {trial.number}", _running(trial, context))
     if snapshot.note:
         facts.add_row("note", Text(snapshot.note, style="dim"))
     return Group(head, facts)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 40
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """`▁▁▃▅▅█  50.0 to 60.0 samples/s`: a bar per value, the last ones where there are many.
+
+    Empty for fewer than two values: one bar says nothing.
+    """
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    step = (high - low) / (len(_BARS) - 1) or 1.0
+    bars = "".join(_BARS[round((value - low) / step)] for value in values[-_MOST_BARS:])
+    return f"{bars}  {format_rate(low)} to {format_rate(high)} samples/s, trial by trial"
 
 
 def _best(snapshot: Snapshot, context: Context) -> Text:

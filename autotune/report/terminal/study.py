@@ -1,5 +1,7 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
+from collections.abc import Iterator, Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,34 +18,55 @@ from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.search.plan import Plan
 from autotune.search.prospect import Prospect
 from autotune.space.candidate import format_value
-from autotune.space.knobs import describe_settings, settings_of
+from autotune.space.knobs import (
+    describe_candidate,
+    describe_difference,
+    describe_settings,
+    settings_of,
+)
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
+Fact = tuple[str, str]
+"""A name, and a text about it."""
+
+_VERDICT = (
+    *("unfinished", "speedup", "change", "best", "baseline", "memory", "guard", "drifted"),
+    *("why", "fix"),
+)
+"""Facts that come before the table, in this order."""
 _ON_THE_LEFT = ("95% interval", "outcome")
 
 
 def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:
-    """Print the table, the verdict, the reason for the end and where the files are.
+    """Print the verdict, the table, then notes: evidence, the end, where the files are.
 
     With `details` also the figures behind the verdict, as under the page's charts.
     """
     lines = [report.study, describe_place(report)]
     console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
+    verdict, notes = _in_parts(describe_verdict(report))
+    print_facts(console, verdict)
     if report.rows:
-        console.print(_table(report, console.width))
+        console.print()
+        console.print(_table(report))
         console.print()
     for row in report.rows:
         if row.evidence:
             outcome = "" if row.outcome is None else row.outcome.value
             console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
-    facts = describe_verdict(report)
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
 
-        facts = [*describe_details(report, importance_of(report)), *facts]
-    print_facts(console, facts)
+        notes = [*describe_details(report, importance_of(report)), *notes]
+    print_facts(console, notes)
+
+
+def _in_parts(facts: Sequence[Fact]) -> tuple[list[Fact], list[Fact]]:
+    """Facts of the verdict in its order, and the others in theirs."""
+    verdict = [fact for name in _VERDICT for fact in facts if fact[0] == name]
+    return verdict, [fact for fact in facts if fact[0] not in _VERDICT]
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -63,33 +86,44 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
     print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
-def _table(report: StudyReport, width: int) -> Table:
-    """A column per knob that varies; where that is too wide, one column of settings."""
-    settings = [settings_of(row.candidate, report.context) for row in report.rows]
-    varying = [
-        name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
-    ]
+def _table(report: StudyReport) -> Table:
+    """A row per candidate; its settings are what differs from the baseline's."""
     columns = [name if name in _ON_THE_LEFT else f">{name}" for name in CELLS]
-    by_knob = plain_table(*columns, *(f"*{_header(name)}" for name in varying))
-    folded = plain_table(*columns, "*settings that vary")
-    for row, chosen in zip(report.rows, settings, strict=True):
-        cells = _cells(row, report)
-        by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
+    has_baseline = report.baseline_row is not None
+    last = "change of the baseline" if has_baseline else "settings that vary"
+    table = plain_table(*columns, f"*{last}")
+    described = _changes(report) if has_baseline else _varying(report)
+    for row, text in zip(report.rows, described, strict=True):
+        table.add_row(*_cells(row, report), text)
+    return table
+
+
+def _changes(report: StudyReport) -> Iterator[Text]:
+    """What a user changes in the baseline; of the baseline itself, what it is."""
+    baseline = report.baseline_row
+    assert baseline is not None
+    for row in report.rows:
+        if row == baseline:
+            yield Text(describe_candidate(row.candidate, report.context), style="dim")
+        else:
+            changes = describe_difference(row.candidate, baseline.candidate, report.context)
+            yield Text(changes)
+
+
+def _varying(report: StudyReport) -> Iterator[Text]:
+    """Settings that are not the same everywhere: while there is no baseline to differ from."""
+    settings = [settings_of(row.candidate, report.context) for row in report.rows]
+    knobs = report.context.knobs
+    varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
+    for chosen in settings:
         vary = {name: value for name, value in chosen.items() if name in varying}
-        folded.add_row(*cells, describe_settings(vary, report.context.knobs))
-    is_narrow = Console(width=10_000).measure(by_knob).maximum <= width
-    return by_knob if is_narrow else folded
+        yield Text(describe_settings(vary, knobs))
 
 
 def _cells(row: Row, report: StudyReport) -> list[str | Text]:
     *figures, word = describe_cells(row, report)
     is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
     return [*figures, Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))]
-
-
-def _header(name: str) -> str:
-    """A knob's name, broken at its dots and underscores."""
-    return name.replace(".", ".\n").replace("_", "_\n")
 
 
 def _lattice_facts(plan: Plan) -> tuple[str, str]:

@@ -1,0 +1,29 @@
+"""`models`: what can be named."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from autotune.cli.base import DATA, Debug, Json, cli, print_json
+from autotune.cli.quick import QuickCommand
+
+
+@cli.command(cls=QuickCommand, epilog="autotune models qwen3")
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="Part of a name; without one all are listed.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the models that --model knows by name, with their sources.
+
+    Any other is a Hugging Face folder, a config.json, a repository in the local cache, or a
+    package.module:factory.
+    """
+    from autotune.job.published import find_presets
+    from autotune.report.terminal.models import print_models
+
+    found = find_presets(name or "")
+    print_json([asdict(each) for each in found]) if as_json else print_models(DATA, found)

@@ -1,0 +1,73 @@
+"""What a terminal of 80 and of 160 columns shows, frozen.
+
+After a change on purpose: AUTOTUNE_WRITE_GOLDEN=1 writes the new text into tests/golden/terminal/.
+"""
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.job.published import find_presets
+from autotune.report.results.study import read_report
+from autotune.report.terminal.live import draw, sparkline
+from autotune.report.terminal.models import print_models
+from autotune.report.terminal.study import print_report
+from tests.report import samples
+from tests.report.test_terminal import finished
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
+
+
+def report(console: Console) -> None:
+    print_report(console, read_report(finished(Path("results"))))
+
+
+def live(console: Console) -> None:
+    rates = (40.0, 50.0, 48.0, 60.0, 57.0)
+    console.print(draw(dataclasses.replace(samples.snapshot(), rates=rates), samples.CONTEXT))
+
+
+def models(console: Console) -> None:
+    print_models(console, find_presets("llama"))
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("view", [report, live, models], ids=lambda view: view.__name__)
+def test_a_view_is_frozen(
+    view: Callable[[Console], None],
+    width: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = io.StringIO()
+    view(Console(file=out, width=width, color_system=None, _environ={"TERM": "xterm"}))
+    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    assert max(map(len, text.splitlines())) <= width
+    golden = GOLDEN / f"{view.__name__}-{width}.txt"
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_the_verdict_comes_first_then_the_table_then_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = io.StringIO()
+    report(Console(file=out, width=80, color_system=None, _environ={"TERM": "xterm"}))
+    text = out.getvalue()
+    assert text.index("speedup") < text.index("change of the baseline") < text.index("stopped")
+
+
+def test_a_sparkline_needs_two_values_and_takes_equal_ones() -> None:
+    assert sparkline([3.0]) == ""
+    assert sparkline([3.0, 3.0]).startswith("▁▁ ")
+    assert sparkline([1.0, 8.0, 4.5]).startswith("▁█▅ ")
+    assert len(sparkline([float(n) for n in range(100)]).split()[0]) == 40
