@@ -1,0 +1,82 @@
+"""The Python API: the words of the flags, values that show themselves, errors instead of exits."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import autotune
+from autotune.app import api
+from autotune.base.errors import JobError, StudyError
+from autotune.cli import cli
+from autotune.search.base import Snapshot, Stage
+
+JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
+COMMANDS = typer.main.get_group(cli).commands
+NOT_OURS = {
+    "search": {"command", "dry_run", "metrics_file", "knowledge", "exclusive", "yes"},
+    "plan": {"trust_job", "export", "rank", "to", "launcher"},
+}
+"""Flags that the functions do not take: files, questions, commands."""
+
+
+def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys, autotune; heavy = {'torch', 'optuna', 'pandas', 'rich', 'typer'}; "
+        "sys.exit(bool(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("search", api.SearchFlags), ("plan", api.FleetFlags)]
+)
+def test_the_words_are_those_of_the_flags(name: str, flags: type) -> None:
+    own = set(inspect.signature(getattr(api, name)).parameters) - {"flags", "progress", "note"}
+    words = own | set(flags.__annotations__) | set(api.JobFlags.__annotations__)
+    typed = {p.name for p in COMMANDS[name].params} - {"help", "as_json", "debug"}
+    typed = {"diagnose" if one == "no_diagnose" else one for one in typed}
+    assert words == typed - NOT_OURS[name]
+
+
+def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
+    seen: list[Snapshot] = []
+    found = autotune.search(
+        **JOB, trials=2, fleet="simulate:2xH100", results=tmp_path, study="s", no_knowledge=True,
+        progress=seen.append,
+    )  # fmt: skip
+    assert seen[-1].stage is Stage.DONE
+    assert found.folder == tmp_path / "s"
+    assert found.best is not None
+    assert found.as_dict()["counts"]["ok"] == len(found.table)
+    assert "change of the baseline" in str(found)
+    assert found._repr_html_().startswith("<pre")
+    assert len(autotune.load("s", results=tmp_path)) == len(found.table)
+    with pytest.raises(StudyError, match="at least two"):
+        autotune.compare("s", results=tmp_path)
+
+
+def test_predictions_are_values(tmp_path: Path) -> None:
+    ranked = autotune.plan(**JOB, gpu="H100", top=1)
+    assert len(ranked.as_dict()["candidates"]) == 1
+    assert "zero.stage" in str(autotune.explain("zero.stage=1", **JOB, gpu="H100"))
+    assert "zero.stage" in str(autotune.estimate("zero.stage=1", **JOB, gpu="H100"))
+
+
+def test_a_check_is_a_value(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stag": 2}}))
+    assert "stage" in str(autotune.check(file, world=2))
+
+
+def test_what_is_wrong_is_raised() -> None:
+    with pytest.raises(JobError, match="such key"):
+        autotune.search(**JOB, trails=3)
+    with pytest.raises(JobError, match="with a unit"):
+        autotune.search(**JOB, budget="20")
+    with pytest.raises(AttributeError, match="serach"):
+        autotune.serach  # noqa: B018
