@@ -1,4 +1,4 @@
-"""Candidates are judged in columns; here they are judged one by one as well, in many situations."""
+"""Candidates are judged in columns; here they are judged one by one as well."""
 
 import random
 

@@ -75,7 +75,7 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
 """Path of a setting -> knobs that it follows from besides those whose key it is. A setting below
 a section follows from whatever that does."""
 _STAGED = ("zero.stage",)
-"""Of a base configuration, keys of `zero_optimization` are dropped at stages that ignore them."""
+"""A base configuration loses keys of `zero_optimization` at stages that ignore them."""
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("tp", "pp", "recompute", "precision", "attention", "compile")},
     "loss_chunk_tokens": ("loss_chunk_tokens",),
