@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.cost.constants import Constants
 from autotune.cost.normal import Floats
-from autotune.cost.plans import Column, Columns, Plans, Recompute, Tier
+from autotune.cost.plans import Column, PlanColumns, Plans, Recompute, Tier
 from autotune.cost.predict import predict
 from autotune.cost.residual import Features
 
@@ -31,7 +31,7 @@ _MEMORY_PARTS = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Forecast(Columns):
+class Forecast(PlanColumns):
     """Predictions of a model for every candidate, before calibration."""
 
     seconds: Floats

@@ -50,7 +50,7 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class PlanColumns:
     """A dataclass of columns with a row each for many things; the rest is alike for all rows."""
 
     def columns(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Columns:
         for name, column in found.items():
             if isinstance(column, np.ndarray):
                 found[name] = column[rows]
-            elif isinstance(column, Columns):
+            elif isinstance(column, PlanColumns):
                 found[name] = column.take(rows)
         return type(self)(**found)
 
@@ -73,7 +73,7 @@ class Columns:
         for name, theirs in other.columns().items():
             if isinstance(found[name], np.ndarray):
                 found[name] = None if theirs is None else np.concatenate([found[name], theirs])
-            elif isinstance(found[name], Columns):
+            elif isinstance(found[name], PlanColumns):
                 found[name] = None if theirs is None else found[name].join(theirs)
         return type(self)(**found)
 
@@ -83,7 +83,7 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plans(Columns):
+class Plans(PlanColumns):
     """Candidates in columns of one length; a plain number is the same for all of them.
 
     Booleans are 0 and 1. Degrees multiply to the world: dp x tp x pp x cp x ulysses.

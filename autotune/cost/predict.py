@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.memory import Memory, fit_probability, memory_of
-from autotune.cost.plans import Column, Columns, Plans
+from autotune.cost.plans import Column, PlanColumns, Plans
 from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
 
@@ -21,7 +21,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction(Columns):
+class Prediction(PlanColumns):
     """One element per candidate in every array; `take` works out the parts of those alone."""
 
     step_time_s: Values

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from autotune.cost.normal import Floats, beyond_bound
-from autotune.cost.plans import Columns
+from autotune.cost.plans import PlanColumns
 
 _N_DRAWS = 48
 """Draws of the scales."""
@@ -45,7 +45,7 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Features(Columns):
+class Features(PlanColumns):
     """Candidates as the residual sees them, a row each."""
 
     shares: Floats
@@ -55,7 +55,7 @@ class Features(Columns):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen(Columns):
+class Seen(PlanColumns):
     """Measurements of trials, by row of `features`."""
 
     features: Features

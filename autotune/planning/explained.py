@@ -32,7 +32,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
+class JudgedCandidate:
     """A candidate with what the rules say of it."""
 
     job: Job
@@ -52,7 +52,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Estimated(Judged):
+class Estimated(JudgedCandidate):
     """A candidate with what is predicted of it."""
 
     prediction: Prediction
@@ -163,7 +163,7 @@ def explain_candidate(
 
 
 def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a `Judged`."""
+    """The fields of a `JudgedCandidate`."""
     return {
         "job": outlook.job,
         "environment": outlook.environment,

@@ -12,13 +12,13 @@ from autotune.cost.constants import constants_of
 from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
-from autotune.planning.explained import Estimated, Judged, judged
+from autotune.planning.explained import Estimated, JudgedCandidate, judged
 from autotune.planning.outlook import Outlook
 from autotune.tracing import Kind, StepPhase, Trace, Traced, trace_candidate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TracedEstimate(Judged):
+class TracedEstimate(JudgedCandidate):
     """A candidate whose memory is predicted from a traced step of the model's own code."""
 
     analytic: Estimated | None

@@ -18,7 +18,7 @@ from autotune.engines.megatron.choices import (
     ORDERS,
     RECOMPUTED,
 )
-from autotune.engines.megatron.rules import Counts, LayoutTask, Rows
+from autotune.engines.megatron.rules import Counts, LayoutRows, LayoutTask
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
@@ -359,9 +359,9 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
-def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> Rows:
+def rows_of(task: LayoutTask, candidates: Sequence[Candidate]) -> LayoutRows:
     """Candidates, legal or not, as rows that rules judge, in their order."""
-    return Rows(task=task, columns=columns_of(task, candidates))
+    return LayoutRows(task=task, columns=columns_of(task, candidates))
 
 
 def at_default(count: int) -> dict[str, Counts]:

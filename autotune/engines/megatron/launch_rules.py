@@ -16,7 +16,7 @@ import numpy as np
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
-from autotune.engines.megatron.rules import RULES, Columns, LayoutTask, Rows
+from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
 from autotune.space.rule import Consequence, Finding, Patch, Rule, UnknownFactError, Violation
 
 _ARGUMENTS = "megatron/training/arguments.py, validate_args"
@@ -343,13 +343,13 @@ def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunc
     return replace(launch, given=given)
 
 
-def rows_of(launch: MegatronLaunch) -> Rows:
+def rows_of(launch: MegatronLaunch) -> LayoutRows:
     """The layout that a launch makes; what it does not tell is in neither task nor columns."""
     task = SimpleNamespace(**dict(_known(_task_facts(launch))))
     row = dict(_known(_row_facts(launch)))
     columns: Columns = {name: np.array([value], dtype=np.int64) for name, value in row.items()}
     of_layout: Any = task  # a part of the task, as far as the launch tells
-    return Rows(task=of_layout, columns=columns)
+    return LayoutRows(task=of_layout, columns=columns)
 
 
 Fact = Callable[[], Any]

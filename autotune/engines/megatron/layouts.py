@@ -26,8 +26,8 @@ from autotune.engines.megatron.rules import (
     RULES,
     Columns,
     Counts,
+    LayoutRows,
     LayoutTask,
-    Rows,
     chunk_layers,
 )
 from autotune.space.candidate import Candidate
@@ -42,7 +42,7 @@ _MOST_ROWS = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Layouts(Rows, Sequence[Candidate]):
+class Layouts(LayoutRows, Sequence[Candidate]):
     """Layouts in columns, which are candidates once somebody looks at one.
 
     The columns are those of the knobs, with 0 for all that a space alone names. `recompute` is a
@@ -164,7 +164,7 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
 
 
 def _kept(
-    task: LayoutTask, columns: dict[str, Counts], rules: Sequence[Rule[Rows]]
+    task: LayoutTask, columns: dict[str, Counts], rules: Sequence[Rule[LayoutRows]]
 ) -> dict[str, Counts]:
     """The rows that all of some rules allow.
 
@@ -172,7 +172,7 @@ def _kept(
         NothingFeasibleError: There is none.
     """
     count = len(next(iter(columns.values())))
-    rows = Rows(task=task, columns={**at_default(count), **columns})
+    rows = LayoutRows(task=task, columns={**at_default(count), **columns})
     held = {rule.name: rule.holds(rows) for rule in rules if rule.holds is not None}
     if not held:
         return columns
@@ -189,5 +189,5 @@ def _kept(
         "no Megatron layout is legal for this job; the last ones are refused by",
         Counter({name: int((~truth).sum()) for name, truth in held.items()}),
         " ".join(f"{name}={layout[name][0]}" for name in LATTICE_KNOBS if name in layout),
-        judge_by(rules, Rows(task=task, columns=layout)),
+        judge_by(rules, LayoutRows(task=task, columns=layout)),
     )

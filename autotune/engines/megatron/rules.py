@@ -65,7 +65,7 @@ class LayoutTask:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class LayoutRows:
     """Layouts in columns, with what they lay out."""
 
     task: LayoutTask
@@ -97,7 +97,9 @@ def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
     return [*filter(None, [first]), *middle, *filter(None, [last])]
 
 
-def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: str) -> Rule[Rows]:
+def _rule(
+    name: str, holds: Callable[..., Any], message: str, fix: str, source: str
+) -> Rule[LayoutRows]:
     """A rule on whole columns.
 
     `holds` says which layouts are allowed; its parameters name the fields of the task and the
@@ -106,14 +108,14 @@ def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: 
     """
     wanted = tuple(signature(holds).parameters)
 
-    def answer(rows: Rows) -> Truth:
+    def answer(rows: LayoutRows) -> Truth:
         known = {**vars(rows.task), **rows.columns}
         if unknown := set(wanted) - known.keys():
             raise UnknownFactError(", ".join(sorted(unknown)))
         found: Truth = holds(*(known[each] for each in wanted))
         return found
 
-    def check(rows: Rows) -> Finding | None:
+    def check(rows: LayoutRows) -> Finding | None:
         if answer(rows)[0]:
             return None
         said = {**vars(rows.task), **rows.row(0)}
@@ -166,7 +168,7 @@ def _with_parameters(holds: Callable[..., Truth], *names: str) -> Callable[..., 
     return holds
 
 
-RULES: tuple[Rule[Rows], ...] = (
+RULES: tuple[Rule[LayoutRows], ...] = (
     _rule(
         "sequence.positions",
         lambda tp, seq_len, max_seq_len: np.full(

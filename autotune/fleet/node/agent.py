@@ -51,7 +51,7 @@ _FILES_PERIOD_S = 0.5
 _LAST_WORDS_S = 2.0
 
 
-class Answers:
+class AnswerLine:
     """The way back to the coordinator; a coordinator that reads nothing holds nobody up."""
 
     def __init__(self, output: int) -> None:
@@ -102,7 +102,7 @@ class Agent:
 
     def __init__(
         self,
-        line: Answers,
+        line: AnswerLine,
         *,
         keeper: int | None = None,
         lease_s: float = math.inf,
@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
         end_with_parent(keeper)
     lease_s = float(arguments[1]) if arguments[:1] == ["--lease"] else math.inf
     # What this process prints by accident must not hold it up, nor stand between the answers.
-    line = Answers(os.dup(sys.stdout.fileno()))
+    line = AnswerLine(os.dup(sys.stdout.fileno()))
     # Whatever started it: what the ranks leave among temporary files goes with it.
     with scratch_folder() as scratch:
         os.environ[SCRATCH_ENV] = str(scratch)

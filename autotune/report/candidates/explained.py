@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost.errors import LEVEL
-from autotune.planning.explained import Estimated, Explained, Judged, Neighbour
+from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import figures_as_dict, parts_as_dict, parts_of, shares
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
@@ -19,7 +19,7 @@ _ALIKE = 0.005
 """Neighbours whose time and memory both differ by less than this share are one line together."""
 
 
-def judged_as_dict(found: Judged) -> dict[str, Any]:
+def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
     """For programs: the candidate, and whether it is legal."""
     return {
         "is_predicted": True,
@@ -69,7 +69,7 @@ def print_explained(console: Console, found: Explained) -> None:
     print_facts(console, _unlisted(found, alike))
 
 
-def print_title(console: Console, found: Judged) -> None:
+def print_title(console: Console, found: JudgedCandidate) -> None:
     """Print what is predicted of."""
     title = (
         f"predicted, nothing was run: {found.described}, "
@@ -78,7 +78,7 @@ def print_title(console: Console, found: Judged) -> None:
     console.print(Text(title, style="bold"), soft_wrap=False)
 
 
-def verdict(found: Judged) -> list[tuple[str, str]]:
+def verdict(found: JudgedCandidate) -> list[tuple[str, str]]:
     """Notes on settings, and the rules that refuse the candidate."""
     facts = [("note", note) for note in found.notes]
     for violation in found.violations:

@@ -17,7 +17,7 @@ from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
-from autotune.engines.megatron.rules import RULES, LayoutTask, Rows
+from autotune.engines.megatron.rules import RULES, LayoutRows, LayoutTask
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import parse_settings
 from autotune.space.rule import Violation, judge_by
@@ -230,7 +230,7 @@ def one(asked: LayoutTask, settings: str) -> Candidate:
 
 
 def broken(asked: LayoutTask, candidate: Candidate) -> list[Violation]:
-    return judge_by(RULES, Rows(task=asked, columns=columns_of(asked, [candidate])))
+    return judge_by(RULES, LayoutRows(task=asked, columns=columns_of(asked, [candidate])))
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
