@@ -34,6 +34,7 @@ from autotune.cost.residual import (
     Seen,
     calibrate,
 )
+from autotune.search.steering import MEMORY_VARIATION
 
 Values = NDArray[np.float64]
 
@@ -241,7 +242,7 @@ def _memory_lines(
                         "median_error": float(np.median(error)),
                         "p90_error": float(np.quantile(error, 0.9)),
                         "coverage": float(np.mean(np.abs(misses) <= np.log(reach))),
-                        **_learned(features, misses, MEMORY_PRIOR, 0.0, seed=seed),
+                        **_learned(features, misses, MEMORY_PRIOR, MEMORY_VARIATION, seed=seed),
                     }
                 )
     return found
