@@ -77,7 +77,6 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
         f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
         f"probability of {ranking.min_fit:.0%} or more",
-        f"intervals hold {LEVEL:.0%} of others' runs that the model had not seen",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
     shown = [int(index) for index in ranking.order[:top]]
@@ -85,9 +84,26 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     print_facts(console, [("*", "no other that fits is faster and takes less memory as well")])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
-        print_facts(console, [("time", shares(seconds)), ("memory", shares(sizes))])
+        print_facts(
+            console,
+            [
+                ("time", shares(seconds)),
+                ("memory", shares(sizes)),
+                ("interval", _interval(ranking, index)),
+            ],
+        )
     if ranking.variants:
         console.print(_variants(ranking))
+
+
+def _interval(ranking: Ranking, index: int) -> str:
+    """The intervals of one candidate in words."""
+    low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
+    return (
+        f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
+        f"{format_bytes(high_bytes)}: such hold {LEVEL:.0%} of others' runs that the model had "
+        "not seen"
+    )
 
 
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -149,23 +165,16 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
 
 def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
     prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
-    table = plain_table(
-        *(">rank", ">step", ">interval", ">tokens/s/GPU", ">peak", ">interval", ">fits"),
-        *prices,
-        "*candidate",
-    )
+    table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
     found = ranking.prediction
     for rank, index in enumerate(shown, start=1):
         price = _price(ranking, index)
         probability = found.fit_probability[index]
-        low_s, high_s, low_bytes, high_bytes = ranking.reach.around(found, index)
         table.add_row(
             f"{rank}{'*' if index in ranking.on_front else ' '}",
             format_seconds(found.step_time_s[index]),
-            f"{format_seconds(low_s)} to {format_seconds(high_s)}",
             format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
-            f"{format_bytes(low_bytes)} to {format_bytes(high_bytes)}",
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
             ranking.describe(ranking.candidates[index]),
