@@ -1,4 +1,4 @@
-"""Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
+"""Whether it would work, and why: `check` a file, `soak` a winner, its `ladder`, the `doctor`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -188,6 +188,49 @@ def soak(
     print_json(asdict(found)) if as_json else print_soak(DATA, found)
     if not found.passed:
         raise typer.Exit(ExitCode.SOAK_FAILED)
+
+
+@cli.command(epilog="autotune ladder --set zero.stage=3")
+def ladder(
+    study: StudyName = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KNOB=VALUE",
+            help="Go from the baseline to these settings, not to the best; repeat it.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Runs of each configuration.")] = 3,
+    results: Results = RESULTS,
+    fleet: FleetName = "local",
+    fleet_option: FleetOption = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what each change from the baseline to the best configuration is worth.
+
+    One change after the other, each alone, and each as the last one, all run again in turns. What
+    it found goes to ladder.json and into the page; the same command again resumes.
+    """
+    from autotune.app.studies import find_study
+    from autotune.app.worth import run_ladder
+    from autotune.fleet.options import options_of
+    from autotune.report.terminal.worth import print_ladder
+
+    options = options_of(fleet_option or ())
+    with obtained_fleet(fleet, options) as held:
+        found = run_ladder(
+            find_study(results, study),
+            note=say,
+            settings=settings or (),
+            rounds=rounds,
+            fleet=held,
+            options=options,
+        )
+    if found is None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    print_json(asdict(found)) if as_json else print_ladder(DATA, found)
 
 
 @cli.command(epilog="autotune doctor")

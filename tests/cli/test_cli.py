@@ -25,6 +25,7 @@ COMMANDS = (
     "check",
     "rule",
     "soak",
+    "ladder",
     "doctor",
     "estimate",
     "models",

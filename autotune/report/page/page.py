@@ -12,10 +12,12 @@ from autotune.base.clock import date_of
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
 from autotune.engines.base import find_engine
+from autotune.record.worth import read_ladder
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
 from autotune.report.page.charts import Chart, Standings
+from autotune.report.page.waterfall import ladder_view
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_peaks, describe_place, describe_verdict
 from autotune.report.words import format_rate
@@ -59,6 +61,7 @@ def render_page(
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
     config = None if best is None else page_tables.config_of(report, best.trial)
+    ladder = read_ladder(report.folder)
     values = {
         **page_values(list(named.values())),
         "title": report.study,
@@ -73,6 +76,7 @@ def render_page(
         "change": page_tables.change(report, standings),
         "config": None if config is None else canonical_json(config),
         "config_file": find_engine(report.context.engine).config_file,
+        "ladder": None if running or ladder is None else ladder_view(ladder),
         "guarded": [] if running else page_tables.guarded(report),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),

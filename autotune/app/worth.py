@@ -1,0 +1,127 @@
+"""Run the way from a study's baseline to its best one, change by change, and keep what it says."""
+
+from collections.abc import Callable, Sequence
+
+from autotune.app.exports import Chosen, find_chosen
+from autotune.app.pages import write_page
+from autotune.app.session import find_place
+from autotune.base.errors import JobError, StudyError
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.record.answer import answer_of
+from autotune.record.study import Study
+from autotune.record.worth import LADDER_FOLDER, Ladder, write_ladder
+from autotune.search.interrupt import Interrupt
+from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical, parse_settings
+
+Note = Callable[[str], None]
+
+
+def run_ladder(
+    study: Study,
+    *,
+    note: Note,
+    settings: Sequence[str] = (),
+    rounds: int = ROUNDS,
+    fleet: str = "local",
+    options: FleetOptions = NO_OPTIONS,
+) -> Ladder | None:
+    """Measure what each change from the baseline to the best configuration is worth.
+
+    Args:
+        study: A study with a baseline and a best one; the same call again resumes.
+        note: Told what happens.
+        settings: `knob=value` each: the way leads to the baseline with these, not to the best.
+        rounds: Runs of each configuration.
+        fleet: Who runs it, as of `open_session`.
+        options: What was said of the fleet besides.
+
+    Returns:
+        What it found, also in `ladder.json`; None if the user ended it.
+
+    Raises:
+        JobError: Nothing changes, too much does, or a setting is none or illegal.
+        StudyError: There is no baseline or no best one, or another process holds the study.
+        FleetError: The devices are not there.
+    """
+    if not 2 <= rounds <= MOST_ROUNDS:
+        raise JobError(
+            f"--rounds {rounds}: no number of rounds",
+            f"give 2 to {MOST_ROUNDS}: one run of each says nothing of how much runs differ",
+        )
+    start = _baseline(study)
+    way = _way(study, start, settings)
+    place = find_place(fleet, None, {}, options)
+    theirs = start.handout.environment.accelerator
+    if theirs != place.environment.accelerator:
+        raise StudyError(
+            f"it was measured on {theirs}, what is here trains on {place.environment.accelerator}",
+            f"run it where there is {theirs}",
+        )
+    job = start.handout.job
+    record, running = Study(study.folder, LADDER_FOLDER), place.gangs(job.world)
+    interrupt = Interrupt()
+    study.lock()
+    try:
+        record.lock()
+        running.reap(record.trials_folder)
+        candidates = [way.baseline, way.target]
+        running.prepare(way.engine.preparation(candidates), note)
+        runner = WayRunner(
+            way=way,
+            job=job,
+            environment=place.environment,
+            record=record,
+            fleet=running,
+            interrupt=interrupt,
+            note=note,
+            guard_steps=job.guard_steps,
+            n_rounds=rounds,
+            seed=job.seed,
+            target_name=" ".join(settings) or "best",
+        )
+        with interrupt.on_signals():
+            found = runner.run()
+        if found is None:
+            return None
+        write_ladder(study.folder, found)
+        write_page(study, study.page_file)
+        return found
+    finally:
+        running.close()
+        record.unlock()
+        study.unlock()
+
+
+def _baseline(study: Study) -> Chosen:
+    """The study's baseline as it ran."""
+    answer = answer_of(study.read_state(), study, study.read())
+    if answer is None or answer.baseline is None:
+        raise StudyError(
+            f"study {study.name}: it has no baseline that a way could start from",
+            "run the same search again to finish it, or name the baseline with --baseline FILE",
+        )
+    return find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
+
+
+def _way(study: Study, start: Chosen, settings: Sequence[str]) -> Way:
+    handout = start.handout
+    if not settings:
+        best = find_chosen(study, trial=None)
+        return Way.between(
+            handout.candidate,
+            best.handout.candidate,
+            engine=best.engine,
+            start_engine=start.engine,
+        )
+    context = start.engine.context
+    values = parse_settings(settings, context.knobs)
+    target = Candidate.of(
+        canonical({**handout.candidate.values, **values}, context),
+        world=handout.job.world,
+        global_batch=handout.job.global_batch,
+    )
+    if violations := start.engine.judge(target):
+        raise JobError(violations[0].message, violations[0].fix)
+    return Way.between(handout.candidate, target, engine=start.engine, start_engine=start.engine)

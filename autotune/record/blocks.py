@@ -1,0 +1,85 @@
+"""Configurations that ran in rounds, compared: what they are worth beside one another.
+
+Each round is a block of a randomized block design (Fisher, The Design of Experiments, 1935): a
+machine that slows down for minutes slows a whole round. A configuration may miss rounds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.record.answer import Speedup
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRun:
+    """One run of a configuration."""
+
+    of: str
+    """Identity of the configuration."""
+    round_number: int
+    log_rate: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blocks:
+    """Effects of configurations and rounds on log samples/s, by least squares."""
+
+    names: Mapping[str, int]
+    """Configuration -> its column."""
+    effects: _Floats
+    covariance: _Floats
+    """Of the effects; to be multiplied with the variance of a run."""
+    variance: float
+    degrees: int
+    """Degrees of freedom of the variance."""
+
+    def gain(self, weights: Mapping[str, float]) -> Speedup | None:
+        """Exp of a weighted sum of the configurations' log samples/s; weights add up to 0.
+
+        `{a: 1, b: -1}` is the ratio of a to b. The interval holds for this sum alone, at 95%
+        (Student's t with the variance of all runs).
+
+        Returns:
+            None where a configuration never ran, or no run is left to know the variance from.
+        """
+        if self.degrees < 1 or any(name not in self.names for name in weights):
+            return None
+        row = np.zeros(len(self.effects))
+        for name, weight in weights.items():
+            row[self.names[name]] += weight
+        error = math.sqrt(max(0.0, float(row @ self.covariance @ row)) * self.variance)
+        middle, half = float(row @ self.effects), t_quantile(CONFIDENCE, self.degrees) * error
+        return Speedup(
+            ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
+        )
+
+
+def blocks_of(runs: Sequence[BlockRun]) -> Blocks:
+    """Compare some runs; a configuration that ran twice in a round counts twice there."""
+    names = {name: n for n, name in enumerate(dict.fromkeys(run.of for run in runs))}
+    rounds = {number: n for n, number in enumerate(dict.fromkeys(r.round_number for r in runs))}
+    design = np.zeros((len(runs), len(names) + len(rounds)))
+    for row, run in enumerate(runs):
+        design[row, names[run.of]] = 1.0
+        design[row, len(names) + rounds[run.round_number]] = 1.0
+    measured = np.array([run.log_rate for run in runs])
+    # Effects are told apart from one another only, so the design has no full rank.
+    inverse: _Floats = np.linalg.pinv(design.T @ design)
+    effects = inverse @ design.T @ measured
+    residuals = measured - design @ effects
+    degrees = len(runs) - int(np.linalg.matrix_rank(design)) if runs else 0
+    variance = float(residuals @ residuals) / degrees if degrees > 0 else 0.0
+    return Blocks(
+        names=names,
+        effects=effects,
+        covariance=inverse,
+        variance=variance,
+        degrees=degrees,
+    )

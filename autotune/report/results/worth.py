@@ -1,0 +1,85 @@
+"""What a ladder says, as tables and facts: the same in a terminal and on the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.base.units import format_bytes
+from autotune.record.answer import Speedup
+from autotune.record.worth import Interaction, Ladder, LadderStep
+from autotune.report.words import format_rate
+
+
+def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
+    """The steps up; with several changes also each alone, and each as the last one.
+
+    Returns:
+        `columns` and `rows` of each table.
+    """
+    tables = [_table(ladder, "one after the other", ladder.up, with_start=True)]
+    if len(ladder.up) > 1:
+        tables.append(_table(ladder, "each alone", ladder.alone))
+        tables.append(_table(ladder, "each as the last", ladder.out))
+    return tables
+
+
+def ladder_facts(ladder: Ladder) -> list[tuple[str, str]]:
+    """The whole gain, what interacts, and what has no figure or trains otherwise."""
+    facts = [("together", describe_gain(ladder.gain))]
+    facts += [("interacts", _interaction(each)) for each in ladder.interactions]
+    if len(ladder.up) > 1 and not ladder.interactions:
+        facts.append(("interacts", "no pair that ran in both orders is proven to"))
+    for each in ladder.configurations:
+        changes = ", ".join(each.changes) or "the baseline"
+        if each.why:
+            facts.append(("no figure", f"{changes}: {each.why}"))
+        elif each.guard.startswith("fail"):
+            facts.append(("drifts", f"{changes}: {each.guard}"))
+    return facts
+
+
+def describe_gain(gain: Speedup | None) -> str:
+    """`1.83x (1.67 to 2.00)`; `-` where there is none."""
+    if gain is None:
+        return "-"
+    if gain.low == gain.high:
+        return "does not act"
+    return f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def _interaction(its: Interaction) -> str:
+    """Both orders of a pair."""
+    return (
+        f"{its.first}: {describe_gain(its.first_alone)} before {its.second}, "
+        f"{describe_gain(its.first_after_second)} after it; {its.second}: "
+        f"{describe_gain(its.second_alone)} before {its.first}, "
+        f"{describe_gain(its.second_after_first)} after it; both bring "
+        f"{describe_gain(its.factor)} of the product of what each brings first"
+    )
+
+
+def _table(
+    ladder: Ladder, title: str, steps: Sequence[LadderStep], *, with_start: bool = False
+) -> dict[str, Any]:
+    loss = f"loss {ladder.loss_step}" if ladder.loss_step else "loss"
+    rows = [_row(ladder, step.change, step.place, step) for step in steps]
+    if with_start and steps:
+        rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
+    return {"columns": [title, "samples/s", "gain", "memory", "change", loss], "rows": rows}
+
+
+def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
+    its = ladder.configurations[place]
+    return [
+        name,
+        "-" if its.samples_per_s is None else format_rate(its.samples_per_s),
+        "" if step is None else describe_gain(step.gain),
+        format_bytes(its.peak_memory_bytes),
+        "" if step is None else _memory_change(ladder, step),
+        "-" if its.loss is None else f"{its.loss:.4f}",
+    ]
+
+
+def _memory_change(ladder: Ladder, step: LadderStep) -> str:
+    """`-40%` of the peak before the step; `-` where it is not known."""
+    after, before = (ladder.configurations[n].peak_memory_bytes for n in (step.place, step.before))
+    return "-" if not after or not before else f"{after / before - 1:+.0%}"
