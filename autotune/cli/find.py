@@ -1,7 +1,8 @@
 """`search` and `render`: find a configuration, or write one."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,7 @@ from autotune.cli.help import HelpfulCommand
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
     from autotune.fleet.options import FleetOptions
+    from autotune.record.worth import Ladder
 
 
 class _SearchCommand(HelpfulCommand):
@@ -236,6 +238,10 @@ def search(
     force: Annotated[
         bool, typer.Option("--force", help="Search even where no trial is predicted to succeed.")
     ] = False,
+    with_ladder: Annotated[
+        bool,
+        typer.Option("--ladder", help="Then say what each change to the best one is worth."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
     ] = False,
@@ -250,6 +256,7 @@ def search(
     from autotune.app.run import search as run
     from autotune.app.session import both_engines, open_session, plan_search
     from autotune.app.steering import prospect
+    from autotune.app.worth import run_ladder
     from autotune.cost.knowledge import default_file
     from autotune.fleet.options import options_of
     from autotune.report.terminal.live import view_for
@@ -280,19 +287,25 @@ def search(
             raise NothingFeasibleError(hopeless.problem, f"{hopeless.nearest}; or --force")
         _confirm(yes, agrees=hopeless is None)
         with view_for(PROGRESS, session.lattice.context) as view:
-            return run(
+            ending = run(
                 session,
                 view,
                 fresh=is_fresh,
                 metrics_file=metrics_file,
                 knowledge=None if no_knowledge else knowledge or default_file(),
             )
+        if with_ladder and (answer := ending.answer).has_gain_to_explain:
+            climbed = run_ladder(answer.study, note=say, fleet=held, options=options)
+            if climbed is not None:
+                ladders[answer.study.folder] = climbed
+        return ending
 
     options = options_of(fleet_option or (), exclusive=exclusive)
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
     ended: list[SearchEnding] = []
+    ladders: dict[Path, Ladder] = {}
     with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
         searches: Iterable[tuple[dict[str, Any], FleetOptions]] = [(flags, options)]
         if options.is_of_each_kind:
@@ -308,9 +321,9 @@ def search(
             if ended and ended[-1].answer.interrupted:
                 break
     if len(ended) > 1:
-        _show_endings(ended, as_json=as_json)
+        _show_endings(ended, ladders, as_json=as_json)
     elif ended:
-        _show_ending(ended[0], as_json=as_json)
+        _show_ending(ended[0], ladders, as_json=as_json)
     if ended:
         codes = [exit_code(ending.answer) for ending in ended]
         raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
@@ -428,25 +441,42 @@ def render(
     print_files(files, as_json=as_json)
 
 
-def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
-    """Print a search's answer, and raise why there is none."""
-    from autotune.report.results.study import read_report
-    from autotune.report.terminal.study import print_report
-
+def _show_ending(
+    ending: "SearchEnding", ladders: "Mapping[Path, Ladder]", *, as_json: bool
+) -> None:
+    """Print a search's answer with its ladder, and raise why there is none."""
     if as_json:
-        print_json(ending.answer.to_dict(), indent=None)
+        print_json(_told(ending, ladders), indent=None)
     if ending.error is not None:
         raise ending.error
     if not as_json:
-        print_report(DATA, read_report(ending.answer.study))
+        _print_answer(ending, ladders)
 
 
-def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
+def _told(ending: "SearchEnding", ladders: "Mapping[Path, Ladder]") -> dict[str, Any]:
+    ladder = ladders.get(ending.answer.study.folder)
+    told = ending.answer.to_dict()
+    return told if ladder is None else {**told, "ladder": asdict(ladder)}
+
+
+def _print_answer(ending: "SearchEnding", ladders: "Mapping[Path, Ladder]") -> None:
+    from autotune.report.results.study import read_report
+    from autotune.report.terminal.study import print_report
+    from autotune.report.terminal.worth import print_ladder
+
+    study = ending.answer.study
+    print_report(DATA, read_report(study))
+    if (ladder := ladders.get(study.folder)) is not None:
+        DATA.print()
+        print_ladder(DATA, ladder)
+
+
+def _show_endings(
+    endings: "Sequence[SearchEnding]", ladders: "Mapping[Path, Ladder]", *, as_json: bool
+) -> None:
     """Print what each search found, and the comparison: of kinds of devices, or of engines."""
     from autotune.app.pages import compare_studies
     from autotune.report.compare.terminal import print_comparison
-    from autotune.report.results.study import read_report
-    from autotune.report.terminal.study import print_report
 
     errors = [ending.error for ending in endings if ending.error is not None]
     if len(errors) == len(endings):
@@ -457,11 +487,11 @@ def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
     folders = [str(answer.study.folder) for answer in answers]
     comparison = compare_studies(folders, answers[0].study.root)
     if as_json:
-        told = [answer.to_dict() for answer in answers]
+        told = [_told(ending, ladders) for ending in endings]
         print_json({"answers": told, "comparison": comparison.as_dict()}, indent=None)
     else:
-        for answer in answers:
-            print_report(DATA, read_report(answer.study))
+        for ending in endings:
+            _print_answer(ending, ladders)
         print_comparison(DATA, comparison)
 
 

@@ -116,6 +116,14 @@ class SearchAnswer(_AnswerHead):
     """The Pareto front, fastest first; None for an objective without one."""
 
     @property
+    def has_gain_to_explain(self) -> bool:
+        """Whether trials were run here, and another candidate than the baseline is the best."""
+        ran = self.origin is Origin.MEASURED and not self.interrupted
+        if not ran or self.best is None or self.baseline is None:
+            return False
+        return self.best.candidate != self.baseline.candidate
+
+    @property
     def is_substitute(self) -> bool:
         """Whether the baseline is another than was asked for, since the platform ended that."""
         return self.baseline is not None and any(p.by_platform for p in self.passed_over)

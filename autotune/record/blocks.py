@@ -35,16 +35,17 @@ class Blocks:
     """Configuration -> its column."""
     effects: _Floats
     covariance: _Floats
-    """Of the effects; to be multiplied with the variance of a run."""
+    """Covariance of the effects where a run has the variance 1."""
     variance: float
     degrees: int
     """Degrees of freedom of the variance."""
 
-    def gain(self, weights: Mapping[str, float]) -> Speedup | None:
+    def gain(self, weights: Mapping[str, float], *, of_many: int = 1) -> Speedup | None:
         """Exp of a weighted sum of the configurations' log samples/s; weights add up to 0.
 
-        `{a: 1, b: -1}` is the ratio of a to b. The interval holds for this sum alone, at 95%
-        (Student's t with the variance of all runs).
+        `{a: 1, b: -1}` is the ratio of a to b. The interval is Student's, with the variance of all
+        runs; it holds at 95% for `of_many` such sums at once (Bonferroni), by default for this
+        one alone.
 
         Returns:
             None where a configuration never ran, or no run is left to know the variance from.
@@ -55,7 +56,8 @@ class Blocks:
         for name, weight in weights.items():
             row[self.names[name]] += weight
         error = math.sqrt(max(0.0, float(row @ self.covariance @ row)) * self.variance)
-        middle, half = float(row @ self.effects), t_quantile(CONFIDENCE, self.degrees) * error
+        confidence = 1 - (1 - CONFIDENCE) / max(1, of_many)
+        middle, half = float(row @ self.effects), t_quantile(confidence, self.degrees) * error
         return Speedup(
             ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
         )
@@ -71,7 +73,7 @@ def blocks_of(runs: Sequence[BlockRun]) -> Blocks:
         design[row, len(names) + rounds[run.round_number]] = 1.0
     measured = np.array([run.log_rate for run in runs])
     # Effects are told apart from one another only, so the design has no full rank.
-    inverse: _Floats = np.linalg.pinv(design.T @ design)
+    inverse = np.linalg.pinv(design.T @ design).astype(np.float64)
     effects = inverse @ design.T @ measured
     residuals = measured - design @ effects
     degrees = len(runs) - int(np.linalg.matrix_rank(design)) if runs else 0

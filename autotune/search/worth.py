@@ -305,7 +305,7 @@ class WayRunner:
         suspects = []
         for change in self.way.changes:
             weights = self._contrast(frozenset(), frozenset({change}), whole - {change})
-            factor = blocks.gain(weights)
+            factor = blocks.gain(weights, of_many=len(self.way.changes))
             if factor is not None and factor.is_told_apart:
                 suspects.append(change)
         pairs = [frozenset(pair) for pair in itertools.combinations(suspects, 2)]
@@ -396,13 +396,15 @@ class WayRunner:
         Beside the baseline where the pair ran there, else beside the other changes of the target.
         """
         whole, found = frozenset(self.way.changes), []
+        n_pairs = math.comb(len(self.way.changes), 2)
         for first, second in itertools.combinations(self.way.changes, 2):
             one, other = frozenset({first}), frozenset({second})
             for within in (frozenset(), whole - one - other):
                 needed = (within, within | one, within | other, within | one | other)
                 if any(corner not in place for corner in needed):
                     continue
-                factor = blocks.gain(self._contrast(within, one, other))
+                weights = self._contrast(within, one, other)
+                factor = blocks.gain(weights, of_many=n_pairs)
                 if factor is None or not factor.is_told_apart:
                     continue
                 found.append(

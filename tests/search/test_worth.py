@@ -1,0 +1,199 @@
+"""The way from a baseline to a target: its order, what each change brings, and what interacts."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from autotune.base.errors import JobError
+from autotune.contract import Outcome, TrialResult, TrialSpec
+from autotune.record.blocks import BlockRun, blocks_of
+from autotune.record.study import Study
+from autotune.record.worth import Ladder, read_ladder, write_ladder
+from autotune.report.page.waterfall import ladder_view
+from autotune.report.results.worth import ladder_facts
+from autotune.report.terminal.worth import print_ladder
+from autotune.search.worth import Way, WayRunner
+from autotune.space.candidate import Candidate
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Behaviour,
+    Patient,
+    ScriptedEngine,
+    ScriptedFleet,
+    candidate,
+    fault,
+    make,
+    ok,
+)
+
+JOB = make()
+START = candidate(JOB, zero__stage=0, micro_batch=1)
+TARGET = candidate(JOB, zero__stage=1, micro_batch=4, host_allocator="keep")
+EFFECTS = {"zero.stage": 0.9, "micro_batch": 1.5, "host_allocator": 1.2}
+
+
+def rate(spec: TrialSpec, together: float = 1.0) -> float:
+    """Each change has its factor; allocator and micro-batch bring another one together."""
+    knobs = spec.identity.knobs
+    changed = {name for name in EFFECTS if knobs[name] != START[name]}
+    factor = math.prod(EFFECTS[name] for name in changed)
+    if {"micro_batch", "host_allocator"} <= changed:
+        factor *= together
+    wobble = 0.002 * np.random.default_rng(spec.identity.number).standard_normal()
+    slow_round = 0.5 if spec.identity.confirm_round == 1 else 1.0
+    return 100 * factor * slow_round * (1 + wobble)
+
+
+def walk(
+    folder: Path,
+    behave: Behaviour,
+    *,
+    target: Candidate = TARGET,
+    refused: Callable[[Candidate], bool] = lambda _: False,
+    fleet: ScriptedFleet | None = None,
+) -> tuple[Ladder | None, ScriptedFleet]:
+    engine = ScriptedEngine(JOB, refused=refused)
+    fleet = fleet or ScriptedFleet(behave)
+    record = Study(folder, "ladder")
+    record.trials_folder.mkdir(parents=True, exist_ok=True)
+    runner = WayRunner(
+        way=Way.between(START, target, engine=engine, start_engine=engine),
+        job=JOB,
+        environment=ENVIRONMENT,
+        record=record,
+        fleet=fleet,
+        interrupt=Patient(),
+        note=lambda _: None,
+    )
+    return runner.run(), fleet
+
+
+def measured(spec: TrialSpec) -> TrialResult:
+    result = ok(spec, rate(spec), peak=GIB * spec.layout.micro_batch)
+    return replace(result, losses=[5.0 - 0.1 * step for step in range(12)])
+
+
+def test_the_way_goes_by_the_gains_alone_and_its_steps_multiply_to_the_whole(tmp_path: Path):
+    ladder, fleet = walk(tmp_path, measured)
+    assert ladder is not None
+    assert [step.change for step in ladder.up] == [
+        "micro_batch=4",
+        "host_allocator=keep",
+        "zero.stage=1",
+    ]
+    for steps in (ladder.up, ladder.alone, ladder.out):
+        gains = [step.gain for step in steps]
+        assert [g.ratio for g in gains if g] == pytest.approx([1.5, 1.2, 0.9], rel=0.01)
+        assert all(g is not None and g.low < g.ratio < g.high for g in gains)
+    assert ladder.gain is not None
+    assert ladder.gain.ratio == pytest.approx(1.5 * 1.2 * 0.9, rel=0.01)
+    # Three changes have eight combinations, each three times; half as fast a round is no noise.
+    assert len(fleet.specs) == 24
+    assert {spec.measure.start for spec in fleet.specs} == {"cold"}
+    assert ladder.interactions == []
+    assert ladder.gain.high / ladder.gain.low < 1.05
+    first, *_, last = ladder.configurations
+    assert (first.changes, len(last.changes)) == ([], 3)
+    assert last.loss == pytest.approx(5.0 - 0.1 * (ladder.loss_step - 1))
+    assert last.peak_memory_bytes == 4 * GIB
+
+
+def test_a_pair_that_interacts_is_named_in_both_orders(tmp_path: Path):
+    ladder, _ = walk(tmp_path, lambda spec: ok(spec, rate(spec, together=0.7)))
+    assert ladder is not None
+    (pair,) = ladder.interactions
+    assert {pair.first, pair.second} == {"micro_batch=4", "host_allocator=keep"}
+    assert pair.factor.ratio == pytest.approx(0.7, rel=0.01)
+    firsts = (pair.first_alone, pair.first_after_second)
+    assert all(gain is not None for gain in firsts)
+    assert firsts[0].ratio == pytest.approx(firsts[1].ratio / 0.7, rel=0.02)
+    assert "interacts" in dict(ladder_facts(ladder))
+
+
+def test_with_more_changes_only_suspected_pairs_run_besides(tmp_path: Path):
+    target = candidate(
+        JOB,
+        zero__stage=1,
+        micro_batch=4,
+        host_allocator="keep",
+        recompute="full",
+        reduce_bucket_size=50_000,
+    )
+    ladder, fleet = walk(tmp_path, lambda spec: ok(spec, rate(spec, together=0.7)), target=target)
+    assert ladder is not None
+    names = [{pair.first, pair.second} for pair in ladder.interactions]
+    assert {"micro_batch=4", "host_allocator=keep"} in names
+    n_changes = len(ladder.up)
+    assert n_changes == 5
+    planned = 1 + n_changes + (n_changes - 2) + n_changes  # the last prefix lacks one change
+    assert len(fleet.specs) <= 3 * (planned + 4)
+
+
+def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_path: Path):
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.layout.micro_batch == 4 and spec.identity.knobs["zero.stage"] == 0:
+            return fault(spec, Outcome.OOM, "CUDA out of memory")
+        return measured(spec)
+
+    ladder, fleet = walk(
+        tmp_path,
+        behave,
+        refused=lambda c: c["host_allocator"] == "keep" and c.micro_batch == 1,
+    )
+    assert ladder is not None
+    why = {tuple(each.changes): each.why for each in ladder.configurations if each.why}
+    assert any("oom: CUDA out of memory" in said for said in why.values())
+    assert "refused" in why.values()
+    assert ladder.gain is not None
+    lost = [s for s in fleet.specs if behave(s).outcome is Outcome.OOM]
+    assert len({s.identity.candidate_hash for s in lost}) == len(lost), "none is tried again"
+    assert ladder_view(ladder)["bars"][-1]["name"] == "best"
+
+
+def test_it_goes_on_from_what_ran_before(tmp_path: Path):
+    whole, _ = walk(tmp_path, measured)
+    again, fleet = walk(tmp_path, measured)
+    assert fleet.specs == []
+    assert again == whole
+
+
+def test_it_is_read_as_it_was_written_and_not_where_it_is_damaged(tmp_path: Path):
+    ladder, _ = walk(tmp_path, measured)
+    assert ladder is not None
+    path = write_ladder(tmp_path, ladder)
+    assert read_ladder(tmp_path) == ladder
+    shown = StringIO()
+    print_ladder(Console(file=shown, width=80), ladder)
+    assert "one after the other" in shown.getvalue()
+    path.write_text(path.read_text().replace('"place": 1', '"place": 99'), encoding="utf-8")
+    assert read_ladder(tmp_path) is None
+
+
+def test_nothing_to_be_worth_anything(tmp_path: Path):
+    engine = ScriptedEngine(JOB)
+    with pytest.raises(JobError, match="no change"):
+        Way.between(START, START, engine=engine, start_engine=engine)
+
+
+def test_intervals_of_blocks_hold_in_95_of_100_cases():
+    numbers = np.random.default_rng(0)
+    held = 0
+    for _ in range(400):
+        rounds = numbers.normal(0, 0.2, 3)
+        runs = [
+            BlockRun(of=name, round_number=n, log_rate=mean + rounds[n] + numbers.normal(0, 0.03))
+            for name, mean in (("a", 0.0), ("b", 0.1), ("c", 0.3))
+            for n in range(3)
+            if (name, n) != ("c", 1)  # one that was lost
+        ]
+        gain = blocks_of(runs).gain({"c": 1.0, "a": -1.0})
+        assert gain is not None
+        held += gain.low <= math.exp(0.3) <= gain.high
+    assert 0.92 <= held / 400 <= 0.98
