@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,21 +77,22 @@ def prospect_of(
         FleetError: The accelerator is in no table.
         JobError: The model's sizes cannot be seen.
     """
-    candidates = list(steering.lattice.candidates)
-    n_own = len(candidates)
+    own: Sequence[Candidate] = steering.lattice.candidates
+    rungs: list[Candidate] = []
     if job.baseline is None:
-        known = {candidate.hash for candidate in candidates}
-        rungs = [c for rung in engine.ladder() for c in rung if c.hash not in known]
-        candidates += [c for c in rungs if not engine.judge(c)]
-    said = steering.forecaster(candidates)
-    risk = steering.risk(history, candidates)
-    peaks = np.zeros(len(candidates)) if said.peak_bytes is None else said.peak_bytes
+        rungs = [c for rung in engine.ladder() for c in rung if not engine.judge(c)]
+    said = [steering.forecast(each) for each in (own, rungs) if each]
+    seconds = np.concatenate([each.seconds for each in said])
+    peaks = np.concatenate(
+        [np.zeros(len(each)) if each.peak_bytes is None else each.peak_bytes for each in said]
+    )
+    risk = np.concatenate([steering.risk(history, own), steering.risk(history, rungs)])
     fits = risk <= 1 - MIN_FIT
-    steps_s = said.seconds[fits] if fits.any() else said.seconds
+    steps_s = seconds[fits] if fits.any() else seconds
     allowed_bytes = steering.objective.allowed_bytes
     found = Prospect(
-        n_fit=int(fits[:n_own].sum()),
-        n_candidates=n_own,
+        n_fit=int(fits[: len(own)].sum()),
+        n_candidates=len(own),
         least_peak_bytes=float(peaks.min()),
         allowed_bytes=allowed_bytes,
         step_s=float(np.median(steps_s)),
@@ -100,8 +101,9 @@ def prospect_of(
     if any(tried.measured is not None for tried in history.tried):
         return found  # one has succeeded
     is_above = found.least_peak_bytes >= MODEL_MARGIN * allowed_bytes
-    if said.peak_bytes is not None and risk.min() >= CERTAIN and (is_above or _is_host(steering)):
-        least = candidates[int(peaks.argmin())]
+    if steering.knows_memory and risk.min() >= CERTAIN and (is_above or _is_host(steering)):
+        at = int(peaks.argmin())
+        least = own[at] if at < len(own) else rungs[at - len(own)]
         return dataclasses.replace(
             found,
             problem=_too_large(found, steering, history, least),

@@ -110,7 +110,7 @@ class BaselineStage(SearchStage):
         try:
             if theirs is not None:
                 self.candidate = theirs if self._ask(theirs) is Rung.RUNS else None
-            elif context.steering is None:
+            elif context.steering is None or not context.steering.knows_memory:
                 self.candidate = climb_blindly(context.engine.ladder(), self._ask)
             else:
                 self.candidate = self._climb_by(context.steering)

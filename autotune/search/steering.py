@@ -184,14 +184,14 @@ class Steering:
         the model alone comes near the limit: trials that run out of memory far below it may come
         from a broken machine, here or in another study.
         """
-        if not candidates:
-            return np.zeros(0)
+        if not candidates or not self.knows_memory:
+            return np.zeros(len(candidates))
         found: Floats = below(self.overrun(history, candidates))
-        said = self._forecast(candidates).peak_bytes
+        said = self.forecast(candidates).peak_bytes
         assert said is not None, "asked for only where memory decides"
         is_near = said >= self.objective.allowed_bytes / MODEL_MARGIN
         if self.host is not None:
-            is_near |= self.host.needed(candidates) >= self.host.memory_bytes / MODEL_MARGIN
+            is_near |= self._needed(candidates) >= self.host.memory_bytes / MODEL_MARGIN
         return np.where(is_near, found, np.minimum(found, np.nextafter(CERTAIN, 0.0)))
 
     def overrun(self, history: History, candidates: Sequence[Candidate]) -> Floats:
@@ -223,7 +223,7 @@ class Steering:
 
         By the model alone, so that a resumed search leaves out the same.
         """
-        if self.host is None:
+        if self.host is None or not self.knows_memory:
             return frozenset()
         candidates = self.lattice.candidates
         believed = replace(self, recalled=None)._believed(History(), candidates)
@@ -233,8 +233,11 @@ class Steering:
     def _believed(self, history: History, candidates: Sequence[Candidate]) -> Chooser:
         """The calibrated forecast of some candidates of one kind; theirs are the last rows."""
         told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidates[0])]
+        said = self.forecast(candidates)
+        if told:
+            said = Forecast.join(self.forecast([t.candidate for t in told]), said)
         return Chooser(
-            forecast=self._forecast([*(t.candidate for t in told), *candidates]),
+            forecast=said,
             shots=[_shot(row, t) for row, t in enumerate(told)],
             known=self._known(history, candidates[0]),
         )
@@ -252,7 +255,7 @@ class Steering:
         """The same of the host's memory: the model errs there as it does on the device."""
         assert self.host is not None, "asked for only where the host's memory is known"
         n = len(candidates)
-        need = np.log(np.maximum(1.0, self.host.needed(candidates))) + believed.memory.mean[-n:]
+        need = np.log(np.maximum(1.0, self._needed(candidates))) + believed.memory.mean[-n:]
         found: Floats = (need - math.log(self.host.memory_bytes)) / believed.memory.deviation[-n:]
         return found
 
@@ -275,7 +278,7 @@ class Steering:
                 kinds.setdefault(_kind(tried.candidate), []).append(tried)
         first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
         for number, tries in enumerate(kinds.values(), start=first):
-            said = self._forecast([t.candidate for t in tries])
+            said = self.forecast([t.candidate for t in tries])
             shots = [_shot(row, t) for row, t in enumerate(tries)]
             times, peaks = (
                 seen(said, shots).elsewhere(number, kinship=STUDY_KINSHIP)
@@ -286,15 +289,36 @@ class Steering:
             known = Recalled(times=times, peaks=peaks)
         return known
 
-    def _forecast(self, candidates: Sequence[Candidate]) -> Forecast:
+    def forecast(self, candidates: Sequence[Candidate]) -> Forecast:
+        """What the model says of candidates, with the memory that there is."""
+        if candidates is self.lattice.candidates:
+            return self._lattice_forecast
         return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
+
+    @cached_property
+    def _lattice_forecast(self) -> Forecast:
+        """What is said of the lattice, which may be large: worked out once."""
+        said = self.forecaster(self.lattice.candidates)
+        return replace(said, limit_bytes=self.objective.allowed_bytes)
+
+    def _needed(self, candidates: Sequence[Candidate]) -> Floats:
+        """Bytes of the host that the processes of candidates are predicted to take."""
+        if candidates is self.lattice.candidates:
+            return self._lattice_needed
+        assert self.host is not None, "asked for only where the host's memory is known"
+        return self.host.needed(candidates)
+
+    @cached_property
+    def _lattice_needed(self) -> Floats:
+        assert self.host is not None, "asked for only where the host's memory is known"
+        return self.host.needed(self.lattice.candidates)
 
     @cached_property
     def _groups(self) -> "_Groups":
         """The lattice by known choice; worked out once."""
         candidates = self.lattice.candidates
         found = answers_of(candidates, self._key)
-        said = self._forecast(candidates)
+        said = self.forecast(candidates)
         # Groups stand in the order of their first candidates: the first of equals is proposed.
         groups, first = np.unique(found.which, return_index=True)
         at = np.argsort(first)
@@ -326,7 +350,7 @@ class Steering:
 
     def _with_strays(self, rows: "_ForecastRows", strays: Sequence[Candidate]) -> "_ForecastRows":
         """The same with candidates that are not in the lattice; none of them is open."""
-        said = Forecast.join(rows.forecast, self._forecast(strays))
+        said = Forecast.join(rows.forecast, self.forecast(strays))
         keys, closed = list(rows.keys), list(rows.closed)
         lowest = list(range(len(keys)))
         row_of = {key: row for row, key in enumerate(keys)}

@@ -64,7 +64,6 @@ def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path:
     assert plan["prospect"]["problem"]
     forced = autotune("search", *flags, "--yes", "--force", folder=tmp_path)
     assert "none of" in forced.stderr
-    assert list(tmp_path.glob("*/trials/*"))
 
 
 @pytest.mark.parametrize(("gib", "is_started"), [(1024, True), (1, False)])
