@@ -93,6 +93,11 @@ class Steering:
         return self.objective.wish.name == "samples_per_s" and bool(self.knobs)
 
     @cached_property
+    def knows_memory(self) -> bool:
+        """Whether the model says how much memory a candidate needs."""
+        return self.forecast(self.lattice.candidates[:1]).peak_bytes is not None
+
+    @cached_property
     def knobs(self) -> tuple[str, ...]:
         """The knobs that vary over the lattice and that the model tells apart."""
         known = find_engine(self.lattice.context.engine).predicted
