@@ -10,6 +10,7 @@ from autotune.app.session import Session
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.plugins import load_plugin
 from autotune.base.units import format_bytes
+from autotune.contract import Origin
 from autotune.cost.knowledge import (
     Lesson,
     choose_lessons,
@@ -87,6 +88,8 @@ def prospect(session: Session, *, fresh: bool) -> Prospect | None:
     Raises:
         StudyError: The record cannot be read.
     """
+    if session.place.origin is Origin.REPLAYED:
+        return None  # nothing runs, and the table knows better
     job, environment = session.job, session.environment
     history = History() if fresh else session.history_to_resume()
     try:

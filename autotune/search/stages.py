@@ -102,6 +102,7 @@ class BaselineStage(SearchStage):
         """Candidates that were passed over before it, and why."""
         self.users = None if context.users is None else context.users[1]
         """Candidate of the user's own file; None: there is no such file."""
+        self._refusals: dict[str, str] = {}
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
@@ -129,7 +130,12 @@ class BaselineStage(SearchStage):
         A resumed search takes the way that it took: what its proposals taught since does not
         count, nor a proposal that ran although the climb had left it out.
         """
-        ladder = [list(rung) for rung in self._context.engine.ladder()]
+        # What is illegal is told from the ladder, for nothing can be predicted of it.
+        whole = [list(rung) for rung in self._context.engine.ladder()]
+        ladder = [[c for c in rung if not self._refused_by(c)] for rung in whole]
+        for candidate in (c for rung in whole for c in rung):
+            if why := self._refused_by(candidate):
+                self._pass_over(candidate, why)
         explored = self._history.explored
         climbed = History(
             (t for t in explored.trials if t.spec.identity.role is Role.BASELINE),
@@ -144,7 +150,7 @@ class BaselineStage(SearchStage):
         for candidate in left_out:
             why = steering.describe_overrun(climbed, candidate)
             self._pass_over(candidate, f"not tried: {why}", is_predicted=True)
-        wanted = [c.hash for rung in ladder for c in reversed(rung)]
+        wanted = [c.hash for rung in whole for c in reversed(rung)]
         if found is not None:
             wanted = wanted[: wanted.index(found.hash)]
         passed = {p.candidate_hash: p for p in self.passed_over}
@@ -159,13 +165,22 @@ class BaselineStage(SearchStage):
         """
         if (known := self._known(candidate)) is not None:
             return known
-        context = self._context
-        if violations := context.engine_of(candidate).judge(candidate):
-            if theirs := context.job.baseline:
-                context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
-            self._pass_over(candidate, violations[0].message)
+        if why := self._refused_by(candidate):
+            self._pass_over(candidate, why)
             return Rung.FAILS
         raise UntriedError(candidate)
+
+    def _refused_by(self, candidate: Candidate) -> str:
+        """What the rules say of a candidate; empty: it is legal."""
+        if (known := self._refusals.get(candidate.hash)) is not None:
+            return known
+        context, why = self._context, ""
+        if violations := context.engine_of(candidate).judge(candidate):
+            why = violations[0].message
+            if theirs := context.job.baseline:
+                context.note(f"{theirs}: {why}; {violations[0].fix}")
+        self._refusals[candidate.hash] = why
+        return why
 
     def _known(self, candidate: Candidate) -> Rung | None:
         """What the record says of a candidate; None: nothing that is final."""
