@@ -10,7 +10,7 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.space.knob import Context, Knob
-from autotune.space.rows import CandidateRows
+from autotune.space.rows import Rows
 from autotune.space.space import is_tried
 from autotune.space.space_file import Domain, Space
 from autotune.space.table import Indices, Table, Watched, answers
@@ -19,7 +19,7 @@ MOST_COMBINATIONS = 5_000_000
 """Combinations of values at a time: with their columns about a gigabyte."""
 
 
-def grid_rows(space: Space, context: Context) -> CandidateRows:
+def grid_rows(space: Space, context: Context) -> Rows:
     """Every candidate of a space for a job, before the rules.
 
     Raises:
@@ -29,7 +29,7 @@ def grid_rows(space: Space, context: Context) -> CandidateRows:
     for name, domain in space.domains.items():
         chosen = _crossed(chosen, name, domain, space, context)
     table = _canonical(chosen, context)
-    return CandidateRows(
+    return Rows(
         table=table.take(_firsts(table)), world=context.world, global_batch=context.global_batch
     )
 

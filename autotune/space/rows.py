@@ -17,7 +17,7 @@ MANY = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CandidateRows(Sequence[Candidate]):
+class Rows(Sequence[Candidate]):
     """Candidates of one job in columns: their knobs are canonical, and no two are equal."""
 
     table: Table
@@ -31,9 +31,9 @@ class CandidateRows(Sequence[Candidate]):
     def __getitem__(self, index: int) -> Candidate: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "CandidateRows": ...
+    def __getitem__(self, index: slice) -> "Rows": ...
 
-    def __getitem__(self, index: int | slice) -> "Candidate | CandidateRows":
+    def __getitem__(self, index: int | slice) -> "Candidate | Rows":
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         row = range(len(self))[index]
@@ -70,11 +70,9 @@ class CandidateRows(Sequence[Candidate]):
                 left = left[codes[left] == own.index(value)]
         return int(left[0]) if len(left) else None
 
-    def take(self, rows: Indices) -> "CandidateRows":
+    def take(self, rows: Indices) -> "Rows":
         """Some of the candidates, in this order."""
-        return CandidateRows(
-            table=self.table.take(rows), world=self.world, global_batch=self.global_batch
-        )
+        return Rows(table=self.table.take(rows), world=self.world, global_batch=self.global_batch)
 
     def answers(self, function: Callable[[Candidate], A]) -> Answers[A]:
         """The answer of a function, asked once per combination of the knobs that it reads."""
@@ -93,7 +91,7 @@ class CandidateRows(Sequence[Candidate]):
 class _WatchedCandidate(Candidate):
     """A candidate of some rows, which notes the knobs that are read."""
 
-    def __init__(self, rows: CandidateRows, row: int) -> None:
+    def __init__(self, rows: Rows, row: int) -> None:
         super().__init__((), rows.world, rows.global_batch)
         watched = self.watched = Watched(rows.table, row)
         self.__dict__["values"] = watched
@@ -101,7 +99,7 @@ class _WatchedCandidate(Candidate):
 
 def answers_of(candidates: Sequence[Candidate], function: Callable[[Candidate], A]) -> Answers[A]:
     """The answer of a function for each candidate; those in columns are not made for it."""
-    if isinstance(candidates, CandidateRows):
+    if isinstance(candidates, Rows):
         return candidates.answers(function)
     places: dict[A, int] = {}
     which = [places.setdefault(function(one), len(places)) for one in candidates]

@@ -30,7 +30,7 @@ from autotune.engines.deepspeed.rules.watched import (
 )
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Judge, Judged, judge_each
-from autotune.space.rows import CandidateRows
+from autotune.space.rows import Rows
 from autotune.space.rule import Rule
 from autotune.space.table import Answers, Indices, Table, Watched, answers
 
@@ -89,9 +89,7 @@ FEW = 300
 """Candidates that are as fast to judge one by one."""
 
 
-def judge_columns(
-    rows: CandidateRows, render: Callable[[Candidate], Setup], judge: Judge
-) -> Judged | None:
+def judge_columns(rows: Rows, render: Callable[[Candidate], Setup], judge: Judge) -> Judged | None:
     """Judge candidates in columns.
 
     Args:
@@ -103,7 +101,7 @@ def judge_columns(
         None where a setting follows from other knobs than is said here, as a template of somebody
         else's may write it: they have to be judged one by one.
     """
-    columns = _SetupColumns(rows=rows, render=render)
+    columns = _Columns(rows=rows, render=render)
     columns.render_every_value()
     found: dict[str, Answers[int]] = {rule.name: columns.count(rule) for rule in VALUE_RULES}
     found |= columns.counts_of_communication()
@@ -123,7 +121,7 @@ def judge_columns(
     return judged if _agrees(judged, rows, judge) else None
 
 
-def _agrees(judged: Judged, rows: CandidateRows, judge: Judge) -> bool:
+def _agrees(judged: Judged, rows: Rows, judge: Judge) -> bool:
     """Whether some candidates have the same violations where they are judged one by one."""
     n = min(N_WITNESSES, len(rows))
     for row in np.random.default_rng(0).choice(len(rows), n, replace=False).tolist():
@@ -134,10 +132,10 @@ def _agrees(judged: Judged, rows: CandidateRows, judge: Judge) -> bool:
 
 
 @dataclass(kw_only=True, eq=False)
-class _SetupColumns:
+class _Columns:
     """The candidates of a grid, with the setups that were rendered so far."""
 
-    rows: CandidateRows
+    rows: Rows
     render: Callable[[Candidate], Setup]
     setups: dict[int, Setup] = field(default_factory=dict)
     """Row -> its setup."""
