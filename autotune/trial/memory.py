@@ -20,11 +20,11 @@ import resource
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from autotune.trial.faults import OutOfMemoryError
+from autotune.trial.nvml import DeviceMemory
 from autotune.trial.shared_memory import LIFTED, SharedMemory
 
 _AT_LIMIT = 0.97
@@ -195,17 +195,13 @@ class _CudaMeter(Meter):
     """The peak that the allocator keeps, plus what NVML sees of this process above it."""
 
     def __init__(self) -> None:
-        import pynvml  # a user's own environment need not have it where there is no GPU
-
-        pynvml.nvmlInit()
-        self._nvml = pynvml
-        self._device = _nvml_device(pynvml, int(os.environ["LOCAL_RANK"]))
+        self._device = DeviceMemory(_device_name(int(os.environ["LOCAL_RANK"])))
         self._limit_bytes: int | None = None
         self._used_before_bytes = 0
 
     def start(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
-        self._used_before_bytes = self._device_used_bytes()
+        self._used_before_bytes = self._device.used_bytes()
 
     def cap(self) -> None:
         """Give the allocator the limit less context and NCCL, which exist by now."""
@@ -240,12 +236,9 @@ class _CudaMeter(Meter):
         }
 
     def _rest_bytes(self) -> int:
-        now = self._device_used_bytes() - int(torch.cuda.memory_reserved())
-        return max(0, now - self._used_before_bytes)
-
-    def _device_used_bytes(self) -> int:
         # NVML, not torch.cuda.mem_get_info: that one creates the context which is to be measured.
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._device).used)
+        now = self._device.used_bytes() - int(torch.cuda.memory_reserved())
+        return max(0, now - self._used_before_bytes)
 
 
 def make_meter(accelerator: str, segments: Sequence[str] = ()) -> Meter:
@@ -258,12 +251,10 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _nvml_device(pynvml: Any, local_rank: int) -> Any:
+def _device_name(local_rank: int) -> str:
+    """Name of a rank's GPU for NVML: of those that are visible, or its number."""
     visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
-    name = visible[local_rank] if visible else str(local_rank)
-    if name.isdigit():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    return pynvml.nvmlDeviceGetHandleByUUID(name)
+    return visible[local_rank] if visible else str(local_rank)
 
 
 def _resident_bytes(fields: list[bytes]) -> int:

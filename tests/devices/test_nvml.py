@@ -19,6 +19,7 @@ from autotune.devices.hardware import visible_gpus
 from autotune.fleet.node.places import gpu_places
 from autotune.fleet.node.ranks import lacking_bytes, used_bytes
 from autotune.fleet.node.telemetry import Telemetry
+from autotune.trial.nvml import DeviceMemory
 from tests.nvml import H100_MIB, StubDriver, StubGpu, gpus, torch_of_cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -189,6 +190,18 @@ def test_telemetry_outlives_a_gpu_that_is_lost(driver: StubDriver) -> None:
         pass
     telemetry.stop(wait_s=5.0)
     assert telemetry.readings[0].utilization == 0.0
+
+
+def test_a_rank_reads_the_memory_of_its_gpu_without_a_package(driver: StubDriver) -> None:
+    mine, other = gpus(2)
+    driver.show(mine, StubGpu(uuid=other.uuid, used_mib=9_000))
+    memory = DeviceMemory("1")
+    assert memory.used_bytes() == DeviceMemory(other.uuid).used_bytes() == 9_000 * MIB
+    driver.show(mine, StubGpu(uuid=other.uuid, state="lost"))
+    with pytest.raises(OSError, match="GPU is lost"):
+        memory.used_bytes()
+    with pytest.raises(OSError, match="Not Found"):
+        DeviceMemory("GPU-of-nobody")
 
 
 def test_a_card_is_drained_once_its_memory_is_back(driver: StubDriver) -> None:
