@@ -3,7 +3,7 @@
 It is what `grid` yields one by one, in the same order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from autotune.space.table import Indices, Table, Watched, answers
 
 MOST_COMBINATIONS = 5_000_000
 """Combinations of values at a time: with their columns about a gigabyte."""
+_PRUNED_FROM = 20_000
+"""Combinations from which on, whenever they doubled, those that mean the same run are dropped."""
 
 
 def grid_rows(space: Space, context: Context) -> Rows:
@@ -25,9 +27,13 @@ def grid_rows(space: Space, context: Context) -> Rows:
     Raises:
         JobError: The space has more than `MOST_COMBINATIONS` combinations of values.
     """
-    chosen = Table(n=1, levels={}, codes={})
-    for name, domain in space.domains.items():
+    chosen, names = Table(n=1, levels={}, codes={}), list(space.domains)
+    most = _PRUNED_FROM
+    for place, (name, domain) in enumerate(space.domains.items(), start=1):
         chosen = _crossed(chosen, name, domain, space, context)
+        if chosen.n > most:
+            chosen = chosen.take(_distinct_so_far(chosen, names[place:], space, context))
+            most = max(_PRUNED_FROM, 2 * chosen.n)
     table = _canonical(chosen, context)
     return Rows(
         table=table.take(_firsts(table)), world=context.world, global_batch=context.global_batch
@@ -58,13 +64,52 @@ def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Co
     return chosen.take(parents).with_column(name, (*domain.values, None), codes)
 
 
+def _distinct_so_far(
+    chosen: Table, later: Sequence[str], space: Space, context: Context
+) -> Indices:
+    """The first of each kind of row that no knob still to come can tell apart.
+
+    Two rows are of a kind if they have the same canonical form, as far as that is settled, and the
+    same values of the knobs that decide whether others are tried.
+    """
+    deciding = {
+        other
+        for name in later
+        for other in (
+            *context.knobs[name].when,
+            *(other for other, _ in space.domains[name].when),
+            *(other for other, _ in context.knobs[name].default_when),
+        )
+    }
+    open_ = set(later)
+    settled = Table(n=chosen.n, levels={}, codes={})
+    for name, knob in context.knobs.items():
+        settled = _settled(settled, name, knob, chosen, context.base)
+        if {other for other, _ in knob.default_when} & open_:
+            open_.add(name)
+    kinds = Table(n=chosen.n, levels={}, codes={})
+    for name, knob in context.knobs.items():
+        read: set[str] = set()
+        folded = _folded(settled, name, knob, context, read)
+        if name in open_ or read & open_:
+            open_.add(name)
+        else:
+            settled = folded
+            kinds = kinds.with_column(
+                f"{name} settled", folded.levels[name], folded.codes.get(name)
+            )
+        if name in chosen.codes and name in open_ | deciding:
+            kinds = kinds.with_column(name, chosen.levels[name], chosen.codes[name])
+    return _firsts(kinds)
+
+
 def _canonical(chosen: Table, context: Context) -> Table:
     """The canonical form of every row; see `autotune.space.knobs.canonical`."""
     settled = Table(n=chosen.n, levels={}, codes={})
     for name, knob in context.knobs.items():
         settled = _settled(settled, name, knob, chosen, context.base)
     for name, knob in context.knobs.items():
-        settled = _folded(settled, name, knob, context)
+        settled = _folded(settled, name, knob, context, set())
     return settled
 
 
@@ -95,14 +140,18 @@ def _settled(
     return settled.with_column(name, merged, np.where(is_open, places[otherwise], codes))
 
 
-def _folded(settled: Table, name: str, knob: Knob, context: Context) -> Table:
-    """The one value that stands for all that mean the same; None where the knob does not act."""
+def _folded(settled: Table, name: str, knob: Knob, context: Context, read: set[str]) -> Table:
+    """The one value that stands for all that mean the same; None where the knob does not act.
+
+    The names of the knobs that decided it are added to `read`.
+    """
 
     def ask(row: int) -> tuple[KnobValue | None, set[str]]:
         watched = Watched(settled, row)
-        if not knob.is_active(watched, context):
-            return None, watched.read
-        return knob.fold(watched[name], watched, context), watched.read
+        acts = knob.is_active(watched, context)
+        value = knob.fold(watched[name], watched, context) if acts else None
+        read.update(watched.read)
+        return value, watched.read
 
     found = answers(settled, ask)
     return settled.with_column(name, found.distinct, found.which.astype(np.int16))

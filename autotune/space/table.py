@@ -137,7 +137,7 @@ class _Asked(Generic[A]):
         if row not in self.said:
             answer, names = self.ask(row)
             place = self.places.setdefault(answer, len(self.places))
-            self.said[row] = place, frozenset(names) & self.table.codes.keys()
+            self.said[row] = place, frozenset(self.table.codes.keys() & set(names))
         return self.said[row]
 
 
@@ -155,8 +155,9 @@ def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> Answers[A
     asked = _Asked(ask=ask, table=table)
     n = table.n if rows is None else len(rows)
     which = np.zeros(n, np.intp)
-    # Positions that are still open (None: all), and the columns in which they were told apart.
-    waiting: list[tuple[Indices | None, frozenset[str]]] = [(None, frozenset())] if n else []
+    read = asked(0 if rows is None else int(rows[0]))[1] if n else frozenset()
+    # Positions that are still open (None: all), and the columns in which they are told apart.
+    waiting: list[tuple[Indices | None, frozenset[str]]] = [(None, read)] if read else []
     while waiting:
         open_, names = waiting.pop()
         wanted = rows if open_ is None else open_ if rows is None else rows[open_]
