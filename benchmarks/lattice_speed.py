@@ -2,7 +2,7 @@
 
 The space is `full`: about a million candidates for a 7B model on eight GPUs. One at a time, the
 way that is the witness, a sample is rendered and judged; every candidate of the sample has to get
-same verdict in columns. Rates are per second of this process's own time on a core, since other
+the same verdict in columns. Rates are per second of this process's own time on a core, since other
 processes may use the machine; `wall_s` is by the clock.
 """
 

@@ -20,7 +20,7 @@ from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.engines.advice import COMMON, AdviceRules
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Judged, judge_each
+from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
@@ -121,7 +121,7 @@ class Engine(ABC):
             RenderError: A template or the base configuration does not render.
         """
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
         """Violations of many candidates, as `judge` has them of each; by default one by one.
 
         Raises:

@@ -13,10 +13,10 @@ from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.grid import grid_rows
-from autotune.space.judged import Judged
+from autotune.space.judged import Verdicts
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.rows import MANY, Rows
+from autotune.space.rows import MANY, CandidateRows
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space_file import Space
 from autotune.space.table import Table, table_of
@@ -58,7 +58,7 @@ class Lattice:
     @cached_property
     def table(self) -> Table:
         """The candidates' knobs in columns."""
-        if isinstance(self.candidates, Rows):
+        if isinstance(self.candidates, CandidateRows):
             return self.candidates.table
         return table_of([candidate.values for candidate in self.candidates])
 
@@ -117,7 +117,7 @@ class Lattice:
 
         Of a large lattice it is fast where the candidates behind the hashes are `known`.
         """
-        if isinstance(self.candidates, Rows) and len(self.candidates) > MANY:
+        if isinstance(self.candidates, CandidateRows) and len(self.candidates) > MANY:
             by_hash = {candidate.hash: candidate for candidate in known}
             if all(one in by_hash for one in hashes):
                 found = [self.candidates.find(by_hash[one]) for one in hashes]
@@ -225,7 +225,7 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
 
 
 def _examples(
-    rows: Rows, judged: Judged, engine: Engine
+    rows: CandidateRows, judged: Verdicts, engine: Engine
 ) -> dict[str, tuple[Candidate, Violation]]:
     """Rule -> the first candidate that it refuses, and what it says."""
     firsts = {int(np.argmax(counts > 0)) for counts in judged.broken.values()}

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.space.knob import Context, Knob
-from autotune.space.rows import Rows
+from autotune.space.rows import CandidateRows
 from autotune.space.space import is_tried
 from autotune.space.space_file import Domain, Space
 from autotune.space.table import Indices, Table, Watched, answers
@@ -21,7 +21,7 @@ _PRUNED_FROM = 20_000
 """Combinations from which on, whenever they doubled, those that mean the same run are dropped."""
 
 
-def grid_rows(space: Space, context: Context) -> Rows:
+def grid_rows(space: Space, context: Context) -> CandidateRows:
     """Every candidate of a space for a job, before the rules.
 
     Raises:
@@ -35,7 +35,7 @@ def grid_rows(space: Space, context: Context) -> Rows:
             chosen = chosen.take(_distinct_so_far(chosen, names[place:], space, context))
             most = max(_PRUNED_FROM, 2 * chosen.n)
     table = _canonical(chosen, context)
-    return Rows(
+    return CandidateRows(
         table=table.take(_firsts(table)), world=context.world, global_batch=context.global_batch
     )
 

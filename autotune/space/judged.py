@@ -19,7 +19,7 @@ Judge = Callable[[Candidate], Sequence[Violation]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
+class Verdicts:
     """Violations of candidates, in their order."""
 
     n: int
@@ -36,7 +36,7 @@ class Judged:
         return total
 
 
-def judge_each(candidates: Sequence[Candidate], judge: Judge) -> Judged:
+def judge_each(candidates: Sequence[Candidate], judge: Judge) -> Verdicts:
     """Judge candidates one by one.
 
     Raises:
@@ -53,4 +53,4 @@ def judge_each(candidates: Sequence[Candidate], judge: Judge) -> Judged:
     for index in range(n):
         for rule, count in Counter(v.rule for v in judge(candidates[index])).items():
             broken.setdefault(rule, np.zeros(n, np.int16))[index] = count
-    return Judged(n=n, broken=broken)
+    return Verdicts(n=n, broken=broken)

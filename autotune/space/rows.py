@@ -8,7 +8,7 @@ from typing import TypeVar, overload
 import numpy as np
 
 from autotune.space.candidate import Candidate
-from autotune.space.table import Answers, Indices, Table, Watched, answers
+from autotune.space.table import Indices, Table, Watched, WatchedAnswers, answers
 
 A = TypeVar("A", bound=Hashable)
 
@@ -17,7 +17,7 @@ MANY = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows(Sequence[Candidate]):
+class CandidateRows(Sequence[Candidate]):
     """Candidates of one job in columns: their knobs are canonical, and no two are equal."""
 
     table: Table
@@ -31,9 +31,9 @@ class Rows(Sequence[Candidate]):
     def __getitem__(self, index: int) -> Candidate: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Rows": ...
+    def __getitem__(self, index: slice) -> "CandidateRows": ...
 
-    def __getitem__(self, index: int | slice) -> "Candidate | Rows":
+    def __getitem__(self, index: int | slice) -> "Candidate | CandidateRows":
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         row = range(len(self))[index]
@@ -70,11 +70,13 @@ class Rows(Sequence[Candidate]):
                 left = left[codes[left] == own.index(value)]
         return int(left[0]) if len(left) else None
 
-    def take(self, rows: Indices) -> "Rows":
+    def take(self, rows: Indices) -> "CandidateRows":
         """Some of the candidates, in this order."""
-        return Rows(table=self.table.take(rows), world=self.world, global_batch=self.global_batch)
+        return CandidateRows(
+            table=self.table.take(rows), world=self.world, global_batch=self.global_batch
+        )
 
-    def answers(self, function: Callable[[Candidate], A]) -> Answers[A]:
+    def answers(self, function: Callable[[Candidate], A]) -> WatchedAnswers[A]:
         """The answer of a function, asked once per combination of the knobs that it reads."""
 
         def ask(row: int) -> tuple[A, set[str]]:
@@ -91,16 +93,18 @@ class Rows(Sequence[Candidate]):
 class _WatchedCandidate(Candidate):
     """A candidate of some rows, which notes the knobs that are read."""
 
-    def __init__(self, rows: Rows, row: int) -> None:
+    def __init__(self, rows: CandidateRows, row: int) -> None:
         super().__init__((), rows.world, rows.global_batch)
         watched = self.watched = Watched(rows.table, row)
         self.__dict__["values"] = watched
 
 
-def answers_of(candidates: Sequence[Candidate], function: Callable[[Candidate], A]) -> Answers[A]:
+def answers_of(
+    candidates: Sequence[Candidate], function: Callable[[Candidate], A]
+) -> WatchedAnswers[A]:
     """The answer of a function for each candidate; those in columns are not made for it."""
-    if isinstance(candidates, Rows):
+    if isinstance(candidates, CandidateRows):
         return candidates.answers(function)
     places: dict[A, int] = {}
     which = [places.setdefault(function(one), len(places)) for one in candidates]
-    return Answers(distinct=tuple(places), which=np.array(which, np.intp))
+    return WatchedAnswers(distinct=tuple(places), which=np.array(which, np.intp))

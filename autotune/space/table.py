@@ -112,7 +112,7 @@ def table_of(rows: Sequence[Mapping[str, KnobValue]]) -> Table:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answers(Generic[A]):
+class WatchedAnswers(Generic[A]):
     """The answer of a function for every row of a table."""
 
     distinct: tuple[A, ...]
@@ -141,7 +141,7 @@ class _Asked(Generic[A]):
         return self.said[row]
 
 
-def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> Answers[A]:
+def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> WatchedAnswers[A]:
     """Ask a function once per distinct combination of what it reads.
 
     It has to be a function of what it says that it read: two rows that agree in all that was read
@@ -181,7 +181,7 @@ def answers(table: Table, ask: Ask[A], rows: Indices | None = None) -> Answers[A
             is_in[places] = True
             inside = np.flatnonzero(is_in[key])
             waiting.append((inside if open_ is None else open_[inside], more))
-    return Answers(distinct=tuple(asked.places), which=which)
+    return WatchedAnswers(distinct=tuple(asked.places), which=which)
 
 
 class Watched(Mapping[str, KnobValue]):

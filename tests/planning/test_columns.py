@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
@@ -55,7 +56,7 @@ def random_space(seed: int) -> Space:
     """Knobs of the list with values of the shipped spaces, and no condition."""
     draw = random.Random(seed)
     values: dict[str, set] = {}
-    for name in shipped_spaces():
+    for name in shipped_spaces(DEFAULT_ENGINE):
         for knob, domain in load_space(name, KNOBS).domains.items():
             values.setdefault(knob, set()).update(domain.values)
     chosen = {"zero.stage", "micro_batch", *draw.sample(sorted(values), 9)}

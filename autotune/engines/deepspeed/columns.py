@@ -29,10 +29,10 @@ from autotune.engines.deepspeed.rules.watched import (
     WatchedSetup,
 )
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Judge, Judged, judge_each
-from autotune.space.rows import Rows
+from autotune.space.judged import Judge, Verdicts, judge_each
+from autotune.space.rows import CandidateRows
 from autotune.space.rule import Rule
-from autotune.space.table import Answers, Indices, Table, Watched, answers
+from autotune.space.table import Indices, Table, Watched, WatchedAnswers, answers
 
 A = TypeVar("A")
 
@@ -89,7 +89,9 @@ FEW = 300
 """Candidates that are as fast to judge one by one."""
 
 
-def judge_columns(rows: Rows, render: Callable[[Candidate], Setup], judge: Judge) -> Judged | None:
+def judge_columns(
+    rows: CandidateRows, render: Callable[[Candidate], Setup], judge: Judge
+) -> Verdicts | None:
     """Judge candidates in columns.
 
     Args:
@@ -101,9 +103,11 @@ def judge_columns(rows: Rows, render: Callable[[Candidate], Setup], judge: Judge
         None where a setting follows from other knobs than is said here, as a template of somebody
         else's may write it: they have to be judged one by one.
     """
-    columns = _Columns(rows=rows, render=render)
+    columns = _WatchedRules(rows=rows, render=render)
     columns.render_every_value()
-    found: dict[str, Answers[int]] = {rule.name: columns.count(rule) for rule in VALUE_RULES}
+    found: dict[str, WatchedAnswers[int]] = {
+        rule.name: columns.count(rule) for rule in VALUE_RULES
+    }
     found |= columns.counts_of_communication()
     odd = columns.odd_rows()
     if not columns.is_sound():
@@ -117,11 +121,11 @@ def judge_columns(rows: Rows, render: Callable[[Candidate], Setup], judge: Judge
     for name in {*broken, *by_one.broken}:
         counts = broken.setdefault(name, np.zeros(len(rows), np.int16))
         counts[odd] = by_one.broken.get(name, 0)
-    judged = Judged(n=len(rows), broken={name: c for name, c in broken.items() if c.any()})
+    judged = Verdicts(n=len(rows), broken={name: c for name, c in broken.items() if c.any()})
     return judged if _agrees(judged, rows, judge) else None
 
 
-def _agrees(judged: Judged, rows: Rows, judge: Judge) -> bool:
+def _agrees(judged: Verdicts, rows: CandidateRows, judge: Judge) -> bool:
     """Whether some candidates have the same violations where they are judged one by one."""
     n = min(N_WITNESSES, len(rows))
     for row in np.random.default_rng(0).choice(len(rows), n, replace=False).tolist():
@@ -132,10 +136,10 @@ def _agrees(judged: Judged, rows: Rows, judge: Judge) -> bool:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Columns:
+class _WatchedRules:
     """The candidates of a grid, with the setups that were rendered so far."""
 
-    rows: Rows
+    rows: CandidateRows
     render: Callable[[Candidate], Setup]
     setups: dict[int, Setup] = field(default_factory=dict)
     """Row -> its setup."""
@@ -157,11 +161,11 @@ class _Columns:
             self.setups[row] = self.render(self.rows[row])
         return self.setups[row]
 
-    def count(self, rule: Rule[Setup]) -> Answers[int]:
+    def count(self, rule: Rule[Setup]) -> WatchedAnswers[int]:
         """Violations of a rule, by row."""
         return self.watch(lambda setup: len(rule.findings(setup)))
 
-    def watch(self, function: Callable[[Setup], A]) -> Answers[A]:
+    def watch(self, function: Callable[[Setup], A]) -> WatchedAnswers[A]:
         """The answer of a function of setups, by row."""
 
         def ask(row: int) -> tuple[A, set[str]]:
@@ -173,7 +177,7 @@ class _Columns:
 
         return answers(self.table, ask)
 
-    def counts_of_communication(self) -> dict[str, Answers[int]]:
+    def counts_of_communication(self) -> dict[str, WatchedAnswers[int]]:
         """Violations of the rules about what ranks talk by, by row."""
         table = self.table
         ours = [name for name in table.levels if name.partition(".")[0] in LIBRARIES]
@@ -185,7 +189,7 @@ class _Columns:
             codes={name: codes for name, codes in table.codes.items() if name in ours},
         )
 
-        def counting(rule: Rule[Communication]) -> Answers[int]:
+        def counting(rule: Rule[Communication]) -> WatchedAnswers[int]:
             def ask(row: int) -> tuple[int, set[str]]:
                 run = self.setup(row).communication
                 if run is None:

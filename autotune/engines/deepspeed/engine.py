@@ -55,10 +55,10 @@ from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Judged, judge_each
+from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
-from autotune.space.rows import Rows, answers_of
+from autotune.space.rows import CandidateRows, answers_of
 from autotune.space.rule import Violation
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
@@ -125,10 +125,10 @@ class DeepSpeedEngine(Engine):
         """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
         """See `Engine.judge_all`: in columns, unless a template of the user's writes the files."""
         judged, is_ours = None, not self._templates.is_users(TEMPLATE)
-        if is_ours and isinstance(candidates, Rows) and len(candidates) > FEW:
+        if is_ours and isinstance(candidates, CandidateRows) and len(candidates) > FEW:
             judged = judge_columns(candidates, self.setup, self.judge)
         return judge_each(candidates, self.judge) if judged is None else judged
 

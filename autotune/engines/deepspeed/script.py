@@ -29,7 +29,7 @@ from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.observed import Observed, placeholders_of
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Judged, judge_each
+from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.space.script import (
@@ -138,7 +138,7 @@ class ScriptEngine(DeepSpeedEngine):
         found = judge(self.setup(candidate))
         return [violation for violation in found if violation.rule not in self._broken]
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Judged:
+    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
         """See `Engine.judge_all`; one by one, since a user's own file may hold anything."""
         return judge_each(candidates, self.judge)
 
