@@ -109,7 +109,13 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
     if out != study.page_file:
         refuse_foreign(out, _MARK.encode(), _BY)
     report = read_report(study)
-    text = render_page(report, table_of(report), _templates(study), snapshot=snapshot)
+    text = render_page(
+        report,
+        table_of(report),
+        _templates(study),
+        snapshot=snapshot,
+        price_per_hour=_price_of(study),
+    )
     # A study that was moved away while it runs must not begin again in its old place.
     return _write(out, text, makes_folder=out != study.page_file)
 
@@ -182,6 +188,12 @@ def _run(key: str, study: Study) -> ComparedRun:
         job={} if file is None else file.model_dump(mode="json", include=_BESIDES_THE_TABLE),
         price_per_hour=None if file is None else file.price,
     )
+
+
+def _price_of(study: Study) -> float | None:
+    """Price of an accelerator for an hour, as its job says; None: it does not."""
+    file = _job(study)
+    return None if file is None else file.price
 
 
 def _job(study: Study) -> JobFile | None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
+from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
@@ -121,7 +122,8 @@ def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
             spec.measure.memory_limit_bytes or device_memory_bytes, device_memory_bytes
         )
         if peak_bytes > limit_bytes:
-            evidence = f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B"
+            needed = f"{format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}"
+            evidence = f"simulated: out of memory, {needed}"
             return fault(Outcome.OOM, evidence=evidence)
         steps = step_time_s * _factor(run, luck.run_noise)
         step_times_s = [steps * _factor(run, luck.step_noise) for _ in range(N_STEPS)]

@@ -1,95 +1,246 @@
 (function () {
   "use strict";
 
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const all = (selector, root) => Array.from((root || document).querySelectorAll(selector));
 
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  /* The contents are the headings that there are. */
+  const list = document.querySelector("#contents ul");
+  for (const section of all("main section[id]")) {
+    const link = document.createElement("a");
+    link.href = "#" + section.id;
+    link.textContent = section.querySelector("h2").textContent;
+    link.addEventListener("click", function (event) {
+      /* The address holds the filter: a jump leaves it there. */
+      event.preventDefault();
+      section.scrollIntoView();
+    });
+    const item = document.createElement("li");
+    item.append(link);
+    list.append(item);
   }
 
-  /* plotly knows nothing of the page's theme: axes, grid and text get its colours. */
-  function themed(layout) {
-    const clear = "rgba(0,0,0,0)";
-    const own = JSON.parse(JSON.stringify(layout));
-    const result = Object.assign({
-      margin: { l: 60, r: 16, t: 16, b: 48 },
-      paper_bgcolor: clear, plot_bgcolor: clear,
-      font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 13 },
-      hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
-      /* On a touch screen a finger on a chart scrolls the page. */
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    }, own);
-    result.legend = Object.assign({ orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, own.legend);
-    /* A chart of two parts has xaxis2 and yaxis2 as well. */
-    const axes = Object.keys(own).filter((key) => /^[xy]axis/.test(key));
-    for (const axis of new Set(["xaxis", "yaxis", ...axes])) {
-      result[axis] = Object.assign({
-        gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"),
-        automargin: true,
-      }, own[axis]);
-    }
-    return result;
+  /* What a pointer is on, in words; on a touch screen, what was touched. */
+  const tip = document.getElementById("tip");
+  function tell(event) {
+    const one = event.target.closest("[data-tip]");
+    tip.hidden = !one;
+    if (!one) return;
+    tip.textContent = one.dataset.tip;
+    const right = event.clientX + 14 + tip.offsetWidth > innerWidth;
+    tip.style.left = Math.max(4, right ? event.clientX - 14 - tip.offsetWidth : event.clientX + 14) + "px";
+    tip.style.top = Math.max(4, Math.min(event.clientY + 12, innerHeight - tip.offsetHeight - 4)) + "px";
   }
+  document.addEventListener("pointermove", tell);
+  document.addEventListener("pointerdown", tell);
 
-  /* Marks that must stand out from bars and ground alike have the colour of the text. */
-  function inked(data) {
-    return JSON.parse(JSON.stringify(data).replaceAll('"#010203"', JSON.stringify(colour("--ink"))));
+  /* Copying: the clipboard's own way needs a secure page, which a file is not everywhere. */
+  function copied(text) {
+    if (navigator.clipboard && isSecureContext) return navigator.clipboard.writeText(text).catch(() => selected(text));
+    return Promise.resolve(selected(text));
   }
-
-  function draw(chart) {
-    return Plotly.react("chart-" + chart.name, inked(chart.figure.data), themed(chart.figure.layout), {
-      responsive: true, displayModeBar: false,
+  function selected(text) {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  for (const button of all(".copy")) {
+    button.addEventListener("click", function () {
+      copied(document.getElementById(button.dataset.copies).textContent).then(function () {
+        button.textContent = "Copied";
+        setTimeout(() => { button.textContent = "Copy"; }, 1500);
+      });
     });
   }
 
-  function drawAll() {
-    return Promise.all(charts.map(draw)).then(function () {
-      document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
+  /* Knobs side by side: only the lines that pass all chosen values; of one knob, any of them. */
+  for (const area of all(".tracks-area")) {
+    const buttons = all("button.axis-tick", area);
+    const lines = all(".candidate", area).map((line) => [line, line.dataset.places.split(",")]);
+    area.addEventListener("click", function (event) {
+      const button = event.target.closest("button.axis-tick");
+      if (!button) return;
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+      const wanted = {};
+      for (const one of buttons) {
+        if (one.getAttribute("aria-pressed") === "true") (wanted[one.dataset.axis] ||= new Set()).add(one.dataset.place);
+      }
+      for (const [line, places] of lines) {
+        line.classList.toggle("off", Object.entries(wanted).some(([axis, values]) => !values.has(places[axis])));
+      }
     });
   }
 
   /* A reload by script keeps the reader's place, which a meta refresh does not; it waits for one who
      has unfolded something or is typing. */
   function again() {
-    const isBusy = document.querySelector("details[open]") || document.activeElement.matches("input");
+    const isBusy = document.querySelector("details[open], tr.detail") || document.activeElement.matches("input");
     if (isBusy) setTimeout(again, 1000);
     else location.reload();
   }
+  const refresh = Number(document.body.dataset.refreshS || 0);
+  if (refresh) setTimeout(again, 1000 * refresh);
 
-  /* Counted from the last chart on: a slow device would see none otherwise. */
-  drawAll().then(function () {
-    const refresh = Number(document.body.dataset.refreshS || 0);
-    if (refresh) setTimeout(again, 1000 * refresh);
-  });
-  dark.addEventListener("change", drawAll);
-
-  /* The filter stands in the address, so that it outlives a page that refreshes itself. */
-  const filter = document.getElementById("filter");
-  if (!filter) return;
-  const [outcome, text, shown] = ["outcome", "text", "shown"].map((name) => document.getElementById("filter-" + name));
-  const rows = Array.from(document.querySelectorAll("#trials tbody tr"));
+  /* The filter and an open trial stand in the address, so that they outlive a page that refreshes itself. */
+  const table = document.getElementById("trials");
+  if (!table) return;
+  const body = table.tBodies[0];
+  const rows = all("tr[data-trial]", body);
+  const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+  const [outcome, text, shown, predicted] = ["outcome", "text", "shown", "predicted"].map((name) => document.getElementById("filter-" + name));
   const wanted = new URLSearchParams(location.hash.slice(1));
   outcome.value = wanted.get("outcome") || "";
   if (outcome.selectedIndex < 0) outcome.value = "";
   text.value = wanted.get("text") || "";
+  if (predicted) predicted.checked = wanted.has("predicted");
 
   function apply() {
     const word = text.value.toLowerCase();
     let count = 0;
     for (const row of rows) {
-      const fits = (!outcome.value || row.dataset.outcome === outcome.value) && row.textContent.toLowerCase().includes(word);
+      const fits = (!outcome.value || row.dataset.outcome === outcome.value) && texts.get(row).includes(word);
       row.hidden = !fits;
+      if (!fits) close(row);
       count += fits ? 1 : 0;
     }
+    table.classList.toggle("foretold", Boolean(predicted && predicted.checked));
     shown.textContent = count + " of " + rows.length;
+    keep();
+  }
+
+  function keep() {
     const chosen = new URLSearchParams();
     if (outcome.value) chosen.set("outcome", outcome.value);
     if (text.value) chosen.set("text", text.value);
+    if (predicted && predicted.checked) chosen.set("predicted", "");
+    const open = body.querySelector("tr.detail");
+    if (open) chosen.set("trial", open.previousElementSibling.dataset.trial);
     if (String(chosen) !== location.hash.slice(1)) history.replaceState(null, "", "#" + chosen);
   }
 
-  filter.addEventListener("input", apply);
-  filter.addEventListener("submit", (event) => event.preventDefault());
+  /* Sorting: by numbers where both are such; what is empty comes last either way. */
+  const heads = all("thead th", table);
+  function sort(index, falls) {
+    const key = (row) => row.cells[index].dataset.key;
+    const isEmpty = (value) => value === "" || (index > 0 && Number(value) === 0);
+    rows.sort(function (a, b) {
+      const [x, y] = [key(a), key(b)];
+      if (isEmpty(x) !== isEmpty(y)) return isEmpty(x) ? 1 : -1;
+      const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+      return (falls ? -order : order) || a.dataset.trial - b.dataset.trial;
+    });
+    for (const row of rows) {
+      const detail = detailOf(row);
+      body.append(row);
+      if (detail) body.append(detail);
+    }
+    heads.forEach((head, i) => head.setAttribute("aria-sort", i !== index ? "none" : falls ? "descending" : "ascending"));
+  }
+  heads.forEach(function (head, index) {
+    head.querySelector("button").addEventListener("click", function () {
+      const now = head.getAttribute("aria-sort");
+      sort(index, now === "none" ? head.classList.contains("right") : now === "ascending");
+    });
+  });
+
+  /* What a row opens is made when it is asked for. */
+  let known = null;
+  function detailOf(row) {
+    const next = row.nextElementSibling;
+    return next && next.classList.contains("detail") ? next : null;
+  }
+  function close(row) {
+    const detail = detailOf(row);
+    if (detail) detail.remove();
+    row.querySelector(".open").setAttribute("aria-expanded", "false");
+  }
+  function made(name, content, parent) {
+    const element = document.createElement(name);
+    if (content) element.textContent = content;
+    parent.append(element);
+    return element;
+  }
+  function open(row) {
+    known = known || JSON.parse(document.getElementById("details").textContent);
+    const one = known[row.dataset.trial];
+    if (!one) return;
+    const detail = document.createElement("tr");
+    detail.className = "detail";
+    const cell = made("td", "", detail);
+    cell.colSpan = heads.length;
+    made("h4", "Settings", cell);
+    made("code", one.settings, cell);
+    if (one.evidence) {
+      made("h4", "Evidence", cell);
+      made("div", one.evidence, cell);
+    }
+    if (one.phases.length) {
+      made("h4", "Phases", cell);
+      const grid = made("div", "", cell);
+      grid.className = "phases";
+      for (const [name, words, share, tone] of one.phases) {
+        made("span", name, grid);
+        const bar = made("i", "", made("span", "", grid));
+        bar.style.width = share + "%";
+        bar.className = "t-" + tone;
+        made("span", words, grid);
+      }
+    }
+    if (one.facts.length) {
+      made("h4", "Where the time of a step went", cell);
+      const facts = made("dl", "", cell);
+      for (const [name, words] of one.facts) {
+        made("dt", name, facts);
+        made("dd", words, facts);
+      }
+    }
+    if (one.config) {
+      made("h4", "Configuration", cell);
+      made("pre", one.config, cell).className = "config";
+    }
+    if (one.log) {
+      made("h4", "End of " + one.log_file, cell);
+      made("pre", one.log, cell).className = "log";
+    }
+    made("p", "All of it: " + one.folder, cell).className = "soft";
+    row.after(detail);
+    row.querySelector(".open").setAttribute("aria-expanded", "true");
+  }
+  function toggle(row) {
+    if (detailOf(row)) close(row);
+    else open(row);
+    keep();
+  }
+  body.addEventListener("click", function (event) {
+    const row = event.target.closest("tr[data-trial]");
+    if (row && !String(getSelection())) toggle(row);
+  });
+
+  /* A mark of a chart, or a link, opens its trial. */
+  function show(number) {
+    const row = rows.find((one) => one.dataset.trial === String(number));
+    if (!row) return;
+    if (row.hidden) {
+      outcome.value = text.value = "";
+      apply();
+    }
+    if (!detailOf(row)) open(row);
+    keep();
+    row.scrollIntoView({ block: "center" });
+  }
+  document.addEventListener("click", function (event) {
+    const mark = event.target.closest("figure [data-trial]");
+    const link = event.target.closest('a[href^="#trial="]');
+    if (link) event.preventDefault();
+    if (link) show(link.getAttribute("href").split("=")[1]);
+    else if (mark) show(mark.dataset.trial);
+  });
+
+  document.getElementById("filter").addEventListener("input", apply);
+  document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
+  const asked = wanted.get("trial");
   apply();
+  if (asked) show(asked);
 })();

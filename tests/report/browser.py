@@ -17,16 +17,14 @@ class Browser:
 
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM or ""
-        # As root, in small containers, and with WebGL drawn by the processor.
+        # As root, and in small containers.
         for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage"):
             options.add_argument(f"--{flag}")
-        options.add_argument("--use-angle=swiftshader")
-        options.add_argument("--enable-unsafe-swiftshader")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
 
     def open(self, page: Path, *, width: int = 1280, theme: str = "light") -> None:
-        """Open a page and wait until its charts are drawn."""
+        """Open a page and wait until it has run its script."""
         self.driver.get("about:blank")
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)
@@ -34,16 +32,12 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.set_theme(theme)
         self.driver.get(page.as_uri())
-        self.wait_for(theme)
+        self.wait_until("document.readyState === 'complete'")
 
     def set_theme(self, theme: str) -> None:
         """What the system prefers."""
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def wait_for(self, theme: str) -> None:
-        """Until the charts are drawn for a theme."""
-        self.wait_until(f"document.documentElement.dataset.drawn === '{theme}'")
 
     def wait_until(self, condition: str) -> None:
         """Until an expression of the page is true."""

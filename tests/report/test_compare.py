@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import StudyError
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.compare.comparison import StudyComparison
+from autotune.report.compare.comparison import StudyComparison, by_name
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
@@ -156,9 +157,21 @@ def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> N
     assert (data["kinds"], data["uneven_split"]) == ([], None)
     assert len(data["candidates"]) == len(comparison.candidates)
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
-    for warning in comparison.warnings:
+    for warning in by_name(comparison).warnings:
         if "deepspeed" not in warning:
             assert warning in page
+    for run in comparison.runs:
+        assert str(run.report.folder) in page, "both are called the same: their folders tell"
+
+
+def test_a_page_calls_studies_by_their_names(wide: Study, other: Study, tmp_path: Path) -> None:
+    copy = shutil.copytree(other.folder, tmp_path / "sgd")
+    wide.job_file.write_text(JOB, encoding="utf-8")
+    comparison = compare_studies([str(wide.folder), str(copy)], Path("nowhere"))
+    page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "<h1>scripted against sgd</h1>" in page
+    assert "sgd/scripted" in page, "the ratios"
+    assert "sgd&#x27;s best is 0." in page
 
 
 @pytest.mark.parametrize("runs", [["scripted"], ["scripted", "scripted"]])

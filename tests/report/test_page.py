@@ -12,24 +12,28 @@ import pytest
 
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import state_of
-from autotune.base.errors import StudyError
+from autotune.base.errors import NothingFeasibleError, StudyError
 from autotune.base.templates import Templates
-from autotune.contract import CONFIG_DIR, Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import CONFIG_DIR, Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
+from autotune.report.page import tables as page_tables
 from autotune.report.page.page import render_page
+from autotune.report.page.trials import trials
 from autotune.report.results.rows import make_rows
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.markdown import render_markdown
+from autotune.report.words import format_rate
 from autotune.search import confirm
+from autotune.search.answer import failed_answer
 from autotune.search.base import Stage
 from autotune.search.history import History
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
-from tests.search.scripted import GIB, Notebook, fault, ok, realistic
+from tests.search.scripted import GIB, Behaviour, Notebook, fault, ok, realistic
 from tests.trials import changed
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
@@ -39,10 +43,16 @@ def rendered(study: Study, **options: Any) -> str:
     return render_page(read_report(study), load_table(study.folder), Templates(), **options)
 
 
-def charts_in(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)
+def charts_in(page: str) -> set[str]:
+    return set(re.findall(r'id="chart-(\w+)"', page))
+
+
+def details_in(page: str) -> dict[str, Any]:
+    """What the rows of the trials open."""
+    found = re.search(r'<script type="application/json" id="details">(.*?)</script>', page, re.S)
     assert found is not None
-    return {chart["name"]: chart["figure"] for chart in json.loads(found[1])}
+    opened: dict[str, Any] = json.loads(found[1])
+    return opened
 
 
 def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
@@ -70,26 +80,42 @@ def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
     assert "s3cret" not in page
 
 
-def test_the_only_thing_that_goes_in_as_it_is_is_plotly() -> None:
+def test_nothing_goes_into_a_page_as_it_is() -> None:
     raw = [
         found
         for path in SHIPPED.glob("*.j2")
         for found in re.findall(r"{{([^}]*\|\s*text)\s*}}", path.read_text(encoding="utf-8"))
     ]
-    assert [found.strip() for found in raw] == ["plotly_js | text"]
+    assert raw == []
 
 
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
-    drawn = charts_in(rendered(wide))
-    answer = read_report(wide).answer
+    report, frame = read_report(wide), load_table(wide.folder)
+    answer = report.answer
     assert answer is not None
-    bars = drawn["standings"]["data"][0]
-    assert bars["x"] == [s.samples_per_s for s in (answer.best, answer.baseline)]
-    rates = load_table(wide.folder)["samples_per_s"].dropna()
-    shown = [y for trace in drawn["history"]["data"][:3] for y in trace["y"]]
-    assert sorted(shown) == pytest.approx(sorted(rates))
-    assert sum(drawn["outcomes"]["data"][0]["x"]) == len(load_table(wide.folder))
-    assert len(drawn["knobs"]["data"][0]["dimensions"]) == 4
+    standings = {"best": answer.best, "baseline": answer.baseline}
+    bars = charts.best_and_baseline(report, standings)
+    assert bars is not None
+    assert [bar.value.split()[0] for bar in bars.bars] == [
+        format_rate(s.samples_per_s) for s in standings.values()
+    ]
+    drawn = charts.history(report)
+    assert drawn is not None
+    panel = drawn.panels[0]
+    assert {mark.trial for mark in panel.marks} == set(frame["trial"])
+    rates = frame.set_index("trial")["samples_per_s"]
+    # Marks stand as far up as the labels of the axis say.
+    up = {float(tick.text): tick.at for tick in panel.y_ticks}
+    per_rate = (max(up.values()) - min(up.values())) / (max(up) - min(up))
+    for mark in panel.marks:
+        if mark.tone != "failed":
+            assert 100 - mark.y == pytest.approx(rates[mark.trial] * per_rate, abs=0.1)
+    ends = charts.outcomes(report)
+    assert ends is not None
+    assert sum(int(bar.value) for bar in ends.bars) == len(frame)
+    knobs = charts.parallel_coordinates(report)
+    assert knobs is not None
+    assert len(knobs.axes) == 4
 
 
 def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
@@ -121,7 +147,7 @@ def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
     twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
     chart = charts.best_and_baseline(twice, {"best": report.answer.best})
     assert chart is not None
-    assert len(chart.figure["data"][1]["x"]) == report.answer.best.n_runs == confirm.ROUNDS
+    assert len(chart.bars[0].runs) == report.answer.best.n_runs == confirm.ROUNDS
 
 
 def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
@@ -146,12 +172,123 @@ def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) 
         tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40
     )
     page = rendered(study)
-    assert '<p class="headline ">Peak 8 GiB, the baseline 12 GiB</p>' in page
-    assert "0.87x the baseline, 95% interval 0.87 to 0.87: slower." in page
+    assert '<p class="headline ">Peak 8.00 GiB, the baseline 12.0 GiB</p>' in page
+    assert "is 0.87x the baseline (95% interval 0.87 to 0.87): slower." in page
     facts = dict(describe_verdict(read_report(study)))
     assert facts["speedup"] == "0.87x (0.87 to 0.87): slower than the baseline"
     assert facts["memory"] == "8 GiB, the baseline 12 GiB"
     assert "ties" not in facts, "candidates that are as fast need not be as small"
+
+
+def test_the_gain_is_said_once_in_large_print_and_once_among_the_diagnostics(wide: Study) -> None:
+    page = rendered(wide)
+    answer = read_report(wide).answer
+    assert answer is not None
+    assert answer.speedup is not None
+    before, _, diagnostics = page.partition('<section id="facts">')
+    assert before.count(f"{answer.speedup.ratio:.2f}x the baseline") == 1
+    assert f"{answer.speedup.ratio:.2f}x (" in diagnostics
+
+
+def test_cpu_ranks_and_simulated_devices_have_a_banner(wide: Study, tmp_path: Path) -> None:
+    assert re.search(r'<p class="banner" role="note">CPU RANKS: ', rendered(wide))
+    study = finished(tmp_path)
+    study.write_state({**study.read_state(), "origin": "simulated"})
+    page = rendered(study)
+    assert re.search(r'<p class="banner" role="note">SIMULATED: ', page)
+    assert "autotune export" not in page, "what nobody measured is not handed out"
+
+
+def test_settings_are_what_a_user_would_change_of_the_baseline(wide: Study) -> None:
+    report = read_report(wide)
+    answer = report.answer
+    assert answer is not None
+    rows = trials(report, {"best": answer.best, "baseline": answer.baseline})
+    rates = [row["rate_key"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    by_number = {row["number"]: row for row in rows}
+    assert answer.baseline is not None
+    assert by_number[answer.baseline.trial]["settings"] == "the baseline itself"
+    its = by_number[answer.baseline.trial]
+    assert (its["role"], its["mark"]) == ("baseline", "baseline")
+    others = [row for row in rows if row["role"] == "towards the baseline"]
+    assert others
+    assert "the baseline itself" not in {row["settings"] for row in others}
+
+
+def test_a_row_opens_what_is_known_of_its_trial_without_its_secrets(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    trial = study.trials()[0]
+    lines = [f"line {n}" for n in range(100)]
+    lines += ["api_key=sk-abcdefgh12345678ijkl", f"the end {EVIL}"]
+    (trial.folder / "stderr.log").write_text("\n".join(lines), encoding="utf-8")
+    page = rendered(study)
+    one = details_in(page)[str(trial.spec.identity.number)]
+    assert one["log"].splitlines()[-1] == f"the end {EVIL}"
+    assert one["log"].splitlines()[0] == "line 86"
+    assert "***" in one["log"]
+    assert "sk-abcdefgh" not in page
+    assert one["folder"] == str(trial.folder)
+
+
+def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(rendered(wide)) < 1_500_000
+    for trial in wide.trials():
+        (trial.folder / "stdout.log").write_text("x y\n" * 400, encoding="utf-8")
+    monkeypatch.setattr("autotune.report.page.trials._MOST_DETAILS", 5_000)
+    opened = details_in(rendered(wide))
+    assert 0 < sum(bool(one["log"]) for one in opened.values()) < len(opened)
+    for trial in wide.trials():
+        (trial.folder / "stdout.log").unlink()
+
+
+def without_anything(folder: Path, behave: Behaviour) -> Study:
+    """A study whose search found nothing that runs within the limits."""
+    with pytest.raises(NothingFeasibleError) as found:
+        finished(folder, behave)
+    study = Study(folder, "scripted")
+    history = read_report(study).history
+    answer = failed_answer(found.value, history, study, Origin.MEASURED)
+    study.write_state({**study.read_state(), "answer": answer.to_dict()})
+    return study
+
+
+def test_where_nothing_fits_the_page_says_how_far_it_is_off(tmp_path: Path) -> None:
+    page = rendered(without_anything(tmp_path, lambda spec: ok(spec, 10.0, peak=90 * GIB)))
+    headline = re.search(r'<p class="headline bad">(.*?)</p>', page)
+    assert headline is not None
+    assert headline[1] == "Nothing fits: the smallest candidate needs 90.0 GiB of 24.0 GiB"
+    assert "<li>optimizer offload to the host (--space zero_offload)</li>" in page
+    assert "needs" in charts_in(page)
+
+
+def test_where_every_trial_runs_out_of_memory_no_chart_is_empty(tmp_path: Path) -> None:
+    def too_large(spec: TrialSpec) -> TrialResult:
+        said = f"out of memory, {spec.layout.micro_batch}e+9 B"
+        return fault(spec, Outcome.OOM, said)
+
+    study = without_anything(tmp_path, too_large)
+    groups = page_tables.evidence(read_report(study))
+    assert len(groups) == 1, "lines that differ in figures alone are one group"
+    assert groups[0]["n"] == str(len(study.trials()))
+    drawn = charts_in(rendered(study))
+    assert drawn.isdisjoint({"history", "memory", "knobs", "importance", "standings"})
+
+
+def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> None:
+    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
+        size = spec.layout.micro_batch
+        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
+
+    study = finished(tmp_path, smaller_is_slower, objective="pareto", trials=40)
+    page = rendered(study)
+    answer = read_report(study).answer
+    assert answer is not None
+    assert answer.front is not None
+    assert '<p class="headline ">Knee: ' in page
+    assert page.count('href="#trial=') == len(answer.front) > 1
+    assert ">knee</span>" in page
+    assert ">best</span>" not in page
 
 
 def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
@@ -173,11 +310,11 @@ def test_a_running_search_loads_its_page_again(wide: Study) -> None:
 
 def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    trials = study.trials()
-    (trials[0].folder / "spec.json").write_text("{", encoding="utf-8")
-    (trials[1].folder / "result.json").write_text("{", encoding="utf-8")
+    recorded = study.trials()
+    (recorded[0].folder / "spec.json").write_text("{", encoding="utf-8")
+    (recorded[1].folder / "result.json").write_text("{", encoding="utf-8")
     assert "Trials that cannot be read" in rendered(study)
-    for trial in trials:
+    for trial in recorded:
         (trial.folder / "spec.json").unlink()
     study.write_state({**study.read_state(), "answer": None})
     assert "resumes it" in rendered(study)

@@ -20,7 +20,7 @@ from autotune.job.job import Job
 from autotune.planning import lattice as lattices
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.page.tables import trials as trials_of
+from autotune.report.page.trials import trials as trials_of
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import StudyReport, read_report
 from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
@@ -420,7 +420,7 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
     frame = load_table(report.folder).set_index("trial")
     assert frame.loc[hit, "disturbed"].tolist() == [load, load]
     assert frame.loc[hit[1], "repeat_of"] == hit[0]
-    assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == str(hit[1])] == [
+    assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == hit[1]] == [
         f"disturbed: {load}"
     ]
 
@@ -520,7 +520,7 @@ def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
         cells = frame.loc[row.trial]
         assert cells["samples_per_s_low"] == pytest.approx(row.figure.low)
         assert cells["samples_per_s_high"] == pytest.approx(row.figure.high)
-        assert page[str(row.trial)] == format_interval(row.figure.low, row.figure.high)
+        assert page[row.trial] == format_interval(row.figure.low, row.figure.high)
         assert cells["step_time_high_s"] < cells["global_batch"] / cells["samples_per_s_low"]
 
 

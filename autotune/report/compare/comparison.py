@@ -4,6 +4,7 @@ Studies ran at different times, so drift of the machine between them is in no in
 the final comparison of one study interleaves what it compares.
 """
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ class ComparedRun:
     """One study of a comparison."""
 
     key: str
-    """A letter; columns are named by it."""
+    """A letter, or its name; columns are named by it."""
     report: StudyReport
     frame: pd.DataFrame
     job: Mapping[str, Any]
@@ -116,6 +117,19 @@ def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
         candidates=candidates,
         verdicts=[said for run in runs[1:] if (said := _verdict(runs[0], run))],
         warnings=[*differences.values(), *_other_configs(candidates)],
+    )
+
+
+def by_name(comparison: StudyComparison) -> StudyComparison:
+    """The same with the studies' names for their letters; of two of one name, their folders."""
+    names = [run.report.study for run in comparison.runs]
+    return compare(
+        [
+            dataclasses.replace(
+                run, key=name if names.count(name) == 1 else str(run.report.folder)
+            )
+            for run, name in zip(comparison.runs, names, strict=True)
+        ]
     )
 
 

@@ -1,23 +1,26 @@
-"""A comparison of studies as one HTML file."""
+"""A comparison of studies as one HTML file: the studies go by their names."""
 
+from collections.abc import Iterable
 from typing import Any
 
-import plotly.graph_objects as go
-
 from autotune.base.templates import Templates
-from autotune.report.compare.comparison import StudyComparison
+from autotune.report.compare.comparison import StudyComparison, by_name
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
-    ABOUT_RATIOS,
     BEST_COLUMNS,
+    about_ratios,
     best_rows,
     candidate_columns,
     candidate_rows,
     indexed_rows,
 )
-from autotune.report.page.charts import BLUE, GREY, INK, Chart, error_bars, lay_bars, make_chart
+from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
+from autotune.report.page.scale import scale_of
+from autotune.report.page.shapes import Bar, Chart, Key, Line, Mark, Panel, path_of
 from autotune.report.words import format_rate
+
+_MOST_MARKS = 400
 
 
 def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
@@ -26,77 +29,91 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    drawn = [chart for chart in (_bests(comparison), _ratios(comparison)) if chart is not None]
+    named = by_name(comparison)
+    banners = dict.fromkeys(banner_of(run.report) for run in named.runs)
     values = {
-        **page_values(drawn),
-        "title": "StudyComparison of " + ", ".join(run.report.study for run in comparison.runs),
+        **page_values(),
+        "title": " against ".join(run.key for run in named.runs),
         "refresh_s": None,
-        "runs": [(run.key, str(run.report.folder)) for run in comparison.runs],
-        "warnings": list(comparison.warnings),
-        "verdicts": list(comparison.verdicts),
-        "named": {"bests": None, "ratios": None} | {chart.name: chart for chart in drawn},
-        "outcomes": _table(["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes)),
-        "bests": _table(BEST_COLUMNS, best_rows(comparison)),
-        "kinds": describe_kinds(comparison.kinds),
-        "knobs": _table(["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs)),
-        "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
-        "about_ratios": ABOUT_RATIOS,
+        "banners": [banner for banner in banners if banner],
+        "runs": [(run.key, str(run.report.folder)) for run in named.runs],
+        "warnings": list(named.warnings),
+        "verdicts": list(named.verdicts),
+        "named": {"bests": _bests(named), "ratios": _ratios(named)},
+        "outcomes": _table(["outcome", *named.outcomes], indexed_rows(named.outcomes)),
+        "bests": _table(BEST_COLUMNS, best_rows(named)),
+        "kinds": describe_kinds(named.kinds),
+        "knobs": _table(["knob of the best", *named.knobs], indexed_rows(named.knobs)),
+        "candidates": _table(candidate_columns(named), candidate_rows(named)),
+        "about_ratios": about_ratios(named),
     }
     return templates.text("report/compare.html.j2", values)
 
 
-def _table(columns: Any, rows: list[list[str]]) -> dict[str, Any]:
-    return {"columns": list(columns), "rows": rows}
+def _table(columns: Iterable[Any], rows: list[list[str]]) -> dict[str, Any]:
+    return {"columns": [str(column) for column in columns], "rows": rows}
 
 
 def _bests(comparison: StudyComparison) -> Chart | None:
     frame = comparison.bests.dropna(subset=["samples_per_s"])
     if frame.empty:
         return None
-    rates = frame["samples_per_s"].astype(float)
-    ends = (frame[f"samples_per_s_{end}"].astype(float) for end in ("low", "high"))
-    figure = go.Figure()
-    lay_bars(
-        figure,
-        frame["run"].tolist(),
-        rates.tolist(),
-        height=110 + 40 * len(frame),
-        xaxis={"title": "samples/s of the best"},
-        marker_color=BLUE,
-        error_x=error_bars(zip(rates, *ends, strict=True), color=INK),
-        hovertemplate="%{y}: %{x:.4g} samples/s<extra></extra>",
-    )
-    pairs = zip(frame["run"], rates, strict=True)
-    said = ", ".join(f"{key} {format_rate(rate)} samples/s" for key, rate in pairs)
-    return make_chart("bests", said, figure)
+    rows = frame.to_dict("records")
+    scale = scale_of((float(row["samples_per_s_high"]) for row in rows), zero=True, margin=0.02)
+    bars = [
+        Bar(
+            label=str(row["run"]),
+            value=format_rate(float(row["samples_per_s"])),
+            tone="candidate",
+            width=scale.at(float(row["samples_per_s"])),
+            ends=(
+                scale.at(float(row["samples_per_s_low"])),
+                scale.at(float(row["samples_per_s_high"])),
+            ),
+        )
+        for row in rows
+    ]
+    said = ", ".join(f"{bar.label} {bar.value} samples/s" for bar in bars)
+    return Chart(name="bests", alt=said, kind="bars", bars=bars, x_title="samples/s of the best")
 
 
 def _ratios(comparison: StudyComparison) -> Chart | None:
     """One line per shared candidate: its ratio and its interval, against 1."""
-    frame = comparison.candidates
+    frame = comparison.candidates.head(_MOST_MARKS)
     if frame.empty:
         return None
-    figure = go.Figure()
-    for key, own in frame.groupby("other"):
-        ratios = own["ratio"]
-        figure.add_scatter(
-            x=ratios.tolist(),
-            y=own.index.tolist(),
-            error_x=error_bars(
-                zip(ratios, own["ratio_low"], own["ratio_high"], strict=True), color=GREY
-            ),
-            mode="markers",
-            marker={"size": 9},
-            name=f"{key} over A",
-            text=own["settings"].tolist(),
-            hovertemplate="%{text}<br>%{x:.3f}<extra></extra>",
-        )
-    figure.add_vline(x=1, line={"color": GREY, "dash": "dot"})
-    figure.update_layout(
-        height=min(900, 110 + 26 * len(frame)),
-        xaxis={"title": "samples/s over A's"},
-        yaxis={"autorange": "reversed", "showticklabels": False, "title": ""},
-        showlegend=frame["other"].nunique() > 1,
+    rows = frame.to_dict("records")
+    scale = scale_of(
+        [1.0, *(float(row[end]) for row in rows for end in ("ratio_low", "ratio_high"))]
     )
-    alt = f"{len(frame)} shared candidates: ratio of samples/s with its 95% interval"
-    return make_chart("ratios", alt, figure)
+    others = list(dict.fromkeys(str(row["other"]) for row in rows))
+    tones = {other: f"part-{i % 5}" for i, other in enumerate(others)}
+    marks = [
+        Mark(
+            x=scale.at(float(row["ratio"])),
+            y=round(100 * (i + 0.5) / len(rows), 2),
+            tone=tones[str(row["other"])],
+            ends=(scale.at(float(row["ratio_low"])), scale.at(float(row["ratio_high"]))),
+            tip=f"{row['settings']}: {row['ratio']:.3f}",
+        )
+        for i, row in enumerate(rows)
+    ]
+    at = scale.at(1.0)
+    panel = Panel(
+        y_title="a line per candidate",
+        y_ticks=(),
+        x_ticks=scale.ticks(6),
+        height=min(900, 90 + 22 * len(rows)),
+        lines=[Line(path=path_of([(at, 0), (at, 100)]), tone="soft", is_dashed=True)],
+        marks=marks,
+        is_sideways=True,
+    )
+    first = comparison.runs[0].key
+    return Chart(
+        name="ratios",
+        alt=f"{len(rows)} shared candidates: ratio of samples/s with its 95% interval",
+        kind="plot",
+        keys=[Key(text=f"{other} over {first}", tone=tones[other]) for other in others],
+        x_title=f"samples/s over those of {first}",
+        panels=[panel],
+    )

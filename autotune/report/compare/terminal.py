@@ -13,13 +13,6 @@ from autotune.report.compare.kinds import describe_kinds
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_interval, format_rate
 
-ABOUT_RATIOS = (
-    "Ratios are the other's samples/s over A's. Intervals (95%) of `runs` come from the spread "
-    "between runs of the two studies; `assumed`: that was measured elsewhere, one of them ran "
-    "nothing twice. The studies ran at different times: drift of the machine between them is "
-    "in neither. A star: the configuration files differ."
-)
-
 
 def print_comparison(console: Console, comparison: StudyComparison) -> None:
     """Print who is who, then the outcomes, the bests, their knobs and what they share."""
@@ -39,7 +32,18 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
         console.print("no candidate was measured for the same job in two of them")
         return
     _print(console, candidate_columns(comparison), candidate_rows(comparison))
-    console.print(Text(ABOUT_RATIOS, style="dim"))
+    console.print(Text(about_ratios(comparison), style="dim"))
+
+
+def about_ratios(comparison: StudyComparison) -> str:
+    """What the ratios of the shared candidates are, and what their intervals do not cover."""
+    return (
+        f"Ratios are the other's samples/s over those of {comparison.runs[0].key}. Intervals "
+        "(95%) of `runs` come from the spread between runs of the two studies; `assumed`: that "
+        "was measured elsewhere, one of them ran nothing twice. The studies ran at different "
+        "times: drift of the machine between them is in neither. A star: the configuration files "
+        "differ."
+    )
 
 
 BEST_COLUMNS = ("best", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
@@ -56,10 +60,10 @@ def indexed_rows(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def candidate_columns(comparison: StudyComparison) -> list[str]:
-    """The headers of `candidate_rows`; with two studies, their letters say it all."""
+    """The headers of `candidate_rows`; with two studies, their keys say it all."""
     two = len(comparison.runs) == 2
-    other = comparison.runs[1].key if two else "other"
-    return ["A", other, f"{other}/A", "95% interval", "from", "settings"]
+    first, other = comparison.runs[0].key, comparison.runs[1].key if two else "other"
+    return [first, other, f"{other}/{first}", "95% interval", "from", "settings"]
 
 
 def candidate_rows(comparison: StudyComparison) -> list[list[str]]:

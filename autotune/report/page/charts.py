@@ -1,20 +1,32 @@
-"""The charts of a study, for plotly; the page gives them the colours of its theme.
+"""The charts of a study, as shapes that the page's template draws in the colours of its theme.
 
 Each comes with a sentence that says what it shows, for those who do not see it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
-from autotune.base.units import format_bytes
+from autotune.base.units import format_seconds
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
+from autotune.report.page.scale import Scale, Tick, scale_of
+from autotune.report.page.shapes import (
+    Axis,
+    Bar,
+    Block,
+    Chart,
+    Key,
+    Line,
+    Mark,
+    Panel,
+    Symbol,
+    Track,
+    path_of,
+    steps_of,
+)
+from autotune.report.page.words import GIB, best_word, gib
 from autotune.report.results.details import (
     LEAST_SHARE,
     describe_front,
@@ -26,54 +38,26 @@ from autotune.report.results.details import (
 from autotune.report.results.ratios import telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.words import format_rate
+from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import format_value
 from autotune.space.knob import Knob
 from autotune.space.knobs import describe_candidate, settings_of
 
-BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8b93a1"
-"""Each is told from both a white and a nearly black ground, and from the others by most eyes."""
-INK = "#010203"
-"""Stands for the colour of the page's text in either theme: the page's script puts it in."""
-_PURPLE, _TEAL, _BROWN, _YELLOW, _LIGHT = "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#c4c9d1"
-_PHASE_COLOURS = (GREY, _PURPLE, _TEAL, _BROWN, ORANGE, _YELLOW, GREEN, BLUE, _LIGHT)
-"""In the order of `Phase`."""
-_PART_COLOURS = {
-    "forward": BLUE,
-    "backward": _TEAL,
-    "optimizer": GREEN,
-    "communication": ORANGE,
-    "data": GREY,
-}
-_MIB, _GIB = 2**20, 2**30
-_SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
-"""From slow to fast; plotly's own scales end in colours that one of the two themes swallows."""
-_LINES = {
-    "baseline": {"color": ORANGE, "dash": "dash"},
-    "best": {"color": GREEN},
-    "drifted": {"color": RED},
-}
-"""Lines of the chart of losses; the baseline's is laid over those that train alike."""
-_BAND = "rgba(139, 147, 161, 0.35)"
-_WIDTH_PER_AXIS = 130
-"""Pixels that an axis of the parallel coordinates needs for its labels."""
-
 Standings = Mapping[str, Standing | None]
 """`best` and `baseline`, by these names."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """One chart of a page."""
-
-    name: str
-    """Identifies it in the page."""
-    alt: str
-    """Caption, in a sentence or two."""
-    figure: dict[str, Any]
-    """`data` and `layout` for plotly."""
-    min_width: int = 0
-    """Pixels below which it scrolls sideways in its own frame."""
+N_SHADES = 6
+"""Shades from slow to fast."""
+_SYMBOLS: Mapping[str, Symbol] = {
+    "candidate": "dot",
+    "limit": "cross",
+    "baseline": "diamond",
+    "best": "star",
+}
+_EDGE = 2.0
+"""Per cent that the first and the last value of an axis keep from its ends."""
+_MOST_NEEDS = 12
+"""Candidates that the chart of what they would need shows."""
 
 
 def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None:
@@ -81,43 +65,66 @@ def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None
     named = {name: standing for name, standing in standings.items() if standing}
     if not named:
         return None
-    shown = list(named.values())
-    labels = [f"{name}<br>trial {s.trial}" for name, s in named.items()]
-    figure = go.Figure()
-    lay_bars(
-        figure,
-        labels,
-        [s.samples_per_s for s in shown],
-        height=110 + 62 * len(named),
-        xaxis={"title": "samples/s"},
-        marker_color=[{"best": GREEN, "baseline": ORANGE}[name] for name in named],
-        opacity=0.85,
-        error_x=error_bars(
-            ((s.samples_per_s, s.samples_per_s_low, s.samples_per_s_high) for s in shown),
-            color=INK,
-        ),
-        hovertemplate="%{x:.4g} samples/s<extra></extra>",
-        showlegend=False,
-    )
-    runs = [
-        (label, run.samples_per_s)
-        for label, s in zip(labels, shown, strict=True)
-        for run in _runs_of(report, s)
+    scale = scale_of((s.samples_per_s_high for s in named.values()), zero=True, margin=0.02)
+    words = {"best": best_word(report), "baseline": "baseline"}
+    bars = [
+        Bar(
+            label=f"{words[name]}, trial {s.trial}",
+            value=f"{format_rate(s.samples_per_s)} samples/s",
+            tone=name,
+            width=scale.at(s.samples_per_s),
+            ends=(scale.at(s.samples_per_s_low), scale.at(s.samples_per_s_high)),
+            runs=[scale.at(run.samples_per_s or 0.0) for run in _runs_of(report, s)],
+        )
+        for name, s in named.items()
     ]
-    figure.add_scatter(
-        y=[label for label, _ in runs],
-        x=[rate for _, rate in runs],
-        mode="markers",
-        marker={"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 1}},
-        name="one run",
-        hovertemplate="one run: %{x:.4g} samples/s<extra></extra>",
-    )
     said = "; ".join(
-        f"{name}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
-        f"{format_rate(s.samples_per_s_low)} to {format_rate(s.samples_per_s_high)}"
+        f"{words[name]}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
+        f"{format_interval(s.samples_per_s_low, s.samples_per_s_high)}"
         for name, s in named.items()
     )
-    return make_chart("standings", said, figure)
+    alt = f"{said}. A line is a 95% interval; ticks are the runs behind a figure."
+    return Chart(name="standings", alt=alt, kind="bars", bars=bars)
+
+
+def needs(report: StudyReport) -> Chart | None:
+    """Memory that the smallest candidates need, against what is allowed."""
+    needed = needs_of(report)[:_MOST_NEEDS]
+    if not needed:
+        return None
+    allowed_bytes = report.objective.allowed_bytes
+    scale = scale_of([allowed_bytes, *(need for need, _ in needed)], zero=True, margin=0.02)
+    bars = [
+        Bar(
+            label=f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}",
+            value=gib(need),
+            tone="limit" if need > allowed_bytes else "candidate",
+            width=scale.at(need),
+        )
+        for need, row in needed
+    ]
+    alt = (
+        f"Peak memory per device of the {len(bars)} candidates that need least, predicted where a "
+        f"trial ran out of it; the line is what is allowed: {gib(allowed_bytes)}."
+    )
+    limit = scale.at(allowed_bytes)
+    return Chart(name="needs", alt=alt, kind="bars", bars=bars, limit=limit)
+
+
+def needs_of(report: StudyReport) -> list[tuple[float, Row]]:
+    """Bytes that each candidate needs, by its meter or else as predicted; the least first."""
+    predicted = {
+        trial.spec.identity.candidate_hash: trial.spec.provenance.predicted
+        for trial in report.history.trials
+    }
+    found = []
+    for row in report.rows:
+        said = predicted.get(row.candidate.hash)
+        if row.peak_bytes:
+            found.append((float(row.peak_bytes), row))
+        elif row.outcome is Outcome.OOM and said is not None:
+            found.append((said.peak_memory_bytes, row))
+    return sorted(found, key=lambda pair: pair[0])
 
 
 def history(report: StudyReport) -> Chart | None:
@@ -125,69 +132,79 @@ def history(report: StudyReport) -> Chart | None:
     ended = [(t.spec.identity, t.result) for t in report.history.trials if t.result is not None]
     if not ended:
         return None
-    figure = go.Figure()
-    for role, colour in ((Role.BASELINE, ORANGE), (Role.SEARCH, BLUE), (Role.CONFIRM, GREEN)):
-        rates = {
-            identity.number: report.history.spread.interval([result])
-            for identity, result in ended
-            if identity.role is role and is_figure(result)
-        }
-        figure.add_scatter(
-            x=list(rates),
-            y=[interval.rate for interval in rates.values()],
-            error_y=error_bars(
-                ((i.rate, i.low, i.high) for i in rates.values()), thickness=1, width=2
-            ),
-            mode="markers",
-            marker={"color": colour, "size": 8},
-            name=role.value,
-            hovertemplate="trial %{x}: %{y:.4g} samples/s<extra></extra>",
-        )
+    intervals = {
+        identity.number: report.history.spread.interval([result])
+        for identity, result in ended
+        if is_figure(result)
+    }
+    x = _numbers([identity.number for identity, _ in ended])
+    y = scale_of((each.high for each in intervals.values()), zero=True)
+    marks, keys = [], []
+    for role, tone in (
+        (Role.BASELINE, "baseline"),
+        (Role.SEARCH, "candidate"),
+        (Role.CONFIRM, "best"),
+    ):
+        own = [
+            (i.number, intervals[i.number])
+            for i, _ in ended
+            if i.role is role and i.number in intervals
+        ]
+        symbol: Symbol = {"baseline": "diamond", "best": "star"}.get(tone, "dot")  # type: ignore[assignment]  # of the closed list
+        marks += [
+            Mark(
+                x=x.at(number),
+                y=100 - y.at(each.rate),
+                tone=tone,
+                symbol=symbol,
+                ends=(100 - y.at(each.low), 100 - y.at(each.high)),
+                tip=f"trial {number} ({role.value}): {format_rate(each.rate)} samples/s "
+                f"({format_interval(each.low, each.high)})",
+                trial=number,
+            )
+            for number, each in own
+        ]
+        keys += [Key(text=role.value, tone=tone, symbol=symbol)] if own else []
     failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
-    figure.add_scatter(
-        x=list(failed),
-        y=[0] * len(failed),
-        mode="markers",
-        marker={"symbol": "x", "color": RED, "size": 8},
-        name="no figure",
-        cliponaxis=False,
-        text=list(failed.values()),
-        hovertemplate="trial %{x}: %{text}<extra></extra>",
-    )
-    steps = _best_so_far(report)
-    figure.add_scatter(
-        x=list(steps),
-        y=list(steps.values()),
-        mode="lines",
-        line={"shape": "hv", "color": GREY, "dash": "dot"},
-        name="best so far",
-        hovertemplate="best so far: %{y:.4g} samples/s<extra></extra>",
-    )
-    figure.update_layout(
-        height=360,
-        xaxis={"title": "trial"},
-        yaxis={"title": "samples/s", "rangemode": "tozero"},
+    marks += [
+        Mark(
+            x=x.at(number),
+            y=98.0,
+            tone="failed",
+            symbol="cross",
+            tip=f"trial {number}: {outcome}",
+            trial=number,
+        )
+        for number, outcome in failed.items()
+    ]
+    keys += [Key(text="no figure", tone="failed", symbol="cross")] if failed else []
+    best = [(x.at(number), 100 - y.at(rate)) for number, rate in _best_so_far(report).items()]
+    lines = [Line(path=steps_of(best), tone="soft", is_dashed=True)] if best else []
+    keys += [Key(text="best so far", tone="soft", symbol="dashes")] if best else []
+    panel = Panel(
+        y_title="samples/s",
+        y_ticks=y.ticks(),
+        x_ticks=_whole(x.ticks(8)),
+        marks=marks,
+        lines=lines,
     )
     alt = f"{len(ended)} trials by number"
     if failed:
         alt += f"; {len(failed)} have no figure"
-    return make_chart("history", alt, figure)
+    return Chart(
+        name="history", alt=f"{alt}.", kind="plot", keys=keys, x_title="trial", panels=[panel]
+    )
 
 
 def importance(shares: Mapping[str, float]) -> Chart:
     """Bars, the largest on top; knobs that round to nothing are named in the caption."""
     shown = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
-    figure = go.Figure()
-    lay_bars(
-        figure,
-        list(shown),
-        list(shown.values()),
-        height=90 + 30 * len(shown),
-        xaxis={"tickformat": ".0%"},
-        marker_color=BLUE,
-        hovertemplate="%{y}: %{x:.0%}<extra></extra>",
-    )
-    return make_chart("importance", describe_importance(shares), figure)
+    most = max(shown.values(), default=1.0)
+    bars = [
+        Bar(label=name, value=f"{share:.0%}", tone="candidate", width=round(100 * share / most, 2))
+        for name, share in shown.items()
+    ]
+    return Chart(name="importance", alt=describe_importance(shares), kind="bars", bars=bars)
 
 
 def outcomes(report: StudyReport) -> Chart | None:
@@ -195,21 +212,13 @@ def outcomes(report: StudyReport) -> Chart | None:
     counts = {outcome: n for outcome in Outcome if (n := report.counts.get(outcome))}
     if not counts:
         return None
-    figure = go.Figure()
-    lay_bars(
-        figure,
-        [outcome.value for outcome in counts],
-        list(counts.values()),
-        height=90 + 34 * len(counts),
-        xaxis={"title": "trials"},
-        marker_color=[
-            GREEN if o.is_measured else ORANGE if o.is_config_fault else RED for o in counts
-        ],
-        text=list(counts.values()),
-        hovertemplate="%{y}: %{x} trials<extra></extra>",
-    )
+    most = max(counts.values())
+    bars = [
+        Bar(label=o.value, value=str(n), tone=_tone_of(o), width=round(100 * n / most, 2))
+        for o, n in counts.items()
+    ]
     alt = ", ".join(f"{outcome.value} {n}" for outcome, n in counts.items())
-    return make_chart("outcomes", alt, figure)
+    return Chart(name="outcomes", alt=alt, kind="bars", bars=bars)
 
 
 def phases(report: StudyReport) -> Chart | None:
@@ -217,68 +226,12 @@ def phases(report: StudyReport) -> Chart | None:
     ended = with_phases(report)
     if not ended:
         return None
-    figure = _stacked(
-        [result.number for result in ended],
-        [result.phases_s for result in ended],
-        dict(zip((phase.value for phase in Phase), _PHASE_COLOURS, strict=True)),
-        "%{y:.1f} s",
-    )
-    figure.update_layout(height=380, xaxis={"title": "trial"}, yaxis={"title": "seconds"})
-    return make_chart("phases", describe_phases(ended), figure)
-
-
-def losses(report: StudyReport) -> Chart | None:
-    """Losses that the convergence guard compared, above their distances from the baseline's.
-
-    What is allowed is mostly a hundredth of what the losses moved: beside these it would be as
-    thin as their lines.
-    """
-    guards = {name: one for name, (_, one) in report.guarded.items() if one.losses}
-    if not guards:
-        return None
-    base = max((one.baseline_losses for one in guards.values()), key=len)
-    numbers = list(range(1, len(base) + 1))
-    allowed = next((one.tolerance for one in guards.values() if one.tolerance is not None), 0.0)
-    lines = {**{name: one.losses for name, one in guards.items()}, "baseline": base}
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
-    for row, middles in ((1, base), (2, [0.0] * len(base))):
-        edges = [[middle + sign * allowed for middle in middles] for sign in (-1, 1)]
-        figure.add_scatter(
-            x=numbers + numbers[::-1],
-            y=edges[0] + edges[1][::-1],
-            fill="toself",
-            fillcolor=_BAND,
-            line={"width": 0},
-            hoverinfo="skip",
-            name="allowed",
-            showlegend=row == 1,
-            row=row,
-            col=1,
-        )
-        for name, its in lines.items():
-            figure.add_scatter(
-                x=numbers,
-                y=[one - (other if row > 1 else 0) for one, other in zip(its, base, strict=False)],
-                mode="lines",
-                line=_LINES[name],
-                name=name,
-                showlegend=row == 1,
-                hovertemplate=f"{name}, step %{{x}}: %{{y:.5g}}<extra></extra>",
-                row=row,
-                col=1,
-            )
-    figure.update_layout(
-        height=440,
-        xaxis2={"title": "optimizer step"},
-        yaxis={"title": "loss"},
-        yaxis2={"title": "off the baseline's"},
-    )
-    said = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
-    alt = (
-        f"Losses of the first {len(base)} steps, means over the runs: {said}. Below, how far they "
-        f"are off the baseline's; grey: {allowed:.2g} to either side is allowed"
-    )
-    return make_chart("losses", alt, figure)
+    sizes = {r.number: {p.value: r.phases_s.get(p.value, 0.0) for p in Phase} for r in ended}
+    scale = scale_of((sum(parts.values()) for parts in sizes.values()), zero=True)
+    panel = _columns(sizes, scale, PHASE_TONES, "seconds", format_seconds)
+    keys = [Key(text=name, tone=tone, symbol="block") for name, tone in PHASE_TONES.items()]
+    alt = describe_phases(ended)
+    return Chart(name="phases", alt=alt, kind="plot", keys=keys, x_title="trial", panels=[panel])
 
 
 def steps(report: StudyReport) -> Chart | None:
@@ -292,67 +245,159 @@ def steps(report: StudyReport) -> Chart | None:
     }
     if not seen:
         return None
-    figure = _stacked(list(seen), list(seen.values()), _PART_COLOURS, "%{y:.0%}")
-    figure.update_layout(
-        height=340,
-        xaxis={"title": "trial", "type": "category"},
-        yaxis={"title": "share of a step", "tickformat": ".0%", "range": [0, 1]},
-    )
+    panel = _columns(seen, Scale(low=0, high=1), _PART_TONES, "share of a step", "{:.0%}".format)
+    keys = [Key(text=name, tone=tone, symbol="block") for name, tone in _PART_TONES.items()]
     alt = f"Where the time of an optimizer step went, as shares, in {len(seen)} trials."
-    return make_chart("steps", alt, figure)
+    return Chart(name="steps", alt=alt, kind="plot", keys=keys, x_title="trial", panels=[panel])
+
+
+PHASE_TONES = {phase.value: f"phase-{i}" for i, phase in enumerate(Phase)}
+"""Tone of each phase of a trial."""
+_PART_TONES = {
+    name: f"part-{i}"
+    for i, name in enumerate(("forward", "backward", "optimizer", "communication", "data"))
+}
+
+
+def losses(report: StudyReport) -> Chart | None:
+    """Losses that the convergence guard compared, above their distances from the baseline's.
+
+    What is allowed is mostly a hundredth of what the losses moved: beside these it would be as
+    thin as their lines.
+    """
+    guards = {name: one for name, (_, one) in report.guarded.items() if one.losses}
+    if not guards:
+        return None
+    base = max((one.baseline_losses for one in guards.values()), key=len)
+    allowed = next((one.tolerance for one in guards.values() if one.tolerance is not None), 0.0)
+    # The baseline's line is laid over those that train alike.
+    lines = {**{name: one.losses for name, one in guards.items()}, "baseline": base}
+    x = Scale(low=1, high=max(2, len(base)))
+    off = {name: [a - b for a, b in zip(its, base, strict=False)] for name, its in lines.items()}
+    upper = _curves("loss", x, lines, base, allowed, height=220)
+    lower = _curves("off the baseline's", x, off, [0.0] * len(base), allowed, height=150)
+    lower = dataclasses.replace(lower, x_ticks=_whole(x.ticks(8)))
+    tones = {name: "limit" if name == "drifted" else name for name in lines}
+    keys = [
+        Key(text=name, tone=tones[name], symbol="dashes" if name == "baseline" else "line")
+        for name in lines
+    ]
+    said = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
+    alt = (
+        f"Losses of the first {len(base)} steps, means over the runs: {said}. Below, how far they "
+        f"are off the baseline's; grey: {allowed:.2g} to either side is allowed."
+    )
+    return Chart(
+        name="losses",
+        alt=alt,
+        kind="plot",
+        keys=[*keys, Key(text="allowed", tone="band", symbol="block")],
+        x_title="optimizer step",
+        panels=[upper, lower],
+    )
+
+
+def _curves(
+    title: str,
+    x: Scale,
+    lines: Mapping[str, Sequence[float]],
+    middles: Sequence[float],
+    allowed: float,
+    *,
+    height: int,
+) -> Panel:
+    """Lines over the steps, and the band that is allowed around some of them."""
+    edges = [[middle + sign * allowed for middle in middles] for sign in (-1, 1)]
+    y = scale_of([*edges[0], *edges[1], *(v for its in lines.values() for v in its)])
+
+    def points(values: Sequence[float]) -> list[tuple[float, float]]:
+        return [(x.at(step), 100 - y.at(value)) for step, value in enumerate(values, start=1)]
+
+    band = path_of([*points(edges[0]), *reversed(points(edges[1]))]) + "Z"
+    drawn = [Line(path=band, tone="band", is_filled=True)]
+    drawn += [
+        Line(
+            path=path_of(points(its)),
+            tone="limit" if name == "drifted" else name,
+            is_dashed=name == "baseline",
+        )
+        for name, its in lines.items()
+    ]
+    return Panel(y_title=title, y_ticks=y.ticks(4), height=height, lines=drawn)
 
 
 def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
-    """Samples/s against peak memory, with the candidates that nothing beats in both."""
+    """Samples/s against peak memory, with the candidates that nothing beats in both.
+
+    With the Pareto objective both axes are relative to the baseline's: the gain and its cost.
+    """
     rows = [row for row in report.rows if row.figure and row.figure.peak_memory_bytes is not None]
     if not rows:
         return None
-    figure = go.Figure()
+    base = standings["baseline"]
+    is_relative = report.objective.wish.name == "pareto" and bool(base and base.peak_memory_bytes)
+    per_rate, per_bytes = 1.0, float(GIB)
+    if is_relative and base is not None:
+        per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or GIB)
     front = pareto_front(rows)
-    largest_bytes = max(row.peak_bytes for row in rows)
-    unit, unit_bytes = ("GiB", _GIB) if largest_bytes >= 2 * _GIB else ("MiB", _MIB)
-    figure.add_scatter(
-        x=[row.peak_bytes / unit_bytes for row in front],
-        y=[row.rate for row in front],
-        mode="lines",
-        line={"shape": "vh", "color": GREY, "dash": "dot"},
-        name="Pareto front",
-        hoverinfo="skip",
-    )
-    for name, colour, symbol in (
-        ("candidate", BLUE, "circle"),
-        ("over limit", RED, "x"),
-        ("baseline", ORANGE, "diamond"),
-        ("best", GREEN, "star"),
-    ):
-        own = [row for row in rows if _kind(row, standings) == name]
-        figure.add_scatter(
-            x=[row.peak_bytes / unit_bytes for row in own],
-            y=[row.rate for row in own],
-            mode="markers",
-            marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
-            name=name,
-            text=[
-                f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}"
-                for row in own
-            ],
-            hovertemplate=f"%{{text}}<br>%{{y:.4g}} samples/s, %{{x:.4g}} {unit}<extra></extra>",
-        )
     limit_bytes = report.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
-    if is_limit_drawn := limit_bytes <= 2 * largest_bytes:
-        figure.add_vline(x=limit_bytes / unit_bytes, line={"color": RED, "dash": "dash"})
-    figure.update_layout(
-        height=400,
-        xaxis={"title": f"peak memory per device ({unit})"},
-        yaxis={"title": "samples/s"},
+    is_limit_drawn = limit_bytes <= 2 * max(row.peak_bytes for row in rows)
+    x = scale_of(
+        [row.peak_bytes / per_bytes for row in rows]
+        + ([limit_bytes / per_bytes] if is_limit_drawn else [])
+    )
+    y = scale_of(row.rate / per_rate for row in rows)
+
+    def place(row: Row) -> tuple[float, float]:
+        return x.at(row.peak_bytes / per_bytes), 100 - y.at(row.rate / per_rate)
+
+    lines = [Line(path=steps_of([place(row) for row in front]), tone="soft", is_dashed=True)]
+    if is_limit_drawn:
+        at = x.at(limit_bytes / per_bytes)
+        lines.append(Line(path=path_of([(at, 0), (at, 100)]), tone="limit", is_dashed=True))
+    marks, keys = [], []
+    words = {
+        "candidate": "candidate",
+        "limit": "over limit",
+        "baseline": "baseline",
+        "best": best_word(report),
+    }
+    for kind, word in words.items():
+        own = [row for row in rows if _kind(row, standings) == kind]
+        marks += [
+            Mark(
+                x=place(row)[0],
+                y=place(row)[1],
+                tone=kind,
+                symbol=_SYMBOLS[kind],
+                tip=f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
+                f"{gib(row.peak_bytes)}; {describe_candidate(row.candidate, report.context)}",
+                trial=row.trial,
+            )
+            for row in own
+        ]
+        keys += [Key(text=word, tone=kind, symbol=_SYMBOLS[kind])] if own else []
+    keys += [Key(text="Pareto front", tone="soft", symbol="dashes")] if front else []
+    panel = Panel(
+        y_title="gain: samples/s over the baseline's" if is_relative else "samples/s",
+        y_ticks=y.ticks(unit="x" if is_relative else ""),
+        x_ticks=x.ticks(6, unit="x" if is_relative else ""),
+        height=360,
+        lines=lines if front else lines[1:],
+        marks=marks,
     )
     alt = f"{len(rows)} candidates"
     if front:
         alt += f"; {describe_front(front)}"
     if is_limit_drawn:
-        alt += f". Dashed: the limit of {format_bytes(limit_bytes)}"
-    return make_chart("memory", alt, figure)
+        alt += f". Upright line: the limit of {gib(limit_bytes)}"
+    title = (
+        "cost: peak memory over the baseline's" if is_relative else "peak memory per device, GiB"
+    )
+    return Chart(
+        name="memory", alt=f"{alt}.", kind="plot", keys=keys, x_title=title, panels=[panel]
+    )
 
 
 def parallel_coordinates(report: StudyReport) -> Chart | None:
@@ -362,87 +407,120 @@ def parallel_coordinates(report: StudyReport) -> Chart | None:
     varying = [
         name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
     ]
-    axes = {name: _values_of(rows, report.context.knobs[name]) for name in varying}
-    if not axes:
+    values = {name: _values_of(rows, report.context.knobs[name]) for name in varying}
+    if not values:
         return None
-    rates = [row.rate for row in rows]
-    dimensions: list[dict[str, Any]] = [
-        {
-            "label": name.rpartition(".")[2],
-            "values": [values.index(row.candidate.get(name)) for row in rows],
-            "tickvals": list(range(len(values))),
-            "ticktext": [format_value(value) for value in values],
-            "range": [0, len(values) - 1],
-        }
-        for name, values in axes.items()
+    rates = Scale(low=min(row.rate for row in rows), high=max(row.rate for row in rows))
+    height = 100 / (len(values) + 1)
+    levels = [round((i + 0.5) * height, 2) for i in range(len(values) + 1)]
+    axes = [
+        Axis(
+            name=name,
+            y=levels[i],
+            ticks=[
+                Tick(at=_spread(place, len(its)), text=format_value(value))
+                for place, value in enumerate(its)
+            ],
+        )
+        for i, (name, its) in enumerate(values.items())
     ]
-    dimensions.append({"label": "samples/s", "values": rates})
-    figure = go.Figure(
-        go.Parcoords(
-            dimensions=dimensions,
-            line={"color": rates, "colorscale": _SCALE, "showscale": False},
+    ends = [Tick(at=_inside(tick.at), text=tick.text) for tick in rates.ticks(6)]
+    axes.append(Axis(name="samples/s", y=levels[-1], ticks=ends))
+    tracks = []
+    for i, row in enumerate(reversed(rows)):  # the fastest on top
+        places = [its.index(row.candidate.get(name)) for name, its in values.items()]
+        # Lines through the same value lie beside one another.
+        beside = 2.4 * (i / max(1, len(rows) - 1) - 0.5)
+        xs = [
+            _spread(place, len(its)) + beside
+            for place, its in zip(places, values.values(), strict=True)
+        ]
+        xs.append(_inside(rates.at(row.rate)))
+        shade = min(N_SHADES - 1, int(N_SHADES * rates.at(row.rate) / 100))
+        tracks.append(
+            Track(
+                path=path_of(list(zip(xs, levels, strict=True))),
+                tone=f"shade-{shade}",
+                tip=f"trial {row.trial}: {format_rate(row.rate)} samples/s; "
+                f"{describe_candidate(row.candidate, report.context)}",
+                trial=row.trial,
+                places=places,
+            )
         )
-    )
-    figure.update_layout(height=420, margin={"l": 60, "r": 60, "t": 50, "b": 20})
-    alt = f"{len(rows)} candidates over {', '.join(axes)}; the more orange a line, the faster"
-    return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
+    middle = (rates.low + rates.high) / 2
+    ramp = [
+        Tick(at=at, text=format_rate(rate))
+        for at, rate in ((0.0, rates.low), (50.0, middle), (100.0, rates.high))
+    ]
+    alt = f"{len(rows)} candidates over {', '.join(values)}; the colour bar says how fast."
+    return Chart(name="knobs", alt=alt, kind="tracks", axes=axes, tracks=tracks, ramp=ramp)
 
 
-def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) -> Chart:
-    """A chart without plotly's default theme: the page brings its own."""
-    plain = figure.update_layout(template="none").to_plotly_json()
-    layout = {key: value for key, value in plain["layout"].items() if key != "template"}
-    data = {"data": plain["data"], "layout": layout}
-    return Chart(name=name, alt=alt, figure=data, min_width=min_width)
+def _spread(place: int, n: int) -> float:
+    """Where a value stands among `n` on an axis."""
+    return _inside(100 * place / max(1, n - 1)) if n > 1 else 50.0
 
 
-def error_bars(figures: Iterable[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
-    """The intervals of figures, each as (figure, low, high)."""
-    found = list(figures)
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - figure for figure, _, high in found],
-        "arrayminus": [figure - low for figure, low, _ in found],
-        **style,
-    }
+def _inside(at: float) -> float:
+    return round(_EDGE + at * (100 - 2 * _EDGE) / 100, 2)
 
 
-def lay_bars(
-    figure: go.Figure,
-    labels: Sequence[str],
-    values: Sequence[float],
-    *,
-    height: int,
-    xaxis: Mapping[str, str],
-    **style: Any,
-) -> None:
-    """Add a bar to the right per label, the first on top."""
-    figure.add_bar(y=labels, x=values, orientation="h", **style)
-    figure.update_layout(
-        height=height,
-        xaxis={**xaxis, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed"},
-    )
+def _columns(
+    sizes: Mapping[int, Mapping[str, float]],
+    scale: Scale,
+    tones: Mapping[str, str],
+    title: str,
+    said: Callable[[float], str],
+) -> Panel:
+    """A column per trial that is made of the parts that have a tone."""
+    width = 100 / len(sizes)
+    blocks = []
+    for i, (number, parts) in enumerate(sizes.items()):
+        below = 0.0
+        for name, tone in tones.items():
+            size = parts.get(name, 0.0)
+            if size <= 0:
+                continue
+            top = scale.at(below + size)
+            blocks.append(
+                Block(
+                    x=round((i + 0.08) * width, 2),
+                    width=round(0.84 * width, 2),
+                    y=round(100 - top, 2),
+                    height=round(top - scale.at(below), 2),
+                    tone=tone,
+                    tip=f"trial {number}: {name} {said(size)}",
+                    trial=number,
+                )
+            )
+            below += size
+    every = max(1, round(len(sizes) / 12))
+    x_ticks = [
+        Tick(at=round((i + 0.5) * width, 2), text=str(number))
+        for i, number in enumerate(sizes)
+        if i % every == 0
+    ]
+    is_share = scale.high == 1
+    y_ticks = [
+        Tick(at=tick.at, text=f"{float(tick.text):.0%}" if is_share else tick.text)
+        for tick in scale.ticks(4)
+    ]
+    return Panel(y_title=title, y_ticks=y_ticks, x_ticks=x_ticks, height=260, blocks=blocks)
 
 
-def _stacked(
-    trials: Sequence[int],
-    sizes: Sequence[Mapping[str, float]],
-    colours: Mapping[str, str],
-    said: str,
-) -> go.Figure:
-    """A bar per trial that is made of the parts that have a colour."""
-    figure = go.Figure()
-    for part, colour in colours.items():
-        figure.add_bar(
-            x=trials,
-            y=[one.get(part, 0.0) for one in sizes],
-            name=part,
-            marker_color=colour,
-            hovertemplate=f"trial %{{x}}: {part} {said}<extra></extra>",
-        )
-    return figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
+def _numbers(numbers: Sequence[int]) -> Scale:
+    return Scale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
+
+
+def _whole(ticks: Sequence[Tick]) -> list[Tick]:
+    """The labels that are whole numbers."""
+    return [tick for tick in ticks if float(tick.text.replace(",", "")).is_integer()]
+
+
+def _tone_of(outcome: Outcome) -> str:
+    if outcome.is_measured:
+        return "best"
+    return "baseline" if outcome.is_config_fault else "failed"
 
 
 def _runs_of(report: StudyReport, standing: Standing) -> Sequence[TrialResult]:
@@ -488,4 +566,4 @@ def _kind(row: Row, standings: Standings) -> str:
         standing = standings[name]
         if standing is not None and standing.trial == row.trial:
             return name
-    return "candidate" if row.fits else "over limit"
+    return "candidate" if row.fits else "limit"

@@ -2,25 +2,27 @@
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
 import pandas as pd
-from plotly.offline import get_plotlyjs
 
 from autotune import __version__
 from autotune.base.clock import date_of
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_seconds
 from autotune.engines.base import find_engine
 from autotune.record.worth import read_ladder
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
-from autotune.report.page.charts import Chart, Standings
+from autotune.report.page.charts import Standings
+from autotune.report.page.lead import banner_of, cost_of, docs_links, lead_of, picks_of
+from autotune.report.page.trials import details, trials
 from autotune.report.page.waterfall import ladder_view
+from autotune.report.page.words import best_word, gib
 from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import describe_peaks, describe_place, describe_verdict
-from autotune.report.words import format_rate
+from autotune.report.results.verdict import describe_place, describe_verdict
 from autotune.search.base import Snapshot, Stage
 
 REFRESH_S = 10
@@ -33,6 +35,7 @@ def render_page(
     templates: Templates,
     *,
     snapshot: Snapshot | None = None,
+    price_per_hour: float | None = None,
 ) -> str:
     """The page, of `report/study.html.j2`; a snapshot is what a running search says of itself.
 
@@ -46,11 +49,13 @@ def render_page(
         "best": shown.best if shown else None,
         "baseline": shown.baseline if shown else None,
     }
-    shares = importance_of(report)
+    has_figures = any(row.figure for row in report.rows)
+    shares = importance_of(report) if has_figures else None
     drawn = (
         charts.best_and_baseline(report, standings),
+        None if has_figures else charts.needs(report),
         None if running else charts.losses(report),
-        charts.history(report),
+        charts.history(report) if has_figures else None,
         charts.speed_and_memory(report, standings),
         charts.parallel_coordinates(report),
         None if shares is None else charts.importance(shares),
@@ -61,58 +66,73 @@ def render_page(
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
     config = None if best is None else page_tables.config_of(report, best.trial)
+    rows = trials(report, standings)
     ladder = read_ladder(report.folder)
     values = {
-        **page_values(list(named.values())),
+        **page_values(),
         "title": report.study,
         "refresh_s": REFRESH_S if running else None,
-        "place": describe_place(report),
+        "banner": banner_of(report),
+        "place": _place(report),
         "job": _job(report),
-        "running": "" if running is None else _running(running),
-        "headline": _headline(report),
-        "on_cpu": report.context.accelerator == "cpu",
+        "running": None if running is None else _running(running),
+        "lead": lead_of(report, frame, standings, running),
+        "best_word": best_word(report),
+        "picks": picks_of(report, standings),
         "verdict": [] if running else describe_verdict(report),
+        "cost": cost_of(report, price_per_hour),
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
         "config": None if config is None else canonical_json(config),
         "config_file": find_engine(report.context.engine).config_file,
         "ladder": None if running or ladder is None else ladder_view(ladder),
         "guarded": [] if running else page_tables.guarded(report),
-        "importance_said": _importance_said(report, shares is not None),
+        "importance_said": _importance_said(report, shares is not None) if has_figures else "",
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
-        "trials": page_tables.trials(report, standings),
+        "trials": rows,
+        "details": details(report, frame, rows),
         "foretold": any(trial.spec.provenance.predicted for trial in report.history.trials),
+        "is_difference": standings["baseline"] is not None,
         "unreadable": page_tables.unreadable(frame),
-        "explanations": page_tables.explanations(report, frame),
         "provenance": page_tables.provenance(report, frame),
     }
     return templates.text("report/study.html.j2", values)
 
 
 _CHARTS = (
-    *("standings", "losses", "history", "memory", "knobs", "importance", "outcomes", "phases"),
-    "steps",
+    *("standings", "needs", "losses", "history", "memory", "knobs", "importance", "outcomes"),
+    *("phases", "steps"),
 )
 
 
-def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
-    """Parts of every page: its charts, plotly itself where there are any, and its author."""
+def page_values() -> dict[str, Any]:
+    """Parts of every page: its author, and where the documentation is."""
+    try:
+        urls: Sequence[str] = metadata("autotune").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
     return {
-        "charts": [{"name": chart.name, "figure": chart.figure} for chart in drawn],
-        "plotly_js": get_plotlyjs() if drawn else "",
         "version": __version__,
         "written_at": date_of(time.time(), "%Y-%m-%d %H:%M:%S UTC"),
+        "docs": docs_links(urls),
     }
 
 
-def _running(snapshot: Snapshot) -> str:
+def _running(snapshot: Snapshot) -> dict[str, Any]:
     left = snapshot.time_left_s
-    return (
-        f"running: {snapshot.stage.value}, {snapshot.n_done} of {snapshot.n_budget} trials, "
-        f"{format_seconds(snapshot.elapsed_s)}"
-        + ("" if left is None else f", about {format_seconds(left)} left")
-    )
+    done = snapshot.n_done / snapshot.n_budget if snapshot.n_budget else 0.0
+    return {
+        "words": f"running: {snapshot.stage.value}, {snapshot.n_done} of {snapshot.n_budget} "
+        f"trials, {format_seconds(snapshot.elapsed_s)}"
+        + ("" if left is None else f", about {format_seconds(left)} left"),
+        "share": round(100 * min(1.0, done)),
+    }
+
+
+def _place(report: StudyReport) -> str:
+    """Model and devices; whether they are real stands in the banner."""
+    return describe_place(report).split(", not measured here: ")[-1]
 
 
 def _job(report: StudyReport) -> str:
@@ -123,40 +143,8 @@ def _job(report: StudyReport) -> str:
     return (
         f"{sequence}global batch {context.global_batch}, world {context.world}, "
         f"{context.precision}"
-        + (f", at most {format_bytes(limit)} per device" if limit is not None else "")
+        + (f", at most {gib(limit)} per device" if limit is not None else "")
     )
-
-
-def _headline(report: StudyReport) -> dict[str, str] | None:
-    """Headline of the search, and the facts that it rests on."""
-    answer = report.answer
-    if answer is None or answer.best is None:
-        return None
-    best, baseline, speedup = answer.best, answer.baseline, answer.speedup
-    rate = f"{format_rate(best.samples_per_s)} samples/s"
-    if speedup is None or baseline is None:
-        words = "The best was not run again beside a baseline: no gain is claimed."
-        return {"figure": rate, "words": words, "tone": ""}
-    if best.trial == baseline.trial:
-        beaten = "Nothing beat the substitute baseline"
-        figure = beaten if answer.is_substitute else "Nothing beat the baseline"
-        return {"figure": figure, "words": f"{rate}.", "tone": ""}
-    over = "a substitute baseline" if answer.is_substitute else "the baseline"
-    gain = f"{speedup.ratio:.2f}x {over}"
-    low, high = speedup.low, speedup.high
-    interval = f"95% interval {low:.2f} to {high:.2f}"
-    words = f"{rate}, {gain}, {interval}"
-    if report.objective.wish.name != "samples_per_s":
-        said = "faster" if low > 1 else "slower" if high < 1 else "no proven difference"
-        peaks = f"Peak {describe_peaks(best, baseline)}"
-        return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
-    # The large print must not claim what the interval does not.
-    if low <= 1:
-        return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
-    is_drift = answer.guard is not None and answer.guard.is_drift
-    drift = " Its losses drift from the baseline's." if is_drift else ""
-    tone = "" if answer.is_substitute or is_drift else "good"
-    return {"figure": gain, "words": f"{interval}, at {rate}.{drift}", "tone": tone}
 
 
 def _importance_said(report: StudyReport, is_drawn: bool) -> str:

@@ -1,27 +1,22 @@
-"""The tables of a study's page: what the best changes, the trials and what bounds them."""
+"""The tables of a study's page besides its trials: what the best changes, evidence, versions."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from autotune.base.secrecy import scrubbed
-from autotune.base.units import format_bytes
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
-from autotune.record.spread import is_figure
-from autotune.record.study import Trial
-from autotune.report.explain.predictions import predicted_memory, predicted_rate
-from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
 from autotune.report.results.details import describe_cost, describe_gain, describe_setting
 from autotune.report.results.effects import changes_of
 from autotune.report.results.rows import describe_evidence
 from autotune.report.results.study import StudyReport
-from autotune.report.words import format_interval, format_rate
-from autotune.space.candidate import candidate_of
-from autotune.space.knobs import describe_candidate
+
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 
 
 def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
@@ -96,77 +91,27 @@ def _json(flat: Mapping[str, Any], key: str) -> str:
 
 
 def evidence(report: StudyReport) -> list[dict[str, str]]:
-    """The lines that outcomes were read from, equal ones together, the most frequent first."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """The lines that outcomes were read from, those alike together, the most frequent first.
+
+    Lines are alike where they differ in figures alone: the first stands for all.
+    """
+    groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for trial in report.history.trials:
         result = trial.result
         if result is not None and result.outcome is not Outcome.OK:
-            key = (result.outcome.value, _said_by(trial))
-            groups.setdefault(key, []).append(trial.spec.identity.number)
+            said = describe_evidence(result)
+            key = (result.outcome.value, _FIGURE.sub("0", said))
+            groups.setdefault(key, []).append((trial.spec.identity.number, said))
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
-        {"outcome": outcome, "trials": ", ".join(map(str, numbers)), "evidence": evidence}
-        for (outcome, evidence), numbers in ordered
-    ]
-
-
-def _said_by(trial: Trial) -> str:
-    result = trial.result
-    if result is None:
-        return trial.problem
-    said = []
-    if result.outcome is not Outcome.OK:
-        said.append(describe_evidence(result))
-    if result.outcome.is_measured and result.disturbed:
-        said.append(f"disturbed: {result.disturbed}")
-    return "; ".join(said) or trial.problem
-
-
-def trials(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
-    """Every trial of the record, by number."""
-    marks = {s.trial: name for name, s in standings.items() if s is not None}
-    return [_trial(trial, report, marks) for trial in report.history.trials]
-
-
-def _trial(trial: Trial, report: StudyReport, marks: Mapping[int, str]) -> dict[str, str]:
-    spec, result = trial.spec, trial.result
-    identity = spec.identity
-    rate = None if result is None else result.samples_per_s
-    interval = ""
-    if result is not None and is_figure(result):
-        predicted = report.history.spread.interval([result])
-        interval = format_interval(predicted.low, predicted.high)
-    peak_bytes = None if result is None else result.peak_memory_bytes
-    its_round = "" if identity.confirm_round is None else f", round {identity.confirm_round}"
-    return {
-        "number": str(identity.number),
-        "mark": marks.get(identity.number, ""),
-        "role": f"{identity.role.value}{its_round}",
-        "outcome": "running" if result is None else result.outcome.value,
-        "rate": "" if rate is None else format_rate(rate),
-        "interval": interval,
-        "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
-        "predicted_rate": predicted_rate(spec),
-        "predicted_memory": predicted_memory(spec),
-        "settings": describe_candidate(candidate_of(spec), report.context),
-        "evidence": _said_by(trial),
-    }
-
-
-def explanations(report: StudyReport, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every trial that had a diagnostic pass, explained."""
-    rows = rows_of(frame)
-    numbers = [trial.spec.identity.number for trial in report.history.trials]
-    found = [explain(report, number, rows.get(number, {})) for number in numbers]
-    return [
         {
-            "trial": str(each.trial),
-            "bound": "unknown" if each.bottleneck is None else each.bottleneck.bound.value,
-            "settings": describe_candidate(candidate_of(each.spec), report.context),
-            "facts": describe(each),
+            "outcome": outcome,
+            "n": str(len(found)),
+            "trials": ", ".join(str(number) for number, _ in found),
+            "evidence": found[0][1],
+            "is_first": "such as " if len({said for _, said in found}) > 1 else "",
         }
-        for each in found
-        if each is not None
+        for (outcome, _), found in ordered
     ]
 
 

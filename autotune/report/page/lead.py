@@ -1,0 +1,278 @@
+"""The first screen of a study's page: what came out, how sure that is, and how to use it."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from autotune.base.units import format_seconds
+from autotune.contract import Origin
+from autotune.record.answer import Standing
+from autotune.record.facts import origin_of
+from autotune.record.study import Trial
+from autotune.report.page.charts import Standings, needs_of
+from autotune.report.page.words import best_word, gib
+from autotune.report.results.details import describe_setting, pareto_front
+from autotune.report.results.effects import changes_of
+from autotune.report.results.study import StudyReport
+from autotune.report.words import format_interval, format_rate
+from autotune.search.base import Snapshot
+from autotune.space.knobs import describe_candidate, describe_difference
+
+_MOST_PICKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """The headline and what stands beside it."""
+
+    figure: str
+    """In large print."""
+    words: str
+    tone: str = ""
+    """`good` or `bad`; empty: neither."""
+    command: str = ""
+    """What uses it; empty: nothing does."""
+    about_command: str = ""
+    changes: Sequence[tuple[str, str, str]] = ()
+    """Knob, the baseline's value, the best's."""
+    figures: Sequence[tuple[str, str, str]] = field(default=())
+    """Name and unit, the baseline's, the best's."""
+    advice: Sequence[str] = ()
+    """Changes that may help where nothing ran."""
+
+
+def lead_of(
+    report: StudyReport, frame: pd.DataFrame, standings: Standings, running: Snapshot | None
+) -> Lead:
+    """The first screen."""
+    best, baseline = standings["best"], standings["baseline"]
+    if best is None:
+        return _without_best(report, running)
+    figure, words, tone = _so_far(standings) if running else _headline(report, best, baseline)
+    is_baseline = baseline is not None and baseline.trial == best.trial
+    changes = [] if baseline is None else changes_of(report, best.trial, baseline.trial)
+    command, about = ("", "") if running else _use(report, best)
+    return Lead(
+        figure=figure,
+        words=words,
+        tone=tone,
+        command=command,
+        about_command=about,
+        changes=[
+            (each.knob, describe_setting(each.before), describe_setting(each.after))
+            for each in changes
+        ],
+        figures=_figures(frame, None if is_baseline else baseline, best),
+    )
+
+
+def banner_of(report: StudyReport) -> str:
+    """What kind of figures these are, where they are none of real training on accelerators."""
+    origin = origin_of(report.facts)
+    if origin is Origin.SIMULATED:
+        return "SIMULATED: the cost model answered, nothing ran. No figure here was measured."
+    if origin is Origin.REPLAYED:
+        return "REPLAYED: a table of runs elsewhere answered, nothing ran here."
+    if report.context.accelerator == "cpu":
+        return "CPU RANKS: measured over gloo on processors. It says nothing about GPUs."
+    return ""
+
+
+def picks_of(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
+    """The Pareto front as choices by the memory there is; empty for other objectives."""
+    if report.objective.wish.name != "pareto":
+        return []
+    base, best = standings["baseline"], standings["best"]
+    baseline = report.row_of(base.trial) if base else None
+    front = pareto_front(report.rows)
+    every = max(1, -(-len(front) // _MOST_PICKS))
+    shown = [
+        row for i, row in enumerate(front) if i % every == 0 or (best and row.trial == best.trial)
+    ]
+    return [
+        {
+            "memory": gib(row.peak_bytes),
+            "trial": str(row.trial),
+            "rate": format_rate(row.rate),
+            "gain": f"{row.rate / base.samples_per_s:.2f}x" if base else "-",
+            "mark": best_word(report) if best and row.trial == best.trial else "",
+            "settings": describe_candidate(row.candidate, report.context)
+            if baseline is None
+            else describe_difference(row.candidate, baseline.candidate, report.context),
+        }
+        for row in shown
+    ]
+
+
+def cost_of(report: StudyReport, price_per_hour: float | None) -> list[tuple[str, str]]:
+    """Time and price of the search, as (name, text)."""
+    trials = [trial for trial in report.history.recorded if trial.result is not None]
+    if not trials:
+        return []
+    if origin_of(report.facts) is not Origin.MEASURED:
+        return [("cost", f"none: {len(trials)} trials were answered, nothing ran")]
+    wall_s = sum(_wall_s(trial) for trial in trials)
+    hours = sum(_wall_s(trial) * trial.spec.layout.world for trial in trials) / 3600
+    text = f"{format_seconds(wall_s)} of {len(trials)} trials, {hours:.2g} accelerator-hours"
+    if price_per_hour is not None:
+        text += f", {price_per_hour * hours:.2g} at the job's price"
+    return [("cost", text)]
+
+
+def _wall_s(trial: Trial) -> float:
+    return 0.0 if trial.result is None else trial.result.wall_s
+
+
+def _headline(
+    report: StudyReport, best: Standing, baseline: Standing | None
+) -> tuple[str, str, str]:
+    """Large print, the sentence under it, and its tone: no more than the interval claims."""
+    answer = report.answer
+    speedup = None if answer is None else answer.speedup
+    rate = f"{format_rate(best.samples_per_s)} samples/s"
+    if answer is None or speedup is None or baseline is None:
+        told = f"{best_word(report)}: trial {best.trial}. It was not run again beside a baseline"
+        return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed.", ""
+    if best.trial == baseline.trial:
+        beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
+        return beaten, f"Trial {best.trial} is both, at {rate}.", ""
+    over = "a substitute baseline" if answer.is_substitute else "the baseline"
+    interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
+    gain = f"{speedup.ratio:.2f}x {over}"
+    said = "no proven difference"
+    if speedup.is_told_apart:
+        said = "faster" if speedup.low > 1 else "slower"
+    wish = report.objective.wish.name
+    if wish == "pareto":
+        words = f"The knee of the front: {rate} is {gain} ({interval}): {said}."
+        return f"Knee: {rate} in {gib(best.peak_memory_bytes)}", words, ""
+    if wish == "peak_memory":
+        peaks = f"{gib(best.peak_memory_bytes)}, the baseline {gib(baseline.peak_memory_bytes)}"
+        return f"Peak {peaks}", f"{rate} is {gain} ({interval}): {said}.", ""
+    # The large print must not claim what the interval does not.
+    if speedup.low <= 1:
+        return "No proven gain", f"Trial {best.trial}: {gain}, {interval}.", ""
+    is_drift = answer.guard is not None and answer.guard.is_drift
+    drift = " Its losses drift from the baseline's." if is_drift else ""
+    tone = "" if answer.is_substitute or is_drift else "good"
+    return gain, f"{interval}.{drift}", tone
+
+
+def _so_far(standings: Standings) -> tuple[str, str, str]:
+    best, baseline = standings["best"], standings["baseline"]
+    assert best is not None
+    words = f"The best so far is trial {best.trial}, one run"
+    interval = format_interval(best.samples_per_s_low, best.samples_per_s_high)
+    words += f" ({interval}). No gain is claimed before the final comparison."
+    if baseline is not None and baseline.trial == best.trial:
+        words = "The baseline, so far: nothing has beaten it yet."
+    return f"{format_rate(best.samples_per_s)} samples/s so far", words, ""
+
+
+def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
+    """The first screen where nothing has a figure within the limits."""
+    answer = report.answer
+    if running is not None:
+        return Lead(figure="No figure yet", words="No trial has ended within the limits so far.")
+    if answer is None:
+        words = "The search was cut short. The same command again resumes it."
+        return Lead(figure="Unfinished", words=words)
+    problem = answer.problem
+    advice = [] if problem is None else _advice(problem.fix)
+    needed, allowed = needs_of(report), report.objective.allowed_bytes
+    if needed and needed[0][0] > allowed:
+        need, row = needed[0]
+        how = "has" if row.peak_bytes else "is predicted to need"
+        return Lead(
+            figure=f"Nothing fits: the smallest candidate needs {gib(need)} of {gib(allowed)}",
+            words=f"Trial {row.trial} {how} the least memory of {len(report.rows)} candidates: "
+            f"{describe_candidate(row.candidate, report.context)}.",
+            tone="bad",
+            advice=advice,
+        )
+    words = answer.stop_reason if problem is None else problem.message
+    return Lead(figure="Nothing ran", words=words, tone="bad", advice=advice)
+
+
+def _advice(fix: str) -> list[str]:
+    """The nearest changes, one by one."""
+    return [each.strip() for each in fix.removeprefix("nearest changes:").split(";")]
+
+
+def _use(report: StudyReport, best: Standing) -> tuple[str, str]:
+    """The command that hands the best out, and what it does."""
+    if origin_of(report.facts) is not Origin.MEASURED:
+        job = shlex.quote(str(report.folder / "job.yaml"))
+        study = shlex.quote(f"{report.study}-measured")
+        command = f"python -m autotune search --job {job} --study {study}"
+        return command, "To measure it on your own devices:"
+    study = shlex.quote(report.study)
+    command = f"python -m autotune export --study {study}"
+    if report.folder.parent != Path("results"):
+        command += f" --results {shlex.quote(str(report.folder.parent))}"
+    return f"{command} --out tuned", f"To write the files of trial {best.trial}:"
+
+
+_FIGURES = (
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("tflops_per_device", "TFLOP/s per accelerator", "{:,.3g}"),
+    ("mfu", "MFU", "{:.1%}"),
+)
+"""Columns of the table that grow with the speed, and how the page calls and spells them."""
+
+
+def _figures(
+    frame: pd.DataFrame, baseline: Standing | None, best: Standing
+) -> list[tuple[str, str, str]]:
+    """What the baseline and the best reach, each figure in one row."""
+    rows = {int(row["trial"]): row for row in frame.to_dict("records")}
+    sides = [baseline, best]
+    rates = [format_rate(each.samples_per_s) if each else "" for each in sides]
+    peaks = [gib(each.peak_memory_bytes) if each else "" for each in sides]
+    found = [("samples/s", *rates), ("peak memory", *peaks)]
+    for column, name, spelled in _FIGURES:
+        values = [_scaled(rows, each, column) if each else None for each in sides]
+        if values[1] is None:
+            continue
+        told = [spelled.format(value) if value is not None else "" for value in values]
+        found.append((name, *told))
+    return [(name, before, after) for name, before, after in found]
+
+
+def _scaled(
+    rows: Mapping[int, Mapping[Any, Any]], standing: Standing, column: str
+) -> float | None:
+    """A figure of a trial's row, at the speed of its standing: that may rest on more runs."""
+    row = rows.get(standing.trial, {})
+    value, rate = row.get(column), row.get("samples_per_s")
+    if value is None or rate is None or pd.isna(value) or pd.isna(rate) or not rate:
+        return None
+    return float(value) * standing.samples_per_s / float(rate)
+
+
+DOCS = (
+    ("search.md", "How a search decides"),
+    ("report.md", "What the page shows"),
+    ("explain.md", "Where the time of a step goes"),
+    ("guard.md", "The convergence guard"),
+    ("knobs.md", "The knobs"),
+    ("table.md", "The columns of the table"),
+    ("export.md", "How to use the result"),
+)
+"""Pages of the documentation that a reader of the page may want."""
+
+
+def docs_links(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Address and title of each page; the address is empty where the package names none.
+
+    Args:
+        urls: `Project-URL` of the package's metadata: `Documentation, https://...`.
+    """
+    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in urls]
+    root = next((each[1].rstrip("/") for each in found if each), "")
+    return [(f"{root}/{page}" if root else "", title) for page, title in DOCS]

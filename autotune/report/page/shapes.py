@@ -1,0 +1,150 @@
+"""What the page's charts are made of: marks, lines and bars, placed in per cent of their plot.
+
+So placed, a chart has the width of the screen and its text keeps its size. A tone is the name of
+a colour of the page's style sheet, which has one for each theme.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.report.page.scale import Tick
+
+Symbol = Literal["dot", "diamond", "star", "cross", "line", "dashes", "block"]
+Point = tuple[float, float]
+"""Per cent from the left and from the top."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One figure of a plot."""
+
+    x: float
+    y: float
+    tone: str
+    tip: str
+    """What a pointer on it reads."""
+    symbol: Symbol = "dot"
+    ends: Point | None = None
+    """Ends of its interval, on the axis of the values; None: it has none."""
+    trial: int | None = None
+    """Trial that a click opens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line, or with `is_filled` an area."""
+
+    path: str
+    """As SVG draws it, over 100 by 100 units."""
+    tone: str
+    is_dashed: bool = False
+    is_filled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """An entry of a legend."""
+
+    text: str
+    tone: str
+    symbol: Symbol = "dot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A part of a column, or a bar."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    tone: str
+    tip: str
+    trial: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    y_title: str
+    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[Tick] = ()
+    height: int = 300
+    """Pixels."""
+    lines: Sequence[Line] = ()
+    marks: Sequence[Mark] = ()
+    blocks: Sequence[Block] = ()
+    is_sideways: bool = False
+    """Whether the intervals of the marks lie along the x axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row of a chart of bars."""
+
+    label: str
+    value: str
+    tone: str
+    width: float
+    """Per cent of the track."""
+    tip: str = ""
+    ends: Point | None = None
+    """Ends of its interval."""
+    runs: Sequence[float] = ()
+    """Places of the runs behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One knob of the knobs side by side."""
+
+    name: str
+    y: float
+    ticks: Sequence[Tick]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """One candidate through all axes."""
+
+    path: str
+    tone: str
+    tip: str
+    trial: int
+    places: Sequence[int]
+    """Which tick it passes on each axis but the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One chart of a page."""
+
+    name: str
+    """Identifies it in the page."""
+    alt: str
+    """Caption, in a sentence or two, for those who do not see it as well."""
+    kind: Literal["plot", "bars", "tracks"]
+    keys: Sequence[Key] = ()
+    x_title: str = ""
+    panels: Sequence[Panel] = ()
+    bars: Sequence[Bar] = ()
+    limit: float | None = None
+    """Place of a limit across all bars."""
+    axes: Sequence[Axis] = ()
+    tracks: Sequence[Track] = ()
+    ramp: Sequence[Tick] = field(default=())
+    """Labels of the colour bar."""
+
+
+def path_of(points: Sequence[Point]) -> str:
+    """Straight lines from point to point."""
+    return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
+
+
+def steps_of(points: Sequence[Point], *, end: float = 100.0) -> str:
+    """A staircase that goes on to the right before it goes up, to `end`."""
+    parts = [f"M{points[0][0]:.2f} {points[0][1]:.2f}"]
+    parts += [f"H{x:.2f}V{y:.2f}" for x, y in points[1:]]
+    return "".join([*parts, f"H{end:.2f}"])

@@ -1,0 +1,184 @@
+"""The trials of a study: a row each, and what a row opens."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from autotune.base.secrecy import scrubbed_text
+from autotune.base.templates import canonical_json
+from autotune.base.text import lines
+from autotune.base.units import format_seconds
+from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, open_regular
+from autotune.record.facts import baseline_of
+from autotune.record.spread import is_figure
+from autotune.record.study import Trial
+from autotune.report.explain.predictions import predicted_rate
+from autotune.report.explain.trial import describe, explain, rows_of
+from autotune.report.page.charts import Standings
+from autotune.report.page.tables import config_of
+from autotune.report.page.words import best_word, gib
+from autotune.report.results.rows import describe_evidence
+from autotune.report.results.study import StudyReport
+from autotune.report.words import format_interval, format_rate
+from autotune.space.candidate import candidate_of
+from autotune.space.knobs import describe_candidate, describe_difference
+
+_READ_BYTES = 16_384
+"""Bytes of a log's end that are read; they are searched for secrets as a whole."""
+_LOG_LINES = 16
+_LOG_CHARACTERS = 2_000
+_MOST_DETAILS = 600_000
+"""Characters of all details together: a page of a long study stays one that a mail takes."""
+
+
+def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
+    """Every trial of the record: the fastest first, those without a figure last."""
+    base = standings.get("baseline")
+    baseline = report.row_of(base.trial) if base else None
+    words = {"best": best_word(report), "baseline": "baseline"}
+    # Where one trial is both, it is the best.
+    named = [(name, standings.get(name)) for name in ("baseline", "best")]
+    marks = {s.trial: name for name, s in named if s is not None}
+    rows = []
+    for trial in report.history.trials:
+        candidate, result = candidate_of(trial.spec), trial.result
+        settings = describe_candidate(candidate, report.context)
+        if baseline is not None:
+            settings = describe_difference(candidate, baseline.candidate, report.context)
+        number = trial.spec.identity.number
+        mark = marks.get(number, "")
+        rate = None if result is None or not is_figure(result) else result.samples_per_s
+        rows.append(
+            {
+                "number": number,
+                "mark": mark,
+                "word": words.get(mark, ""),
+                "role": _role(trial, report),
+                "outcome": "running" if result is None else result.outcome.value,
+                "rate": "" if rate is None else format_rate(rate),
+                "rate_key": rate or 0.0,
+                "interval": _interval(trial, report),
+                "memory": "" if result is None else _blank(gib(result.peak_memory_bytes)),
+                "memory_key": (result and result.peak_memory_bytes) or 0,
+                **_predicted(trial),
+                "settings": settings,
+                "evidence": _said_by(trial),
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["rate_key"], row["number"]))
+
+
+def details(
+    report: StudyReport, frame: pd.DataFrame, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What a row opens, by the trial's number; in the order of the rows as far as there is room.
+
+    Configuration and log of those beyond it stand in the trial's folder alone.
+    """
+    table, left, found = rows_of(frame), _MOST_DETAILS, {}
+    for row in rows:
+        trial = report.trial(row["number"])
+        if trial is None:
+            continue
+        number = trial.spec.identity.number
+        config = config_of(report, number) if left > 0 else None
+        log, file = _log_of(trial) if left > 0 else ("", "")
+        explained = explain(report, number, table.get(number, {}))
+        found[str(number)] = one = {
+            "settings": describe_candidate(candidate_of(trial.spec), report.context),
+            "config": "" if config is None else canonical_json(config),
+            "phases": _phases(trial),
+            "facts": [] if explained is None else list(map(list, describe(explained))),
+            "evidence": row["evidence"],
+            "log": log,
+            "log_file": file,
+            "folder": str(trial.folder),
+        }
+        left -= sum(len(str(value)) for value in one.values())
+    return found
+
+
+def _role(trial: Trial, report: StudyReport) -> str:
+    """Why it was run; what was tried on the way to the baseline is told apart from it."""
+    identity = trial.spec.identity
+    if identity.role is Role.BASELINE:
+        its = baseline_of(report.facts).candidate_hash
+        is_other = its is not None and identity.candidate_hash != its
+        return "towards the baseline" if is_other else "baseline"
+    if identity.confirm_round is None:
+        return identity.role.value
+    return f"{identity.role.value}, round {identity.confirm_round}"
+
+
+def _interval(trial: Trial, report: StudyReport) -> str:
+    if trial.result is None or not is_figure(trial.result):
+        return ""
+    predicted = report.history.spread.interval([trial.result])
+    return format_interval(predicted.low, predicted.high)
+
+
+def _predicted(trial: Trial) -> dict[str, Any]:
+    said = trial.spec.provenance.predicted
+    if said is None:
+        return dict.fromkeys(("predicted_rate", "predicted_memory"), "") | {"predicted_key": 0}
+    return {
+        "predicted_rate": predicted_rate(trial.spec),
+        "predicted_key": 1 / said.step_time_s,
+        "predicted_memory": f"{gib(said.peak_memory_bytes)} "
+        f"({gib(said.peak_memory_low_bytes)} to {gib(said.peak_memory_high_bytes)})",
+    }
+
+
+def _blank(text: str) -> str:
+    return "" if text == "-" else text
+
+
+def _said_by(trial: Trial) -> str:
+    result = trial.result
+    if result is None:
+        return trial.problem
+    said = []
+    if result.outcome is not Outcome.OK:
+        said.append(describe_evidence(result))
+    if result.outcome.is_measured and result.disturbed:
+        said.append(f"disturbed: {result.disturbed}")
+    return "; ".join(said) or trial.problem
+
+
+def _phases(trial: Trial) -> list[list[Any]]:
+    """Name, seconds in words and share of each phase."""
+    spent = {} if trial.result is None else trial.result.phases_s
+    whole_s = sum(spent.values()) or 1.0
+    return [
+        [phase.value, format_seconds(s), round(100 * s / whole_s, 1), f"phase-{i}"]
+        for i, phase in enumerate(Phase)
+        if (s := spent.get(phase.value, 0.0)) > 0
+    ]
+
+
+def _log_of(trial: Trial) -> tuple[str, str]:
+    """The last lines of what its ranks wrote, and which file that is; empty: nothing is there."""
+    for name in (STDERR_FILE, STDOUT_FILE):
+        if text := _tail(trial.folder / name):
+            return text, name
+    return "", ""
+
+
+def _tail(path: Path) -> str:
+    """The last lines of a file, without secrets; empty where it cannot be read."""
+    try:
+        handle = open_regular(path)
+    except OSError:
+        return ""
+    with open(handle, "rb") as file:
+        size_bytes = os.fstat(handle).st_size
+        file.seek(max(0, size_bytes - _READ_BYTES))
+        text = file.read(_READ_BYTES).decode("utf-8", "replace")
+    # The first line was cut: what is left of a secret would not look like one.
+    if size_bytes > _READ_BYTES:
+        text = text.partition("\n")[2]
+    kept = lines(scrubbed_text(text)).rstrip().splitlines()[-_LOG_LINES:]
+    return "\n".join(kept)[-_LOG_CHARACTERS:]
