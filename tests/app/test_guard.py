@@ -14,11 +14,11 @@ from autotune.contract import TrialResult, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.page.charts import losses
 from autotune.report.page.page import render_page
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.markdown import render_markdown
-from tests.report.test_page import charts_in
 from tests.report.test_terminal import finished, shown
 from tests.search.scripted import ENVIRONMENT, JOB, ok, rate_of
 
@@ -69,16 +69,17 @@ def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:
     answer = read_report(study).answer
     assert answer is not None
     assert answer.guard is not None
-    losses = charts_in(page)["losses"]
-    drawn = [(trace["name"], trace["y"], trace["yaxis"]) for trace in losses["data"]]
-    above = {name: values for name, values, axis in drawn if axis == "y"}
-    below = {name: values for name, values, axis in drawn if axis == "y2"}
-    assert above["best"] == above["baseline"] == COURSE[:20]
-    assert above["drifted"] == [10.0] * 20
-    assert below["drifted"][-1] == pytest.approx(0.95)
-    assert set(below["best"]) == {0.0}
-    allowed = answer.guard.tolerance
-    assert (min(below["allowed"]), max(below["allowed"])) == (-allowed, allowed)
+    chart = losses(read_report(study))
+    assert chart is not None
+    assert [key.text for key in chart.keys] == ["best", "drifted", "baseline", "allowed"]
+    above, below = ({line.tone: line.path for line in each.lines} for each in chart.panels)
+    assert above["best"] == above["baseline"]
+    flat = below["best"].split("L")
+    assert len({point.split()[1] for point in flat}) == 1, "as the baseline's"
+    assert len(flat) == 20
+    assert below["limit"] != below["best"], "the one that drifted"
+    assert "drifted: 10 to 10; baseline: 10 to 9.05" in chart.alt
+    assert f"{answer.guard.tolerance:.2g} to either side is allowed" in chart.alt
     assert f"<dd>trial {drifted_trial(study)}, fail: in step 20 of 20 the loss is 10" in page
 
 
@@ -119,8 +120,9 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
     export_study(study, tmp_path / "out")
     figures = json.loads((tmp_path / "out" / "figures.json").read_text())["figures"]
     assert figures["trial"] == report.baseline_trial
-    drawn = charts_in(render_page(report, load_table(study.folder), Templates()))["losses"]
-    assert {trace["name"] for trace in drawn["data"]} == {"allowed", "baseline", "drifted"}
+    drawn = losses(report)
+    assert drawn is not None
+    assert {key.text for key in drawn.keys} == {"allowed", "baseline", "drifted"}
 
 
 def test_one_that_drifts_is_exported_only_where_that_is_allowed(

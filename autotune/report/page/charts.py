@@ -352,7 +352,10 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     def place(row: Row) -> tuple[float, float]:
         return x.at(row.peak_bytes / per_bytes), 100 - y.at(row.rate / per_rate)
 
-    lines = [Line(path=steps_of([place(row) for row in front]), tone="soft", is_dashed=True)]
+    lines = []
+    if front:
+        path = steps_of([place(row) for row in front])
+        lines.append(Line(path=path, tone="soft", is_dashed=True))
     if is_limit_drawn:
         at = x.at(limit_bytes / per_bytes)
         lines.append(Line(path=path_of([(at, 0), (at, 100)]), tone="limit", is_dashed=True))
@@ -384,7 +387,7 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
         y_ticks=y.ticks(unit="x" if is_relative else ""),
         x_ticks=x.ticks(6, unit="x" if is_relative else ""),
         height=360,
-        lines=lines if front else lines[1:],
+        lines=lines,
         marks=marks,
     )
     alt = f"{len(rows)} candidates"

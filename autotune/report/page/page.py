@@ -50,10 +50,11 @@ def render_page(
         "baseline": shown.baseline if shown else None,
     }
     has_figures = any(row.figure for row in report.rows)
+    fits = any(row.figure and row.fits for row in report.rows)
     shares = importance_of(report) if has_figures else None
     drawn = (
         charts.best_and_baseline(report, standings),
-        None if has_figures else charts.needs(report),
+        None if fits else charts.needs(report),
         None if running else charts.losses(report),
         charts.history(report) if has_figures else None,
         charts.speed_and_memory(report, standings),
