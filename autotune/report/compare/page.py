@@ -17,7 +17,7 @@ from autotune.report.compare.terminal import (
 from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
 from autotune.report.page.scale import scale_of
-from autotune.report.page.shapes import Bar, Chart, Key, Line, Mark, Panel, path_of
+from autotune.report.page.shapes import Bar, Chart, Curve, LegendEntry, Mark, Panel, path_of
 from autotune.report.words import format_rate
 
 _MOST_MARKS = 400
@@ -104,7 +104,7 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
         y_ticks=(),
         x_ticks=scale.ticks(6),
         height=min(900, 90 + 22 * len(rows)),
-        lines=[Line(path=path_of([(at, 0), (at, 100)]), tone="soft", is_dashed=True)],
+        lines=[Curve(path=path_of([(at, 0), (at, 100)]), tone="soft", is_dashed=True)],
         marks=marks,
         is_sideways=True,
     )
@@ -113,7 +113,7 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
         name="ratios",
         alt=f"{len(rows)} shared candidates: ratio of samples/s with its 95% interval",
         kind="plot",
-        keys=[Key(text=f"{other} over {first}", tone=tones[other]) for other in others],
+        keys=[LegendEntry(text=f"{other} over {first}", tone=tones[other]) for other in others],
         x_title=f"samples/s over those of {first}",
         panels=[panel],
     )

@@ -11,14 +11,14 @@ from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
-from autotune.report.page.scale import Scale, Tick, scale_of
+from autotune.report.page.scale import PlotScale, Tick, scale_of
 from autotune.report.page.shapes import (
-    Axis,
     Bar,
-    Block,
     Chart,
-    Key,
-    Line,
+    ColumnPart,
+    Curve,
+    KnobAxis,
+    LegendEntry,
     Mark,
     Panel,
     Symbol,
@@ -164,7 +164,7 @@ def history(report: StudyReport) -> Chart | None:
             )
             for number, each in own
         ]
-        keys += [Key(text=role.value, tone=tone, symbol=symbol)] if own else []
+        keys += [LegendEntry(text=role.value, tone=tone, symbol=symbol)] if own else []
     failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
     marks += [
         Mark(
@@ -177,10 +177,10 @@ def history(report: StudyReport) -> Chart | None:
         )
         for number, outcome in failed.items()
     ]
-    keys += [Key(text="no figure", tone="failed", symbol="cross")] if failed else []
+    keys += [LegendEntry(text="no figure", tone="failed", symbol="cross")] if failed else []
     best = [(x.at(number), 100 - y.at(rate)) for number, rate in _best_so_far(report).items()]
-    lines = [Line(path=steps_of(best), tone="soft", is_dashed=True)] if best else []
-    keys += [Key(text="best so far", tone="soft", symbol="dashes")] if best else []
+    lines = [Curve(path=steps_of(best), tone="soft", is_dashed=True)] if best else []
+    keys += [LegendEntry(text="best so far", tone="soft", symbol="dashes")] if best else []
     panel = Panel(
         y_title="samples/s",
         y_ticks=y.ticks(),
@@ -229,7 +229,9 @@ def phases(report: StudyReport) -> Chart | None:
     sizes = {r.number: {p.value: r.phases_s.get(p.value, 0.0) for p in Phase} for r in ended}
     scale = scale_of((sum(parts.values()) for parts in sizes.values()), zero=True)
     panel = _columns(sizes, scale, PHASE_TONES, "seconds", format_seconds)
-    keys = [Key(text=name, tone=tone, symbol="block") for name, tone in PHASE_TONES.items()]
+    keys = [
+        LegendEntry(text=name, tone=tone, symbol="block") for name, tone in PHASE_TONES.items()
+    ]
     alt = describe_phases(ended)
     return Chart(name="phases", alt=alt, kind="plot", keys=keys, x_title="trial", panels=[panel])
 
@@ -245,8 +247,12 @@ def steps(report: StudyReport) -> Chart | None:
     }
     if not seen:
         return None
-    panel = _columns(seen, Scale(low=0, high=1), _PART_TONES, "share of a step", "{:.0%}".format)
-    keys = [Key(text=name, tone=tone, symbol="block") for name, tone in _PART_TONES.items()]
+    panel = _columns(
+        seen, PlotScale(low=0, high=1), _PART_TONES, "share of a step", "{:.0%}".format
+    )
+    keys = [
+        LegendEntry(text=name, tone=tone, symbol="block") for name, tone in _PART_TONES.items()
+    ]
     alt = f"Where the time of an optimizer step went, as shares, in {len(seen)} trials."
     return Chart(name="steps", alt=alt, kind="plot", keys=keys, x_title="trial", panels=[panel])
 
@@ -272,14 +278,14 @@ def losses(report: StudyReport) -> Chart | None:
     allowed = next((one.tolerance for one in guards.values() if one.tolerance is not None), 0.0)
     # The baseline's line is laid over those that train alike.
     lines = {**{name: one.losses for name, one in guards.items()}, "baseline": base}
-    x = Scale(low=1, high=max(2, len(base)))
+    x = PlotScale(low=1, high=max(2, len(base)))
     off = {name: [a - b for a, b in zip(its, base, strict=False)] for name, its in lines.items()}
     upper = _curves("loss", x, lines, base, allowed, height=220)
     lower = _curves("off the baseline's", x, off, [0.0] * len(base), allowed, height=150)
     lower = dataclasses.replace(lower, x_ticks=_whole(x.ticks(8)))
     tones = {name: "limit" if name == "drifted" else name for name in lines}
     keys = [
-        Key(text=name, tone=tones[name], symbol="dashes" if name == "baseline" else "line")
+        LegendEntry(text=name, tone=tones[name], symbol="dashes" if name == "baseline" else "line")
         for name in lines
     ]
     said = "; ".join(f"{name}: {its[0]:.5g} to {its[-1]:.5g}" for name, its in lines.items())
@@ -291,7 +297,7 @@ def losses(report: StudyReport) -> Chart | None:
         name="losses",
         alt=alt,
         kind="plot",
-        keys=[*keys, Key(text="allowed", tone="band", symbol="block")],
+        keys=[*keys, LegendEntry(text="allowed", tone="band", symbol="block")],
         x_title="optimizer step",
         panels=[upper, lower],
     )
@@ -299,7 +305,7 @@ def losses(report: StudyReport) -> Chart | None:
 
 def _curves(
     title: str,
-    x: Scale,
+    x: PlotScale,
     lines: Mapping[str, Sequence[float]],
     middles: Sequence[float],
     allowed: float,
@@ -314,9 +320,9 @@ def _curves(
         return [(x.at(step), 100 - y.at(value)) for step, value in enumerate(values, start=1)]
 
     band = path_of([*points(edges[0]), *reversed(points(edges[1]))]) + "Z"
-    drawn = [Line(path=band, tone="band", is_filled=True)]
+    drawn = [Curve(path=band, tone="band", is_filled=True)]
     drawn += [
-        Line(
+        Curve(
             path=path_of(points(its)),
             tone="limit" if name == "drifted" else name,
             is_dashed=name == "baseline",
@@ -355,10 +361,10 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     lines = []
     if front:
         path = steps_of([place(row) for row in front])
-        lines.append(Line(path=path, tone="soft", is_dashed=True))
+        lines.append(Curve(path=path, tone="soft", is_dashed=True))
     if is_limit_drawn:
         at = x.at(limit_bytes / per_bytes)
-        lines.append(Line(path=path_of([(at, 0), (at, 100)]), tone="limit", is_dashed=True))
+        lines.append(Curve(path=path_of([(at, 0), (at, 100)]), tone="limit", is_dashed=True))
     marks, keys = [], []
     words = {
         "candidate": "candidate",
@@ -380,8 +386,8 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
             )
             for row in own
         ]
-        keys += [Key(text=word, tone=kind, symbol=_SYMBOLS[kind])] if own else []
-    keys += [Key(text="Pareto front", tone="soft", symbol="dashes")] if front else []
+        keys += [LegendEntry(text=word, tone=kind, symbol=_SYMBOLS[kind])] if own else []
+    keys += [LegendEntry(text="Pareto front", tone="soft", symbol="dashes")] if front else []
     panel = Panel(
         y_title="gain: samples/s over the baseline's" if is_relative else "samples/s",
         y_ticks=y.ticks(unit="x" if is_relative else ""),
@@ -413,11 +419,11 @@ def parallel_coordinates(report: StudyReport) -> Chart | None:
     values = {name: _values_of(rows, report.context.knobs[name]) for name in varying}
     if not values:
         return None
-    rates = Scale(low=min(row.rate for row in rows), high=max(row.rate for row in rows))
+    rates = PlotScale(low=min(row.rate for row in rows), high=max(row.rate for row in rows))
     height = 100 / (len(values) + 1)
     levels = [round((i + 0.5) * height, 2) for i in range(len(values) + 1)]
     axes = [
-        Axis(
+        KnobAxis(
             name=name,
             y=levels[i],
             ticks=[
@@ -428,7 +434,7 @@ def parallel_coordinates(report: StudyReport) -> Chart | None:
         for i, (name, its) in enumerate(values.items())
     ]
     ends = [Tick(at=_inside(tick.at), text=tick.text) for tick in rates.ticks(6)]
-    axes.append(Axis(name="samples/s", y=levels[-1], ticks=ends))
+    axes.append(KnobAxis(name="samples/s", y=levels[-1], ticks=ends))
     tracks = []
     for i, row in enumerate(reversed(rows)):  # the fastest on top
         places = [its.index(row.candidate.get(name)) for name, its in values.items()]
@@ -470,7 +476,7 @@ def _inside(at: float) -> float:
 
 def _columns(
     sizes: Mapping[int, Mapping[str, float]],
-    scale: Scale,
+    scale: PlotScale,
     tones: Mapping[str, str],
     title: str,
     said: Callable[[float], str],
@@ -486,7 +492,7 @@ def _columns(
                 continue
             top = scale.at(below + size)
             blocks.append(
-                Block(
+                ColumnPart(
                     x=round((i + 0.08) * width, 2),
                     width=round(0.84 * width, 2),
                     y=round(100 - top, 2),
@@ -511,8 +517,8 @@ def _columns(
     return Panel(y_title=title, y_ticks=y_ticks, x_ticks=x_ticks, height=260, blocks=blocks)
 
 
-def _numbers(numbers: Sequence[int]) -> Scale:
-    return Scale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
+def _numbers(numbers: Sequence[int]) -> PlotScale:
+    return PlotScale(low=min(numbers) - 0.8, high=max(numbers) + 0.8)
 
 
 def _whole(ticks: Sequence[Tick]) -> list[Tick]:

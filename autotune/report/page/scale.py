@@ -18,7 +18,7 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class PlotScale:
     """A linear axis."""
 
     low: float
@@ -44,12 +44,12 @@ class Scale:
         return [round(step * i, 12) for i in range(first, last + 1)]
 
 
-def scale_of(values: Iterable[float], *, zero: bool = False, margin: float = 0.06) -> Scale:
+def scale_of(values: Iterable[float], *, zero: bool = False, margin: float = 0.06) -> PlotScale:
     """An axis on which all values fit; with `zero` it begins there."""
     found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(found), max(found)
     room = margin * (high - low or abs(high) or 1.0)
-    return Scale(low=0.0 if zero else low - room, high=high + room)
+    return PlotScale(low=0.0 if zero else low - room, high=high + room)
 
 
 def _spelled(value: float) -> str:

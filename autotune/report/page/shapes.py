@@ -32,7 +32,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Curve:
     """A line, or with `is_filled` an area."""
 
     path: str
@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class LegendEntry:
     """An entry of a legend."""
 
     text: str
@@ -52,7 +52,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class ColumnPart:
     """A part of a column, or a bar."""
 
     x: float
@@ -73,9 +73,9 @@ class Panel:
     x_ticks: Sequence[Tick] = ()
     height: int = 300
     """Pixels."""
-    lines: Sequence[Line] = ()
+    lines: Sequence[Curve] = ()
     marks: Sequence[Mark] = ()
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[ColumnPart] = ()
     is_sideways: bool = False
     """Whether the intervals of the marks lie along the x axis."""
 
@@ -97,7 +97,7 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class KnobAxis:
     """One knob of the knobs side by side."""
 
     name: str
@@ -126,13 +126,13 @@ class Chart:
     alt: str
     """Caption, in a sentence or two, for those who do not see it as well."""
     kind: Literal["plot", "bars", "tracks"]
-    keys: Sequence[Key] = ()
+    keys: Sequence[LegendEntry] = ()
     x_title: str = ""
     panels: Sequence[Panel] = ()
     bars: Sequence[Bar] = ()
     limit: float | None = None
     """Place of a limit across all bars."""
-    axes: Sequence[Axis] = ()
+    axes: Sequence[KnobAxis] = ()
     tracks: Sequence[Track] = ()
     ramp: Sequence[Tick] = field(default=())
     """Labels of the colour bar."""
