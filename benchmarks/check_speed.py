@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from autotune.engines.deepspeed.ds_config_text import MAX_BYTES
+from autotune.base.user_text import MAX_BYTES
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,

@@ -1,18 +1,20 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.app.own_script import adopt_first_run, open_script_session, own_candidate
+from autotune.app.own_megatron import open_command_session
+from autotune.app.own_script import adopt_first_run, own_candidate
 from autotune.app.run import begin_study
 from autotune.app.session import Session
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
-from autotune.contract import TrialResult
+from autotune.contract import Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
+from autotune.engines.base import Engine
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed
 from autotune.record.table import make_table, write_table
@@ -20,11 +22,14 @@ from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.results.study import read_report
 from autotune.search.history import History
 from autotune.search.steering import Steering
+from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
 _PARTS = ("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered", "host")
 """Parts of memory that are named."""
+_SLACK_S = 60.0
+"""Time beyond its own limit that a trial gets to end."""
 N_CHANGES = 5
 """Changes that are named: those with the largest predicted gain."""
 
@@ -44,11 +49,12 @@ def diagnose(
     A study of the command that is there already answers without a run. Arguments and errors are
     those of `open_script_session`.
     """
-    session = open_script_session(
+    session = open_command_session(
         command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=note
     )
     study, script = session.study, session.job.script
-    assert script is not None, "it was observed"
+    if script is None:
+        return _diagnose_told(session, command, note)
     study.lock()
     try:
         if not study.next_number():
@@ -97,6 +103,101 @@ def diagnose(
         else tuple(_changes(session, steering, history, own, result)),
         notes=tuple(notes),
     )
+
+
+def _diagnose_told(
+    session: Session, command: Sequence[str], note: Callable[[str], None]
+) -> ScriptDiagnosis:
+    """The same of a command whose arguments tell what it trains: one trial of its own layout."""
+    study, job = session.study, session.job
+    assert job.baseline is not None, "the command is the baseline"
+    engine, own = session.engine.baseline(job.baseline)
+    study.lock()
+    try:
+        if not study.next_number():
+            begin_study(session, note)
+            _run_own(session, engine, own, note)
+            write_table(study)
+    finally:
+        study.unlock()
+    notes: list[str] = []
+    steering = steer(session, notes.append, None)
+    history = session.history_to_resume()
+    first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
+    if first is None or first.result is None:
+        raise StudyError(
+            f"study {study.name} holds no run of the command", "start anew with --fresh"
+        )
+    try:
+        explanation = explain_trial(study, first.spec.identity.number)
+    except StudyError as error:
+        explanation = None
+        notes.append(error.message)
+    report = read_report(study)
+    frame = make_table(report.study, report.recorded, report.facts)
+    return ScriptDiagnosis(
+        command=as_typed(command),
+        study=str(study.folder),
+        framework=session.engine.name,
+        model=job.model.name,
+        settings={
+            "world": job.world,
+            "micro_batch": own.micro_batch,
+            "grad_accum": own.grad_accum,
+            "global_batch": job.global_batch,
+            "tokens_per_sample": job.seq_len,
+            "precision": job.precision,
+            "optimizer": str(job.optimizer.get("type", "Adam")),
+            "n_params": job.model.shape.n_params,
+            "n_params_frozen": 0,
+        },
+        origins={},
+        result=first.result,
+        row={str(key): value for key, value in frame.iloc[0].items()},
+        memory_bytes=_memory_of(session, own),
+        explanation=explanation,
+        remarks=tuple(_not_carried(engine, own)),
+        changes=()
+        if steering is None
+        else tuple(_changes(session, steering, history, own, first.result)),
+        notes=tuple(notes),
+    )
+
+
+def _not_carried(engine: Engine, own: Candidate) -> Iterator[str]:
+    for name, (theirs, ours) in engine.overridden(own).items():
+        yield f"{name} {theirs}: it was run with {'nothing' if ours is None else ours}"
+
+
+def _run_own(
+    session: Session, engine: Engine, own: Candidate, note: Callable[[str], None]
+) -> None:
+    """Run the command's own layout as trial 0.
+
+    Raises:
+        StudyError: The record cannot be written.
+        FleetError: The devices are not there.
+    """
+    study, fleet = session.study, session.make_fleet()
+    spec = make_spec(
+        Run(candidate=own, role=Role.BASELINE),
+        study=study.name,
+        number=0,
+        job=session.job,
+        engine=engine,
+        environment=session.environment,
+    )
+    try:
+        fleet.prepare(engine.preparation([own]), note)
+        handle = fleet.submit(spec, study.write_spec(spec, engine.files(own)))
+        result = handle.wait(session.job.trial_timeout_s + _SLACK_S)
+        if result is None:
+            handle.cancel()
+            result = handle.wait(_SLACK_S)
+        if result is not None:
+            study.take_result(handle.folder, spec, result)
+    finally:
+        fleet.close()
 
 
 def _changes(

@@ -137,9 +137,17 @@ def says_of(name: str) -> tuple[str, str]:
     bare = name.removeprefix(MEGATRON_PREFIX)
     if bare in WORD_RULES:
         return WORD_RULES[bare], "megatron/training/arguments.py, parse_args"
-    of_layouts = {rule.name: rule.source for rule in RULES}
-    of_arguments = {rule.name: (rule.says, rule.source) for rule in ARGUMENT_RULES}
-    return of_arguments.get(bare, (bare, of_layouts.get(bare, "")))
+    told = {rule.name: (rule.says, rule.source) for rule in RULES}
+    told |= {rule.name: (rule.says, rule.source) for rule in ARGUMENT_RULES}
+    return told[bare]
+
+
+def megatron_rules() -> list[str]:
+    """Names of all rules of Megatron's, of launches and of layouts, in the order of asking."""
+    of_arguments = (rule.name for rule in ARGUMENT_RULES)
+    of_layouts = (rule.name for rule in RULES)
+    names = dict.fromkeys((*WORD_RULES, *of_arguments, *of_layouts))
+    return [f"{MEGATRON_PREFIX}{name}" for name in names]
 
 
 def _wanted(

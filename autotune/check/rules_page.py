@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.base.nested import merge
 from autotune.check.fixes import reworded
+from autotune.check.ignored import MEGATRON_PREFIX
 from autotune.check.rule_list import FILE_RULES, no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
@@ -22,6 +23,9 @@ from autotune.space.rule import Finding, Level
 
 _MOST_EXAMPLES = 4
 """Most witnesses of a rule that are shown; the others break it in the same way."""
+
+IGNORED_BY_MEGATRON = frozenset({f"{MEGATRON_PREFIX}sequence_parallel.tp"})
+"""Rules of what Megatron turns off without a word."""
 
 _UNWITNESSED = "Arithmetic alone decides it, so there is no example."
 
@@ -69,6 +73,8 @@ def page_of(name: str) -> RulePage:
     Raises:
         JobError: There is no such rule.
     """
+    if name.startswith(MEGATRON_PREFIX):
+        return _page_of_megatrons(name)
     if name in FILE_RULES:
         one = FILE_RULES[name]
         return RulePage(name=name, level=one.level, source=one.source, says=one.says, examples=())
@@ -102,7 +108,30 @@ def markdown_of(page: RulePage) -> str:
 
 def documentation() -> str:
     """The whole page."""
-    return _INTRODUCTION + "\n".join(markdown_of(page_of(name)) for name in rule_names())
+    return _INTRODUCTION + "\n".join(markdown_of(page_of(name)) for name in all_names())
+
+
+def all_names() -> list[str]:
+    """Names of all rules, of DeepSpeed's and of Megatron's."""
+    from autotune.check.megatron import megatron_rules  # brings NumPy
+
+    return [*rule_names(), *megatron_rules()]
+
+
+def _page_of_megatrons(name: str) -> RulePage:
+    from autotune.check.megatron import megatron_rules, says_of  # brings NumPy
+
+    if name not in megatron_rules():
+        raise no_such_rule(name)
+    says, source = says_of(name)
+    level: Level = "warning" if name in IGNORED_BY_MEGATRON else "error"
+    return RulePage(
+        name=name,
+        level=level,
+        source=source,
+        says=says if says.endswith(".") else f"{says}.",
+        examples=(),
+    )
 
 
 def _told(example: RuleExample) -> Iterator[str]:
@@ -181,7 +210,9 @@ Every rule of `check`: what breaks it, what `check` says of that, and what DeepS
 `python -m autotune rule NAME` prints one of them. Tests run the examples on DeepSpeed. An example
 differs from a small legal configuration (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO
 stage 0) in the part shown; a key at null is left out. Rules about NCCL and gloo judge knobs of a
-search, and have no examples: they are read off their sources. `python -m
+search, and have no examples: they are read off their sources. So are those named `megatron.`, of
+launches and layouts of Megatron-LM: tests train layouts, break each rule that can be broken on CPU
+ranks, and ask checkouts about arguments ([megatron.md](megatron.md)). `python -m
 autotune.check.rules_page > docs/rules.md` makes this page.
 
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import JobError
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
+from autotune.base.user_text import STANDARD_INPUT
 
 SUFFIXES = (".hjson", ".json", ".yaml", ".yml")
 """Endings of the files that are looked at in a folder; a file that is named may have any."""

@@ -204,6 +204,10 @@ def plan(
             "topology=dragonfly; repeat it.",
         ),
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Your own configuration or launch script, to compare the best with."),
+    ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
@@ -223,7 +227,8 @@ def plan(
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
-    outlook = _outlook(job, fleet, engine)
+    own = {} if baseline is None else {"baseline": str(baseline)}
+    outlook = _outlook({**job, **own}, fleet, engine)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
         for path in export_ranked(outlook, found, rank, export, to, launcher):

@@ -144,10 +144,9 @@ def rule(
     debug: Debug = False,
 ) -> None:
     """Explain a rule of check: what breaks it, and what the engine does then."""
-    from autotune.check.rule_list import rule_names
-    from autotune.check.rules_page import markdown_of, page_of
+    from autotune.check.rules_page import all_names, markdown_of, page_of
 
-    text = "\n".join(rule_names()) if name is None else markdown_of(page_of(name))
+    text = "\n".join(all_names()) if name is None else markdown_of(page_of(name))
     DATA.out(text.rstrip(), highlight=False)
 
 

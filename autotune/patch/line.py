@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.check.edit import Edit, spliced
-from autotune.engines.deepspeed.sources.launch import parts_of
-from autotune.engines.deepspeed.sources.shell import Command, ShellText, Word
+from autotune.engines.launches.line import parts_of
+from autotune.engines.launches.shell import Command, ShellText, Word
 from autotune.patch.wanted import FileChange
 
 _FLAG = re.compile(r"--?([A-Za-z_][\w-]*)(=)?")

@@ -10,9 +10,9 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.secrecy import withheld
+from autotune.base.user_text import STANDARD_INPUT, read_text
 from autotune.check.diff import text_diff
 from autotune.check.written import edited_as
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, read_text
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
@@ -22,8 +22,8 @@ from autotune.engines.deepspeed.sources.reading import (
     parsed,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.shell import Command, is_shell, read_shell
 from autotune.engines.deepspeed.sources.source import Source, launches_in, read_sources
+from autotune.engines.launches.shell import Command, is_shell, read_shell
 from autotune.patch.arguments import ArgumentChanges, of_script
 from autotune.patch.configs import ConfigChanges, config_changes
 from autotune.patch.line import edited_line

@@ -13,7 +13,9 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
+from autotune.cost.constants import constants_of
 from autotune.cost.errors import Margin
+from autotune.cost.predict import predict
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
@@ -60,11 +62,25 @@ class Ranking:
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
+    baseline: "PredictedBaseline | None" = None
+    """None: the user named no configuration of their own."""
 
     @property
     def n_likely(self) -> int:
         """Candidates that fit at least as surely as `min_fit`."""
         return int((self.prediction.fit_probability >= self.min_fit).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedBaseline:
+    """The user's own configuration, and what is predicted of it."""
+
+    path: str
+    described: str
+    candidate: Candidate
+    prediction: Prediction
+    notes: Mapping[str, tuple[Any, ...]]
+    """Keys or arguments that no knob carries: what the user gave, and what is predicted with."""
 
 
 def rank_lattice(
@@ -96,9 +112,25 @@ def rank_lattice(
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=outlook.reach(found),
+        baseline=_baseline(outlook),
         variants=tuple(
             _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
         ),
+    )
+
+
+def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
+    path = outlook.job.baseline
+    if path is None:
+        return None
+    engine, candidate = outlook.engine.baseline(path)
+    plans = dataclasses.replace(engine.plans([candidate]), **outlook.wishes.links())
+    return PredictedBaseline(
+        path=str(path),
+        described=engine.describe(candidate),
+        candidate=candidate,
+        prediction=predict(plans, constants_of(outlook.environment)),
+        notes={name: tuple(pair) for name, pair in engine.overridden(candidate).items()},
     )
 
 

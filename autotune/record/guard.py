@@ -31,6 +31,8 @@ from. With a learning rate 10% too high it was 5% within 20 steps (docs/guard.md
 POWER_SHARE = 0.5
 """Share of what the baseline's loss moved above which the tolerance says nothing: a training that
 learns nothing at all would be off by all of it, and half of that in the middle."""
+PADDED_VOCAB = "padded_vocab"
+"""Name under which an engine expects the number of token ids, where it adds some."""
 _ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25}
 """Precision -> largest error of one rounding to nearest, as a share: half the distance of 1 to
 the next number (Goldberg, What Every Computer Scientist Should Know About Floating-Point
@@ -249,7 +251,13 @@ def roundoff_of(spec: TrialSpec) -> float:
 
 
 def _why_not(ours: TrialSpec, theirs: TrialSpec) -> str:
-    """Why the losses of two trials of the built-in script cannot be compared; empty: they can."""
+    """Why the losses of two trials cannot be compared to the last digits; empty: they can."""
+    padded = [spec.engine.expected.get(PADDED_VOCAB) for spec in (ours, theirs)]
+    if None not in padded and padded[0] != padded[1]:
+        return (
+            f"the vocabulary is padded to {padded[0]} and {padded[1]} token ids, a multiple that "
+            "depends on tp, and padded ones count in the loss"
+        )
     if not _is_ours(ours):
         return ""
     if (ours.layout.pp > 1) != (theirs.layout.pp > 1):

@@ -36,6 +36,14 @@ def read_back(training: Any) -> dict[str, Any]:
         "order": _order(),
         "recompute_modules": "+".join(sorted(config.recompute_modules or ["core_attn"])),
         "overlap_p2p": bool(config.overlap_p2p_comm),
+        "tp_comm_overlap": bool(config.tp_comm_overlap),
+        "fsdp": of_data.data_parallel_sharding_strategy if of_data.use_megatron_fsdp else "none",
+        "optimizer_offload": _offloaded_share(optimizers[0].optimizer),
+        "activation_offload": config.cpu_offloading_num_layers if config.cpu_offloading else 0,
+        "offload_modules": "+".join(getattr(config, "offload_modules", None) or ["none"]),
+        "fp8": config.fp8 or "none",
+        "fp8_recipe": config.fp8_recipe or "delayed",
+        "fp8_param_gather": bool(config.fp8_param),
         "stage_layers": _stage_layers(_n_layers(chunks)),
         "overlap_grad_reduce": bool(of_data.overlap_grad_reduce),
         "overlap_param_gather": bool(of_data.overlap_param_gather),
@@ -43,6 +51,7 @@ def read_back(training: Any) -> dict[str, Any]:
         "dtype": _DTYPE_NAMES[_largest(chunks).dtype],
         "n_layers": _total(_n_layers(chunks), parallel_state.get_pipeline_model_parallel_group()),
         "n_params": _n_params(chunks),
+        "padded_vocab": _model(chunks[0]).vocab_size,
         "optimizer": type(optimizers[0].optimizer).__name__,
     }
 
@@ -53,6 +62,11 @@ def _recompute(config: Any) -> str:
         return config.recompute_granularity or "none"
     is_block = config.recompute_method == "block"
     return f"block_{config.recompute_num_layers}" if is_block else "full"
+
+
+def _offloaded_share(optimizer: Any) -> float:
+    """Share of the states that Megatron's hybrid optimizer has on the host; 0 of any other."""
+    return float(getattr(optimizer, "offload_fraction", 0.0))
 
 
 def _order() -> str:
@@ -75,6 +89,13 @@ def _stage_layers(own: int) -> list[int]:
     found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
     return [int(each) for each in found]
+
+
+def _model(chunk: Any) -> Any:
+    """A chunk without what is wrapped around it."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
 
 
 def _parameters(chunks: Iterable[Any]) -> list[torch.nn.Parameter]:

@@ -4,7 +4,8 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from autotune.engines.deepspeed.sources.launch import read_launch, typed
+from autotune.engines.deepspeed.sources.launch import read_launch
+from autotune.engines.launches.line import typed
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.user_text import MAX_BYTES
 from autotune.check import NotADsConfigError, read_source, read_sources
-from autotune.engines.deepspeed.ds_config_text import MAX_BYTES
 from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
 from tests.check.files import AUTO, checked, messages, rules, write
 

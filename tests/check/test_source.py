@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
+from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read_source
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config
+from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import world_in
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write

@@ -4,8 +4,8 @@ import pytest
 
 from autotune.base.errors import AutotuneError
 from autotune.base.nested import dotted, path_of
+from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read_source
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
 from autotune.engines.deepspeed.sources.reading import parsed
 from tests.check.files import checked, rules, write
 

@@ -1,6 +1,5 @@
 """The text of a user's configuration: read within bounds, and parsed as DeepSpeed parses it."""
 
-import errno
 import json
 import math
 import sys
@@ -10,47 +9,12 @@ from typing import Any, NoReturn
 
 from autotune.base.errors import RenderError
 from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
-from autotune.contract import NotAFileError, read_bounded
 
 BYTE_ORDER_MARK = "\ufeff"
 """Mark that some editors put before a text; DeepSpeed skips it."""
 
-STANDARD_INPUT = Path("-")
-"""The name that stands for what is piped in."""
-
-MAX_BYTES = 4 * 2**20
-"""A thousand times the largest configuration that anybody ships."""
-
 _MAX_HJSON_CHARACTERS = 2**18
 """Longest text that is tried as Hjson: its reader takes seconds for a megabyte."""
-
-
-def read_text(path: Path) -> str:
-    """The text of a user's file, its line ends and a byte order mark as they are.
-
-    Args:
-        path: A file, `-` for standard input, or a pipe that the shell made.
-
-    Raises:
-        RenderError: It cannot be read, is no file (a folder, a device, a named pipe: nothing waits
-            for one), or is larger than `MAX_BYTES`.
-    """
-    try:
-        data = _read(path)
-        if len(data) > MAX_BYTES:
-            raise _too_large(path)
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RenderError(f"{path}: is no text in UTF-8", "name a ds_config.json") from error
-    except NotAFileError as error:
-        raise RenderError(f"{path}: {error.strerror}", "name a ds_config.json") from error
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise _too_large(path) from error
-        said = error.strerror or error
-        raise RenderError(
-            f"{path}: cannot be read: {said}", "name a file that is there"
-        ) from error
 
 
 def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
@@ -99,20 +63,6 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             "mend the file there: no key takes such a number",
         ) from error
     raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
-
-
-def _too_large(path: Path) -> RenderError:
-    return RenderError(
-        f"{path}: larger than {MAX_BYTES // 2**20} MiB: no DeepSpeed configuration is",
-        "name the configuration itself",
-    )
-
-
-def _read(path: Path) -> bytes:
-    """Bytes of a file or of standard input; of the latter one byte more than is allowed."""
-    if path == STANDARD_INPUT:
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    return read_bounded(path, MAX_BYTES)
 
 
 class _TwiceError(Exception):

@@ -6,8 +6,11 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.engines.megatron.choices import OFFLOADED
+from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
+from autotune.engines.megatron.rules import Columns
 from autotune.job.job import Job
 from autotune.space.rule import UnknownFactError
 
@@ -19,10 +22,9 @@ _LAYOUT = (
     *("ends_as_layers", "sequence_parallel", "distributed_optimizer"),
 )
 _WITHOUT_KNOB = (
-    *("fp8", "use_megatron_fsdp", "use_torch_fsdp2", "optimizer_cpu_offload", "tp_comm_overlap"),
-    *("recompute_modules", "cpu_offloading_num_layers", "fine_grained_activation_offloading"),
+    *("use_torch_fsdp2", "fp4", "pipeline_model_parallel_layout"),
     *("distribute_saved_activations", "overlap_moe_expert_parallel_comm", "cuda_graph_impl"),
-    *("expert_tensor_parallel_size", "use_tp_pp_dp_mapping", "use_precision_aware_optimizer"),
+    *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
 )
 """Arguments that move speed or memory, and that no knob carries."""
 
@@ -77,7 +79,21 @@ def _knobs(launch: MegatronLaunch, job: Job) -> dict[str, KnobValue]:
     if row["tp"] == 1:
         chosen["sequence_parallel"] = False  # as Megatron does
     chunk = (job.model.shape.n_layers + 2 * row["ends_as_layers"]) // (row["pp"] * row["vp"])
-    return {**chosen, "recompute": _recompute(launch, chunk)}
+    return {**chosen, "recompute": _recompute(launch, chunk), **dict(_more(launch, columns))}
+
+
+def _more(launch: MegatronLaunch, columns: Columns) -> Iterator[tuple[str, KnobValue]]:
+    """Knobs that the lattice leaves at their default, where the launch has them off it."""
+    for name, knob in MORE_KNOBS.items():
+        code = int(columns[name][0]) if name in columns else 0
+        if name == "optimizer_offload" and code:
+            yield name, float(launch.get("optimizer_offload_fraction"))
+        elif name == "offload_modules" and code:
+            modules = "+".join(sorted(launch.get("offload_modules") or ()))
+            if modules in OFFLOADED:
+                yield name, modules
+        elif code:
+            yield name, value_of(knob, code)
 
 
 def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:
@@ -97,10 +113,6 @@ def _notes(launch: MegatronLaunch) -> Iterator[tuple[str, tuple[Any, Any]]]:
             yield launch.given[name].flag, (launch.given[name].value, None)
     if launch.get("recompute_method") == "uniform" and launch.get("recompute_num_layers") != 1:
         yield "--recompute-num-layers", (launch.get("recompute_num_layers"), 1)
-    if not launch.get("overlap_grad_reduce"):
-        yield "--overlap-grad-reduce", (None, True)
-    if launch.get("use_distributed_optimizer") and not launch.get("overlap_param_gather"):
-        yield "--overlap-param-gather", (None, True)
 
 
 def _check_same_training(launch: MegatronLaunch, job: Job) -> None:

@@ -37,6 +37,7 @@ from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.rules import (
+    ON_GPU_ALONE,
     RULES,
     Columns,
     Counts,
@@ -48,7 +49,7 @@ from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import describe_candidate, steps_of
+from autotune.space.knobs import canonical, describe_candidate, steps_of
 from autotune.space.rule import Violation, judge_by
 from autotune.space.workload import workload_of
 from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
@@ -69,7 +70,13 @@ _READ_BACK = (
     *("distributed_optimizer", "recompute"),
 )
 """Knobs that a live engine says of itself by their names."""
-_LIVE_MORE = ("etp", "order", "recompute_modules", "overlap_p2p", "stage_layers")
+_LIVE_MORE = frozenset(
+    {
+        *("etp", "order", "stage_layers", "fsdp", "tp_comm_overlap", "overlap_p2p"),
+        *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
+        *("fp8", "fp8_recipe", "fp8_param_gather"),
+    }
+)
 """What it says of itself where a candidate has it off its default."""
 _FLAGS = {
     "activation_offload": "--cpu-offloading-num-layers",
@@ -150,6 +157,7 @@ class MegatronEngine(Engine):
             "overlap_grad_reduce": not row["overlap_grad_reduce"],
             "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
             "n_layers": shape.n_layers,
+            "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
             "n_params": shape.n_params + self._n_params_padding(candidate.tp, shape),
         }
 
@@ -238,9 +246,15 @@ class MegatronEngine(Engine):
         release = release_for(self._job, self._environment) or newest_release()
         knobs, notes = read_baseline(path, self._job, release=known_release(release))
         engine = copy(self)
-        engine._notes = notes
+        on_gpus = ON_GPU_ALONE if self._task.on_cpu else ()
+        engine._notes = {
+            **notes,
+            **{name: (knobs[name], None) for name in on_gpus if name in knobs},
+        }
+        kept = {name: value for name, value in knobs.items() if name not in on_gpus}
         world, global_batch = self._job.world, self._job.global_batch
-        return engine, Candidate.of(knobs, world=world, global_batch=global_batch)
+        chosen = canonical(kept, self.context)
+        return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Arguments of the user's baseline that do not run as given."""

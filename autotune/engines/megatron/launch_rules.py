@@ -427,6 +427,7 @@ _SAME_NUMBER = {
 _SWITCHES = {
     "overlap_grad_reduce": ("overlap_grad_reduce", True),
     "overlap_param_gather": ("overlap_param_gather", True),
+    "optimizer_offload_overlap": ("overlap_cpu_optimizer_d2h_h2d", False),
     "overlap_p2p": ("overlap_p2p_comm", True),
     "tp_comm_overlap": ("tp_comm_overlap", False),
     "fp8_param_gather": ("fp8_param_gather", False),

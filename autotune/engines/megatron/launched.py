@@ -11,10 +11,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
+from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
-from autotune.engines.deepspeed.ds_config_text import read_text
-from autotune.engines.deepspeed.sources.launch import launch_of_words, parts_of
-from autotune.engines.deepspeed.sources.shell import Command, Word, is_shell, read_shell
+from autotune.engines.launches.line import parts_of, ranks_of
+from autotune.engines.launches.shell import Command, Word, is_shell, read_shell
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
 from autotune.space.rule import UnknownFactError, Violation
 
@@ -146,7 +146,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         script = next((at for at, word in enumerate(words) if _is_script(word)), None)
         if script is None or not _is_megatrons(words[script + 1 :]):
             continue
-        line = launch_of_words(words)
+        world, per_node = ranks_of(words)
         own = {name: word.text for name, word in command.variables.items()}
         read = _Arguments(release, may_have_own=PurePath(words[script]).name != _PLAIN_SCRIPT)
         read.take(command.words[script + 1 :])
@@ -157,8 +157,8 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             problems=read.problems,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial,
-            world=line.world if parts_of(words).kind else None,
-            per_node=line.per_node,
+            world=world if parts_of(words).kind else None,
+            per_node=per_node,
             variables={**exported, **own},
             start=command.words[script].start,
             end=_end_of(command),

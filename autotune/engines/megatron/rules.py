@@ -4,6 +4,7 @@ A rule is Megatron's own where its source names a file of NVIDIA/Megatron-LM (it
 Megatron Core 0.20), and ours where it keeps two layouts from meaning the same run.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
@@ -20,6 +21,10 @@ Counts = NDArray[np.int64]
 Columns = Mapping[str, Counts]
 """Column name -> a whole number per layout; switches are 0 and 1."""
 Truth = NDArray[np.bool_]
+
+
+_NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
+_VALUE = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,20 @@ def _rule(
         return Finding(message=message.format_map(said), advice=fix.format_map(said))
 
     reads = tuple(each for each in wanted if each not in LayoutTask.__dataclass_fields__)
-    return Rule(name=name, check=check, witnesses=(), source=source, reads=reads, holds=answer)
+    return Rule(
+        name=name,
+        check=check,
+        witnesses=(),
+        source=source,
+        says=_in_general(f"{message}. Fix: {fix}."),
+        reads=reads,
+        holds=answer,
+    )
+
+
+def _in_general(text: str) -> str:
+    """A message without a layout's values: `tp {tp}` is `tp`, `{tp} ranks` is `tp ranks`."""
+    return _VALUE.sub(r"\1", _NAMED_VALUE.sub(r"\1", text))
 
 
 _ARGUMENTS = "megatron/training/arguments.py, validate_args"

@@ -13,7 +13,7 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.job.job import Job
-from autotune.planning.ranking import Ranking
+from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_rate
 
@@ -62,6 +62,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "n_likely_to_fit": ranking.n_likely,
         "pred_level": LEVEL,
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "baseline": _baseline_as_dict(ranking),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
             for variant in ranking.variants
@@ -92,6 +93,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("interval", _interval(ranking, index)),
             ],
         )
+    if ranking.baseline is not None:
+        print_facts(console, _baseline_facts(ranking, ranking.baseline))
     if ranking.variants:
         console.print(_variants(ranking))
 
@@ -104,6 +107,42 @@ def _interval(ranking: Ranking, index: int) -> str:
         f"{format_bytes(high_bytes)}: such hold {LEVEL:.0%} of others' runs that the model had "
         "not seen"
     )
+
+
+def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
+    own = ranking.baseline
+    if own is None:
+        return None
+    return {
+        "path": own.path,
+        "candidate": own.candidate.values,
+        **figures_as_dict(ranking.job, own.prediction, 0),
+        "pred_gain_of_best": _gain_of_best(ranking, own),
+        "not_carried": {name: list(pair) for name, pair in own.notes.items()},
+    }
+
+
+def _baseline_facts(ranking: Ranking, own: PredictedBaseline) -> list[tuple[str, str]]:
+    found = own.prediction
+    step_time_s = float(found.step_time_s[0])
+    facts = [
+        (
+            "baseline",
+            f"{own.path}: {own.described}: {format_seconds(step_time_s)} a step, "
+            f"{format_bytes(found.peak_memory_bytes[0])}, fits with a probability of "
+            f"{found.fit_probability[0]:.0%}; rank 1 is predicted to be "
+            f"{_gain_of_best(ranking, own):.2f} times as fast",
+        )
+    ]
+    for name, (theirs, ours) in own.notes.items():
+        shown = "nothing" if ours is None else ours
+        facts.append(("", f"{name} {theirs}: no knob carries it; predicted with {shown}"))
+    return facts
+
+
+def _gain_of_best(ranking: Ranking, own: PredictedBaseline) -> float:
+    best_s = ranking.prediction.step_time_s[int(ranking.order[0])]
+    return float(own.prediction.step_time_s[0] / best_s)
 
 
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:

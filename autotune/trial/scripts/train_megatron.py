@@ -166,7 +166,11 @@ def device_of_rank() -> Any:
 def make_training(arguments: Arguments, settings: Any) -> Training:
     """The model, its optimizer and its groups of ranks, as the arguments want them."""
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        FullyShardedDataParallel,
+        finalize_model_grads,
+    )
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.transformer.module import Float16Module
 
@@ -182,14 +186,19 @@ def make_training(arguments: Arguments, settings: Any) -> Training:
     torch.manual_seed(arguments["seed"])
     tensor_parallel.model_parallel_cuda_manual_seed(arguments["seed"])
     config = transformer_config(arguments, settings)
+    if config.tp_comm_overlap:
+        share_buffers(arguments)
     chunks = make_chunks(config, arguments)
     draw_weights(chunks, arguments)
     chunks = [chunk.to(device_of_rank()) for chunk in chunks]
     if config.bf16 or config.fp16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
     of_data = data_parallel_config(arguments, settings)
+    wrapper: Any = (
+        FullyShardedDataParallel if of_data.use_megatron_fsdp else DistributedDataParallel
+    )
     chunks = [
-        DistributedDataParallel(config, of_data, chunk, disable_bucketing=number > 0)
+        wrapper(config, of_data, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
     ]
     optimizer = get_megatron_optimizer(optimizer_config(arguments, config), chunks)
@@ -199,6 +208,21 @@ def make_training(arguments: Arguments, settings: Any) -> Training:
     for chunk in chunks:
         chunk.train()
     return Training(chunks, optimizer, config, settings)
+
+
+def share_buffers(arguments: Arguments) -> None:
+    """Make the buffers by which tensor parallel ranks send while they multiply; on GPUs alone.
+
+    Source: NVIDIA/Megatron-LM, megatron/training/initialize.py, _initialize_tp_communicators.
+    """
+    base = importlib.import_module("transformer_engine.pytorch.module.base")
+    tokens = arguments["seq_length"] * arguments["micro_batch_size"]
+    base.initialize_ub(
+        shape=[tokens // arguments["context_parallel_size"], arguments["hidden_size"]],
+        tp_size=arguments["tensor_model_parallel_size"],
+        use_fp8="fp8_format" in arguments,
+        bootstrap_backend="nccl",
+    )
 
 
 def overlap(config: Any, chunks: Sequence[Any], arguments: Arguments) -> None:
@@ -329,6 +353,11 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
         overlap_grad_reduce=is_overlapped,
         overlap_param_gather=arguments.get("overlap_param_gather", False),
         use_distributed_optimizer=arguments.get("use_distributed_optimizer", False),
+        use_megatron_fsdp=arguments.get("use_megatron_fsdp", False),
+        data_parallel_sharding_strategy=arguments.get(
+            "data_parallel_sharding_strategy", "no_shard"
+        ),
+        fp8_param_gather=arguments.get("fp8_param_gather", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,
     )

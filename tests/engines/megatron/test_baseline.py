@@ -36,13 +36,23 @@ def test_the_layout_of_a_script_is_a_candidate(tmp_path):
 
 
 def test_what_no_knob_carries_is_said(tmp_path):
-    text = SCRIPT.replace("--bf16", "--bf16 --recompute-modules core_attn --tp-comm-overlap")
-    engine, candidate = read(tmp_path, text)
-    assert engine.overridden(candidate) == {
-        "--tp-comm-overlap": (True, None),
-        "--recompute-modules": (["core_attn"], None),
-        "--overlap-grad-reduce": (None, True),
-    }
+    """Nor what CPU ranks cannot run."""
+    text = SCRIPT.replace("--bf16", "--bf16 --distribute-saved-activations")
+    engine, candidate = read(tmp_path, text.replace("--sequence-parallel", ""))
+    assert engine.overridden(candidate) == {"--distribute-saved-activations": (True, None)}
+    engine, candidate = read(tmp_path, SCRIPT.replace("--bf16", "--bf16 --tp-comm-overlap"))
+    assert engine.overridden(candidate) == {"tp_comm_overlap": (True, None)}
+    assert candidate["overlap_grad_reduce"] is False
+    assert not engine.judge(candidate)
+
+
+def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
+    text = SCRIPT.replace("--recompute-granularity full --recompute-method block", "")
+    text = text.replace("--recompute-num-layers 2", "--recompute-granularity selective")
+    text = text.replace("selective", "selective --recompute-modules mlp core_attn")
+    _, candidate = read(tmp_path, text.replace("--bf16", "--bf16 --overlap-grad-reduce"))
+    assert candidate["recompute_modules"] == "core_attn+mlp"
+    assert "overlap_grad_reduce" not in candidate.values
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES, LayoutRows, LayoutTask
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import parse_settings
+from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
 from tests.cost.rows import row
 from tests.jobs import A100, tiny_job
@@ -37,6 +37,7 @@ TASK = LayoutTask(
     domain=8,
     fused_attention=True,
 )
+H100 = dataclasses.replace(A100, device_name="NVIDIA H100 80GB HBM3")
 Row = tuple[int, ...]
 ORDER = (*LATTICE_KNOBS, "recompute_layers", "dp", "grad_accum")
 
@@ -220,6 +221,58 @@ BROKEN = {
     "distributed_optimizer.ranks": ({"world": 1}, "distributed_optimizer=true"),
     "recompute.selective": ({}, "recompute=selective"),
     "recompute.block": ({}, "recompute=block_8"),
+    "uneven.pipeline": ({}, "first_stage_layers=2"),
+    "uneven.split": ({}, "pp=4 first_stage_layers=1"),
+    "uneven.same": ({}, "pp=4 last_stage_layers=2"),
+    "uneven.ends": ({}, "pp=2 last_stage_layers=3 ends_as_layers=true"),
+    "uneven.block": ({}, "pp=2 last_stage_layers=3 recompute=block_2"),
+    "etp.experts": ({}, "tp=2 etp=1"),
+    "etp.replicas": ({"n_experts": 4}, "tp=2 sequence_parallel=true etp=1"),
+    "order.experts": ({"n_experts": 4}, "pp=2 ep=2 order=tp-cp-ep-pp-dp"),
+    "fsdp.sharded": ({}, "fsdp=optim"),
+    "fsdp.pipeline_chunks": ({}, "distributed_optimizer=true fsdp=optim pp=2 vp=2"),
+    "overlap.gather_needs_reduce": ({}, "distributed_optimizer=true overlap_grad_reduce=false"),
+    "overlap.p2p": ({}, "pp=2 vp=2 overlap_p2p=false"),
+    "overlap.tp_needs_sequence_parallel": ({}, "tp=2 tp_comm_overlap=true"),
+    "optimizer_offload.sharded": ({}, "optimizer_offload=1"),
+    "optimizer_offload.fsdp": (
+        {},
+        "distributed_optimizer=true optimizer_offload=1 fsdp=optim_grads",
+    ),
+    "optimizer_offload.fp8": (
+        {},
+        "distributed_optimizer=true optimizer_offload=1 fp8=hybrid fp8_recipe=mxfp8 "
+        "fp8_param_gather=true",
+    ),
+    "activation_offload.layers": ({}, "activation_offload=8"),
+    "activation_offload.pipeline": ({}, "activation_offload=2 pp=2"),
+    "activation_offload.recompute": ({}, "activation_offload=2 recompute=full"),
+    "offload_modules.layers": ({}, "activation_offload=2 offload_modules=qkv_linear"),
+    "offload_modules.recompute": ({}, "offload_modules=qkv_linear recompute=full"),
+    "recompute_modules.experts": ({}, "recompute=selective recompute_modules=moe"),
+    "recompute_modules.scores": ({}, "recompute=selective recompute_modules=core_attn+mlp"),
+    "recompute_modules.fp8": ({}, "recompute=selective recompute_modules=layernorm fp8=e4m3"),
+    "recompute_modules.gpu": (
+        {"on_cpu": True},
+        "recompute=selective recompute_modules=layernorm",
+    ),
+    "fp8.precision": ({"in_fp32": True}, "fp8=hybrid"),
+    "fp8.device": ({"has_fp8": False}, "fp8=hybrid"),
+    "fp8.gather": ({}, "fp8=hybrid fp8_param_gather=true"),
+    "fsdp.gpu": ({"on_cpu": True}, "distributed_optimizer=true fsdp=optim"),
+    "optimizer_offload.gpu": ({"on_cpu": True}, "distributed_optimizer=true optimizer_offload=1"),
+    "activation_offload.gpu": ({"on_cpu": True}, "activation_offload=2"),
+    "offload_modules.gpu": ({"on_cpu": True}, "offload_modules=core_attn"),
+    "tp_comm_overlap.gpu": ({"on_cpu": True}, "tp=2 sequence_parallel=true tp_comm_overlap=true"),
+    "fp8.gpu": ({"on_cpu": True}, "fp8=hybrid"),
+    "activation_offload.release": (
+        {"lacking": frozenset({"activation_offload"})},
+        "activation_offload=2",
+    ),
+    "offload_modules.release": (
+        {"lacking": frozenset({"offload_modules"})},
+        "offload_modules=core_attn",
+    ),
 }
 
 
@@ -255,6 +308,38 @@ def test_legal_layouts_break_no_rule_when_they_are_read_back():
     assert other not in layouts
     with pytest.raises(ValueError, match="none of the layouts"):
         layouts.index(other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewer", "more"),
+    [
+        ("distributed_optimizer=true fsdp=optim_grads", "grads_bytes", ""),
+        ("distributed_optimizer=true fsdp=optim_grads_params", "params_bytes", "gathered_bytes"),
+        ("distributed_optimizer=true optimizer_offload=0.5", "optimizer_bytes", "host_bytes"),
+        ("activation_offload=2", "activations_bytes", ""),
+        ("offload_modules=core_attn", "activations_bytes", ""),
+        ("recompute=selective recompute_modules=mlp", "activations_bytes", ""),
+        ("recompute=selective recompute_modules=layernorm", "activations_bytes", ""),
+        ("distributed_optimizer=true fp8=hybrid fp8_param_gather=true", "params_bytes", ""),
+    ],
+)
+def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
+    engine = MegatronEngine(
+        tiny_job(tmp_path, engine="megatron", precision="bf16", world=8, global_batch=8), H100
+    )
+    values = {name: knob.default for name, knob in LATTICE_KNOBS.items()}
+    sharded = {"distributed_optimizer": "distributed_optimizer=true" in settings}
+    found = [
+        predict(
+            engine.plans([Candidate.of(canonical(v, engine.context), world=8, global_batch=8)])
+        )
+        for v in (values | sharded, values | parse_settings(settings.split(), KNOBS))
+    ]
+    assert not engine.judge(Candidate.of(values | sharded, world=8, global_batch=8))
+    before, after = (each.memory for each in found)
+    assert np.ravel(getattr(after, fewer))[0] < np.ravel(getattr(before, fewer))[0]
+    if more:
+        assert np.ravel(getattr(after, more))[0] > np.ravel(getattr(before, more))[0]
 
 
 @pytest.mark.parametrize(

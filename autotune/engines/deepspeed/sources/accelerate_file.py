@@ -13,7 +13,7 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources.accelerate_fields import KINDS
-from autotune.engines.deepspeed.sources.launch import count, text_or_none
+from autotune.engines.launches.line import count, text_or_none
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),

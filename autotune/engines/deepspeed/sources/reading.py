@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
+from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
 from autotune.base.yaml_file import parse_yaml
-from autotune.engines.deepspeed.ds_config_text import (
-    MAX_BYTES,
-    STANDARD_INPUT,
-    parse_config,
-    read_text,
-)
+from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning, neox
 from autotune.engines.deepspeed.sources.accelerate_file import (
@@ -27,7 +23,7 @@ from autotune.engines.deepspeed.sources.accelerate_file import (
 )
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError, kind_of
-from autotune.engines.deepspeed.sources.launch import LaunchLine, typed
+from autotune.engines.deepspeed.sources.launch import LaunchLine
 from autotune.engines.deepspeed.sources.layout import ExportedLayout
 from autotune.engines.deepspeed.sources.sections import (
     is_ds_config,
@@ -36,6 +32,7 @@ from autotune.engines.deepspeed.sources.sections import (
     sections_inside,
 )
 from autotune.engines.deepspeed.sources.templates import refuse_template
+from autotune.engines.launches.line import typed
 from autotune.space.rule import Violation
 
 Syntax = Literal["json", "hjson", "yaml", "shell"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.base.errors import RenderError
-from autotune.engines.deepspeed.ds_config_text import read_text
+from autotune.base.user_text import read_text
 
 _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _PARSER = "HfArgumentParser"

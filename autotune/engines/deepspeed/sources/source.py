@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.engines.deepspeed.ds_config_text import read_text
+from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.launch import (
-    TRL,
-    LaunchLine,
-    launch_of_words,
-    read_launch,
-)
+from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_words, read_launch
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.reading import (
     ReadConfig,
@@ -32,7 +27,8 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import refusals
 from autotune.engines.deepspeed.sources.script import own_defaults, uses_lightnings
-from autotune.engines.deepspeed.sources.shell import Command, is_shell, read_shell
+from autotune.engines.launches.line import TRL
+from autotune.engines.launches.shell import Command, is_shell, read_shell
 from autotune.space.rule import Violation
 
 _TELLING = frozenset(

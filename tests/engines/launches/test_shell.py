@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.engines.deepspeed.sources.shell import is_shell, read_shell
+from autotune.engines.launches.shell import is_shell, read_shell
 
 SCRIPT = """\
 #!/bin/bash

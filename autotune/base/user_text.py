@@ -1,0 +1,57 @@
+"""The text of a file that a user names, read within bounds."""
+
+import errno
+import sys
+from pathlib import Path
+
+from autotune.base.errors import RenderError
+from autotune.contract import NotAFileError, read_bounded
+
+STANDARD_INPUT = Path("-")
+"""The name that stands for what is piped in."""
+
+MAX_BYTES = 4 * 2**20
+"""A thousand times the largest configuration that anybody ships."""
+_NAME_ONE = "name a configuration or a launch script"
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file, its line ends and a byte order mark as they are.
+
+    Args:
+        path: A file, `-` for standard input, or a pipe that the shell made.
+
+    Raises:
+        RenderError: It cannot be read, is no file (a folder, a device, a named pipe: nothing waits
+            for one), or is larger than `MAX_BYTES`.
+    """
+    try:
+        data = _read(path)
+        if len(data) > MAX_BYTES:
+            raise _too_large(path)
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RenderError(f"{path}: is no text in UTF-8", _NAME_ONE) from error
+    except NotAFileError as error:
+        raise RenderError(f"{path}: {error.strerror}", _NAME_ONE) from error
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _too_large(path) from error
+        said = error.strerror or error
+        raise RenderError(
+            f"{path}: cannot be read: {said}", "name a file that is there"
+        ) from error
+
+
+def _too_large(path: Path) -> RenderError:
+    return RenderError(
+        f"{path}: larger than {MAX_BYTES // 2**20} MiB: no configuration is",
+        "name the configuration itself",
+    )
+
+
+def _read(path: Path) -> bytes:
+    """Bytes of a file or of standard input; of the latter one byte more than is allowed."""
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    return read_bounded(path, MAX_BYTES)

@@ -1,0 +1,1 @@
+"""Shell files and launch lines that somebody has, whatever engine they start."""
