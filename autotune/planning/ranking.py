@@ -79,6 +79,8 @@ class PredictedBaseline:
     described: str
     candidate: Candidate
     prediction: Prediction
+    reach: Margin
+    """How far measured figures may be from it."""
     notes: Mapping[str, tuple[Any, ...]]
     """Keys or arguments that no knob carries: what the user gave, and what is predicted with."""
 
@@ -125,11 +127,13 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
         return None
     engine, candidate = outlook.engine.baseline(path)
     plans = dataclasses.replace(engine.plans([candidate]), **outlook.wishes.links())
+    found = predict(plans, constants_of(outlook.environment))
     return PredictedBaseline(
         path=str(path),
         described=engine.describe(candidate),
         candidate=candidate,
-        prediction=predict(plans, constants_of(outlook.environment)),
+        prediction=found,
+        reach=outlook.reach(found),
         notes={name: tuple(pair) for name, pair in engine.overridden(candidate).items()},
     )
 

@@ -116,7 +116,7 @@ def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     return {
         "path": own.path,
         "candidate": own.candidate.values,
-        **figures_as_dict(ranking.job, own.prediction, 0),
+        **figures_as_dict(ranking.job, own.prediction, 0, own.reach),
         "pred_gain_of_best": _gain_of_best(ranking, own),
         "not_carried": {name: list(pair) for name, pair in own.notes.items()},
     }
