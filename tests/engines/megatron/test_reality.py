@@ -62,6 +62,34 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "sequence_parallel.experts": ({}, {"tp": 2}, "sequence parallel"),
     "pp.split": ({"num_hidden_layers": 3}, {"pp": 2}, "divisible"),
     "vp.micro_batches": ({}, {"pp": 2, "vp": 2, "micro_batch": 8}, "micro-batches"),
+    "uneven.split": ({}, {"pp": 3, "world": 3, "first_stage_layers": 1}, "divisible"),
+    "order.experts": (
+        {},
+        {"world": 4, "pp": 2, "ep": 2, "order": "tp-cp-ep-pp-dp"},
+        "pp-last",
+    ),
+    "activation_offload.layers": ({}, {"activation_offload": 4}, "CPU offloading"),
+    "activation_offload.pipeline": ({}, {"activation_offload": 1, "pp": 2}, "CPU offloading"),
+    "activation_offload.recompute": (
+        {},
+        {"activation_offload": 1, "recompute": "full"},
+        "CPU offloading",
+    ),
+    "offload_modules.layers": (
+        {},
+        {"activation_offload": 1, "offload_modules": "qkv_linear"},
+        "cpu_offloading",
+    ),
+    "recompute_modules.fp8": (
+        {},
+        {"recompute": "selective", "recompute_modules": "layernorm", "fp8": "hybrid"},
+        "Delayed scaling",
+    ),
+    "recompute_modules.gpu": (
+        {},
+        {"recompute": "selective", "recompute_modules": "layernorm"},
+        "FP8GlobalStateManager",
+    ),
 }
 """Rule -> what the model has besides, a layout that breaks it, and a word of Megatron's error."""
 
@@ -69,7 +97,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def refused_case(rule: str, folder: Path) -> tuple[MegatronEngine, Candidate]:
     """An illegal candidate, with the engine of its job."""
     changes, layout, _ = REFUSED[rule]
-    config = MIXTRAL if rule in ("ep.experts", "sequence_parallel.experts") else LLAMA
+    is_mixture = rule in ("ep.experts", "sequence_parallel.experts", "order.experts")
+    config = MIXTRAL if is_mixture else LLAMA
     world = int(layout.get("world", 2))
     seq_len = 33 if rule == "sequence_parallel.sequence" else 32
     folder = folder / rule
@@ -245,6 +274,19 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
         "vp.pipeline": "Megatron-LM's script refuses",
         "batch.product": "Megatron-LM's script refuses",
         "recompute.block": "more layers than there are are all of them",
+        "uneven.pipeline": "with one stage nothing asks for its size",
+        "uneven.ends": "Megatron-LM's script and configuration refuse",
+        "etp.experts": "the width of an expert, as `tp.ffn`",
+        "etp.replicas": "it trains on, with gradients that are summed over other ranks",
+        "fsdp.sharded": "Megatron-LM's script turns it on",
+        **dict.fromkeys(
+            (
+                *("overlap.gather_needs_reduce", "overlap.p2p", "fp8.gather"),
+                *("overlap.tp_needs_sequence_parallel", "optimizer_offload.fp8"),
+            ),
+            "Megatron-LM's script refuses",
+        ),
+        "optimizer_offload.sharded": "the hybrid optimizer needs a GPU",
     }
     theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
     assert theirs == REFUSED.keys() | unseen.keys()
