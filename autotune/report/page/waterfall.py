@@ -8,7 +8,8 @@ from autotune.report.words import format_rate
 
 _ROW, _LEFT, _WIDE, _RIGHT = 26, 240, 400, 160
 """Pixels of a bar's row, of the names, the bars and the figures."""
-_GOOD, _BAD, _WHOLE = "#2aa876", "#d9534f", "#8b93a1"
+_GOOD, _BAD, _WHOLE = "#1a8b62", "#c02a13", "#8b93a1"
+"""Green and red as the style sheet has them, which the colour-blind tell apart."""
 
 
 def ladder_view(ladder: Ladder) -> dict[str, Any]:
