@@ -43,7 +43,7 @@ from autotune.record.spread import (
     pooled,
     variance_of_steps,
 )
-from autotune.search.confirm import ROUNDS
+from autotune.search.race import FULL_ROUNDS
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 
@@ -274,7 +274,7 @@ def coverage_compared(runs: Runs) -> float:
     """
     shares = []
     for pair in itertools.combinations(runs, 2):
-        spread = pooled(runs[key][:ROUNDS] for key in pair)
+        spread = pooled(runs[key][:FULL_ROUNDS] for key in pair)
         others = {key: own for key, own in runs.items() if key not in pair}
         shares.append(coverage(others, lambda run, spread=spread: ends(spread, run)))
     return statistics.fmean(shares)

@@ -93,7 +93,8 @@ def guards_of(
 ) -> dict[str, GuardVerdict]:
     """The verdict on each candidate of the final comparisons, by its hash.
 
-    Losses do not wander with the machine, so that the runs of all comparisons count alike.
+    Losses do not wander with the machine, so that the runs of all comparisons count alike, and the
+    baseline's own trial serves as one of its runs where it took as many steps.
 
     Args:
         trials: The record.
@@ -103,12 +104,20 @@ def guards_of(
     if not n_steps:
         return {}
     runs: dict[str, dict[int, Trial]] = {}
+    own_trials: list[Trial] = []
     for trial in trials:
         identity = trial.spec.identity
+        explores = identity.role in (Role.BASELINE, Role.SEARCH) and identity.fidelity is None
+        if explores and identity.candidate_hash == baseline_hash and _ran(trial):
+            own_trials = [trial]  # the last one: a repeat takes the first one's place
         if identity.role is Role.CONFIRM and identity.confirm_round is not None and _ran(trial):
             own = runs.setdefault(identity.candidate_hash, {})
             own[identity.confirm_round] = trial  # a repeat takes the first one's place
     theirs = list(runs.get(baseline_hash or "", {}).values())
+    # A run of round 0 trains in the same order, so that both would show no rounding.
+    others = [t for t in theirs if t.spec.identity.confirm_round]
+    if own_trials and _n_losses(own_trials[0]) >= n_steps and others:
+        theirs = [*own_trials, *others]
     return {
         key: GuardVerdict(verdict=Convergence.PASS, why="it is the baseline itself")
         if key == baseline_hash
@@ -129,8 +138,13 @@ def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guard
         return _unknown(f"the baseline ran {said} in the comparison: it takes its repeat")
     if why := _why_not(ours[0].spec, theirs[0].spec):
         return _unknown(why)
-    kept = [[t.result.losses[:n_steps] for t in runs if t.result] for runs in (ours, theirs)]
-    n_common = min(len(losses) for runs in kept for losses in runs)
+    # Runs that only measured took fewer steps than those that are to be compared.
+    longest = max(map(_n_losses, ours)), sorted(map(_n_losses, theirs))[-MIN_RUNS]
+    n_common = min(n_steps, *longest)
+    kept = [
+        [t.result.losses[:n_steps] for t in runs if t.result and _n_losses(t) >= n_common]
+        for runs in (ours, theirs)
+    ]
     if n_common < MIN_STEPS:
         return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
     own, base = ([losses[:n_common] for losses in runs] for runs in kept)
@@ -148,6 +162,10 @@ def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guard
         is_same_start=_is_ours(spec) and "config" in spec.workload.model,
         is_seeded=_is_ours(spec),
     )
+
+
+def _n_losses(trial: Trial) -> int:
+    return 0 if trial.result is None else len(trial.result.losses)
 
 
 def compare_losses(

@@ -59,7 +59,7 @@ class RecordStandings:
     ) -> tuple[int, GuardVerdict] | None:
         """The best of a comparison, by its trial, if the guard fails it; None: it does not."""
         verdict = confirm.judge(comparison, self._history, self._objective)
-        best = None if verdict is None else self._objective.best(verdict.figures)
+        best = None if verdict is None else self._best(verdict, verdict.figures)
         if verdict is None or best is None or best not in self.drifting(baseline):
             return None
         standing = self._standing(best, verdict.figures[best])
@@ -83,7 +83,7 @@ class RecordStandings:
         whole = {**own, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
         kept = {key: figures[key] for key in compared if key in figures} or figures
-        best = self._objective.best(kept, beside=figures)
+        best = self._best(verdict, kept, beside=figures)
         start, speedup = self.baseline(baseline), None
         if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best in compared, "the baseline itself never drifts"
@@ -108,6 +108,20 @@ class RecordStandings:
             stop_reason=stop_reason,
             interrupted=self._context.interrupt.draining,
         )
+
+    def _best(
+        self,
+        verdict: confirm.Verdict | None,
+        kept: Mapping[str, Figure],
+        *,
+        beside: Mapping[str, Figure] | None = None,
+    ) -> str | None:
+        """The best of some: the one that the race names where samples/s decide."""
+        if verdict is not None and self._objective.wish.name == "samples_per_s":
+            named = verdict.best(kept)
+            if named is not None:
+                return named
+        return self._objective.best(kept, beside=beside)
 
     def _drifted(
         self, guards: Mapping[str, GuardVerdict], whole: Mapping[str, Figure], best: str | None
@@ -141,7 +155,8 @@ class RecordStandings:
 
         def is_tied(key: str) -> bool:
             if verdict is not None and {key, best} <= set(compared):
-                return not verdict.gain(best, key).is_told_apart
+                gain = verdict.gain(best, key)
+                return gain is None or not gain.is_told_apart
             return figures[key].overlaps(figures[best])
 
         tied = [key for key in figures if key != best and is_tied(key)]

@@ -1,7 +1,8 @@
-"""The final comparison: the finalists and the baseline again, cold and interleaved.
+"""The final comparison: the finalists and the baseline again, interleaved, as a race.
 
 A trial's own interval says how steady its steps were, not how much the next set of processes would
-differ. The claimed gain therefore rests on fresh runs only.
+differ. The claimed gain therefore rests on fresh runs only. `autotune.search.race` says who runs
+the next round; here the record is read for it.
 """
 
 import math
@@ -10,25 +11,29 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.contract import Start
 from autotune.record.answer import Speedup
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
-from autotune.search.front import Figure
+from autotune.search import race
+from autotune.search.front import Figure, peak_of
 from autotune.search.history import History, Tried, counting, is_settled, results
 from autotune.search.objective import Objective
+from autotune.search.race import (
+    BLOCK,
+    COLD,
+    MIN_ROUNDS,
+    N_CONFIRM,
+    WARM,
+    NextRound,
+    Race,
+    Racer,
+    Rules,
+)
 from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.space.candidate import Candidate
 
-ROUNDS = 3
-"""With two candidates, 3 rounds leave 2 degrees of freedom for the gain: its interval is 4.3
-standard errors wide to each side; 2 rounds leave 1 (12.7), 4 rounds 3 (3.2) for a third more time.
-Every further finalist adds as many again."""
-MIN_ROUNDS = 2
-"""Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
 MAX_COMPARISONS = 3
 """Comparisons with a candidate that the convergence guard fails, after which no other follows."""
@@ -44,71 +49,41 @@ _Runs = Mapping[tuple[str, int], Sequence[Trial]]
 
 @dataclass(frozen=True, kw_only=True)
 class FinalComparison:
-    """Candidates of each round."""
+    """A comparison that is to be made, or under way."""
 
     members: tuple[Candidate, ...]
+    baseline: str | None
+    """Hash of the baseline; None: there is none, or nobody knows which it was."""
     first_round: int
-    n_rounds: int
+    rules: Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRun:
+    """A run of the comparison that is to come."""
+
+    candidate: Candidate
+    round: int
+    cold: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Result of a comparison; both by candidate hash."""
+    """Result of a comparison; by candidate hash."""
 
     figures: dict[str, Figure]
     """Geometric mean of samples/s over the runs, with the interval of a re-run."""
-    logs: dict[str, dict[int, float]]
-    """log samples/s by round."""
+    race: Race
+    """The race after its last whole round."""
 
-    @property
-    def degrees(self) -> int:
-        """Degrees of freedom of `deviation`."""
-        return sum(len(runs) - 1 for runs in self.logs.values())
+    def gain(self, of: str, over: str) -> Speedup | None:
+        """See `Race.gain`."""
+        return self.race.gain(of, over)
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
-        runs = [np.array(list(by_round.values())) for by_round in self.logs.values()]
-        squares = sum(float(((own - own.mean()) ** 2).sum()) for own in runs)
-        return math.sqrt(squares / self.degrees)
-
-    def gain(self, of: str, over: str) -> Speedup:
-        """Ratio of two candidates' samples/s with its 95% interval, round by round.
-
-        Each round is a block of a randomized block design (Fisher, The Design of Experiments,
-        1935): a machine that slows down for minutes slows a whole round, and that is no noise of
-        the ratio. It costs degrees of freedom: on a machine without such drift the interval of two
-        candidates is half as wide again. Where fewer than two candidates have two rounds in
-        common, the pooled deviation stands in.
-
-        The runs that choose the best also judge it, and the luckiest of five equals looks faster
-        than the baseline too often. So the 95% hold for all the others against one of them at
-        once: each interval misses 5% / (candidates - 1) (Bonferroni, as in Dunn, Multiple
-        Comparisons Among Means, 1961). For two candidates that is Student's own interval.
-
-        The ratio of a candidate to itself is exactly 1; its interval then says how large a gain
-        this comparison would have missed.
-        """
-        rounds = sorted(set.intersection(*(set(runs) for runs in self.logs.values())))
-        degrees = (len(self.logs) - 1) * (len(rounds) - 1)
-        if degrees < 1:
-            ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
-            n_runs = self.figures[of].n_runs, self.figures[over].n_runs
-            error = self.deviation * math.sqrt(1 / n_runs[0] + 1 / n_runs[1])
-            degrees = self.degrees
-        else:
-            table = np.array([[runs[n] for n in rounds] for runs in self.logs.values()])
-            means = dict(zip(self.logs, table.mean(axis=1), strict=True))
-            ratio = math.exp(means[of] - means[over])
-            # What neither the candidates nor the rounds explain.
-            residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0)
-            squares = float(((residuals + table.mean()) ** 2).sum())
-            error = math.sqrt(squares / degrees) * math.sqrt(2 / len(rounds))
-        confidence = 1 - (1 - CONFIDENCE) / max(1, len(self.figures) - 1)
-        half_width = t_quantile(confidence, degrees) * error
-        return Speedup(
-            ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)
-        )
+    def best(self, among: Collection[str]) -> str | None:
+        """The one of some that the race names, by samples/s; None: none of them was compared."""
+        order = [*self.race.standing, *self.race.by_score]
+        return next((key for key in order if key in among), None)
 
 
 def finalists(
@@ -133,35 +108,53 @@ def plan(
     left_s: Callable[[Sequence[Trial]], float],
     drifting: Collection[str] = (),
     guard_steps: int = 0,
+    may_start_warm: Callable[[Candidate], bool] = lambda _: False,
 ) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
-    A comparison that was begun goes on while its members are the same: the runs of a new member
-    would not be interleaved with the others' in rounds that are over.
+    A comparison that was begun goes on while nobody has to run a round that is over: such a run
+    would not be interleaved with the others'.
 
     The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
     budget would be left without some trials: those of the comparison. Those `drifting` by their
-    hashes have failed the convergence guard in an earlier one; it compares `guard_steps`.
+    hashes have failed the convergence guard in an earlier one; it compares `guard_steps`. One
+    candidate that cannot start warm keeps all others from it: they would be compared otherwise.
     """
     contenders = finalists(history, objective, drifting)
     if not contenders:
         return None
     begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
-    for first_round in (first_round_of(begun), first_round_of(begun) + ROUNDS):
+    for first_round in (first_round_of(begun), first_round_of(begun) + BLOCK):
         own = _runs_of(history, first_round)
-        its_s = run_s(history, guard_steps)
-        members, n_rounds = _affordable(contenders, baseline, own, left_s, its_s)
-        if not n_rounds:
+        everyone = [*contenders, *([] if baseline is None else [baseline])]
+        rules = _rules_of(own) or (WARM if all(map(may_start_warm, everyone)) else COLD)
+        members = _affordable(contenders, baseline, own, left_s, rules, history, guard_steps)
+        if not members:
             return None
-        over = range(first_round, max((number for _, number in own), default=first_round))
-        if all((member.hash, number) in own for member in members for number in over):
-            return FinalComparison(members=members, first_round=first_round, n_rounds=n_rounds)
+        planned = FinalComparison(
+            members=members,
+            baseline=None if baseline is None else baseline.hash,
+            first_round=first_round,
+            rules=rules,
+        )
+        if not is_broken(planned, history, objective):
+            return planned
     raise AssertionError("a comparison without runs is open to everyone")
 
 
+def is_broken(comparison: FinalComparison, history: History, objective: Objective) -> bool:
+    """Whether somebody would have to run a round that others have followed by the next one.
+
+    Whoever made it drop out has failed since, or is no member any more.
+    """
+    at = _replay(comparison, history, objective)
+    last = max((number for _, number in _runs_of(history, comparison.first_round)), default=-1)
+    return bool(at.missing) and at.round < last
+
+
 def first_round_of(round_number: int) -> int:
-    """The first round of the comparison that a round belongs to; each has `ROUNDS` of its own."""
-    return round_number // ROUNDS * ROUNDS
+    """The first round of the comparison that a round belongs to; each has `BLOCK` of its own."""
+    return round_number // BLOCK * BLOCK
 
 
 def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> frozenset[str]:
@@ -224,45 +217,78 @@ def run_s(history: History, guard_steps: int = 0) -> float:
     return explored.typical_s + explored.slower_start_s + longer_s
 
 
+def race_run_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
+    """Seconds that one run of a race takes that need not confirm anything."""
+    return (history.explored.typical_s or 0.0) if rules.warm else run_s(history, guard_steps)
+
+
+def kept_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
+    """Seconds that a comparison of two takes: what a search keeps back of its time."""
+    rounds = race.LOOKS[-1] if rules.warm else race.FULL_ROUNDS
+    n_cold = 1 if rules.warm else rounds
+    warm_s = 2 * (rounds - n_cold) * race_run_s(history, rules, guard_steps)
+    return warm_s + 2 * n_cold * run_s(history, guard_steps)
+
+
 def missing_runs(
     comparison: FinalComparison,
     history: History,
+    objective: Objective,
     *,
     seed: int,
     left_s: float = math.inf,
     guard_steps: int = 0,
-) -> list[tuple[Candidate, int]]:
-    """The candidates and rounds that are still to run, in their order.
+) -> list[ComparisonRun]:
+    """The runs of this round that are still to come, in their order; none: the race is over.
 
     The order is shuffled once by the seed and turned by one place per round, so that nobody always
     runs first, and drift (a warming machine) meets all alike.
 
-    The plan did not pay for repeats of disturbed runs: none is repeated where that would take
-    time from planned runs, with `left_s` seconds left of the budget.
+    A disturbed run is repeated where `left_s` seconds of the budget leave the time for it beside
+    the round, and a round is begun that can be paid for. Where the time is over, the best and the
+    baseline are confirmed cold before anything else.
     """
-    own = _runs_of(history, comparison.first_round)
+
+    def cost_s(at: _Replayed) -> float:
+        own_s = race_run_s(history, comparison.rules, guard_steps)
+        one_s = run_s(history, guard_steps) if at.asked and at.asked.cold else own_s
+        return len(at.missing) * one_s
+
+    at = _replay(comparison, history, objective)
+    again = _replay(comparison, history, objective, history.to_repeat)
+    if again.missing != at.missing or again.round != at.round:
+        extra_s = run_s(history, guard_steps) if again.asked and again.asked.cold else 0.0
+        extra_s = extra_s or race_run_s(history, comparison.rules, guard_steps)
+        planned_s = cost_s(at) if at.is_begun else 0.0
+        if at.race.confirmation is not None and not (at.asked and at.asked.cold):
+            planned_s += N_CONFIRM * run_s(history, guard_steps)
+        if planned_s + extra_s <= left_s:
+            at = again
+    if at.asked is None:
+        return []
+    cold = at.asked.cold
+    if not at.is_begun and cost_s(at) > left_s:
+        return []
+    if not at.is_begun and not cold and at.round > comparison.first_round:
+        confirmed_s = N_CONFIRM * run_s(history, guard_steps)
+        if cost_s(at) + confirmed_s > left_s and (asked := at.race.confirmation) is not None:
+            at = _Replayed(race=at.race, asked=asked, missing=asked.keys, round=at.round)
+            cold = True
+            if cost_s(at) > left_s:
+                return []
+    turn = at.round - comparison.first_round
     order = sorted(comparison.members, key=lambda member: member.hash)
     random.Random(seed).shuffle(order)
-    planned = [
-        (order[(turn + place) % len(order)], comparison.first_round + turn)
-        for turn in range(comparison.n_rounds)
-        for place in range(len(order))
+    turned = [order[(turn + place) % len(order)] for place in range(len(order))]
+    return [
+        ComparisonRun(candidate=member, round=at.round, cold=cold)
+        for member in turned
+        if member.hash in at.missing
     ]
-
-    def missing(to_repeat: frozenset[int]) -> list[tuple[Candidate, int]]:
-        return [
-            (member, number)
-            for member, number in planned
-            if not is_settled(own.get((member.hash, number), ()), to_repeat)
-        ]
-
-    first = missing(frozenset())
-    all_s = (len(first) + 1) * run_s(history, guard_steps)
-    return missing(history.to_repeat) if all_s <= left_s else first
 
 
 def judge(comparison: FinalComparison, history: History, objective: Objective) -> Verdict | None:
-    """Compare the runs; None before every candidate has been through `MIN_ROUNDS`.
+    """Compare the runs; None before two whole rounds.
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
     so its variance is pooled over them. A candidate's own interval says where a re-run would be,
@@ -271,37 +297,163 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     A candidate that failed or broke the memory limit in any run has no figure: it must not be
     handed out.
     """
-    own = _runs_of(history, comparison.first_round)
-    first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
-    needed = [own.get((m.hash, n), ()) for m in comparison.members for n in first_rounds]
-    if not all(map(is_settled, needed)):
+    at = _replay(comparison, history, objective)
+    if at.race.n_rounds < MIN_ROUNDS:
         return None
-    figures: dict[str, Figure] = {}
-    logs: dict[str, dict[int, float]] = {}
-    for key in (member.hash for member in comparison.members):
-        theirs = {number: own[key, number] for whose, number in sorted(own) if whose == key}
-        ended = [run for trials in theirs.values() for run in results(trials)]
-        counted = {number: counting(trials) for number, trials in theirs.items()}
-        runs = {n: run for n, run in counted.items() if run is not None and is_figure(run)}
-        failed = any(
-            run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
-            for run in ended
+    figures = _figures(comparison, history, objective)
+    return Verdict(figures=figures, race=at.race) if at.race.can_judge else None
+
+
+def recorded_verdict(history: History, objective: Objective) -> Verdict | None:
+    """Result of the record's last comparison, whoever was the baseline; None: there was none."""
+    numbers = [number_of(trial) for trial in history.trials]
+    last = max(numbers, default=-1)
+    first_round = first_round_of(last)
+    own = _runs_of(history, first_round) if last >= 0 else {}
+    hashes = {key for key, _ in own}
+    comparison = FinalComparison(
+        members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
+        baseline=None,
+        first_round=first_round,
+        rules=_rules_of(own) or COLD,
+    )
+    n_rounds = last - first_round + 1
+    if last < 0 or n_rounds < MIN_ROUNDS:
+        return None
+    state = _states(comparison, history, objective)(n_rounds)
+    figures = _figures(comparison, history, objective)
+    return Verdict(figures=figures, race=state) if state.can_judge else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replayed:
+    """A race where the record has got to."""
+
+    race: Race
+    asked: NextRound | None
+    """The round that comes; None: none, the race is over."""
+    missing: tuple[str, ...]
+    """Its candidates that are still to run."""
+    round: int
+    """Its number."""
+
+    @property
+    def is_begun(self) -> bool:
+        return self.asked is not None and len(self.missing) < len(self.asked.keys)
+
+
+def _replay(
+    comparison: FinalComparison,
+    history: History,
+    objective: Objective,
+    to_repeat: frozenset[int] = frozenset(),
+) -> _Replayed:
+    """Go through the rounds of the record up to the first that is not whole."""
+    own, after = _runs_of(history, comparison.first_round), _states(comparison, history, objective)
+    for n_rounds in range(BLOCK + 1):
+        state = after(n_rounds)
+        asked = state.next_round()
+        number = comparison.first_round + n_rounds
+        if asked is not None and _was_cut_short(own, number, comparison.rules):
+            asked = state.confirmation or asked
+        missing = tuple(
+            key
+            for key in ([] if asked is None else asked.keys)
+            if not is_settled(own.get((key, number), ()), to_repeat)
         )
-        if failed or not runs:
+        if asked is None or missing:
+            return _Replayed(race=state, asked=asked, missing=missing, round=number)
+    raise AssertionError("a race ends with its block")
+
+
+def _was_cut_short(own: _Runs, number: int, rules: Rules) -> bool:
+    """Whether a round of warm starts was begun as a cold one: the time was over."""
+    firsts = [its[0].spec for (_, n), its in own.items() if n == number]
+    return rules.warm and any(spec.measure.start is Start.COLD for spec in firsts)
+
+
+def _states(
+    comparison: FinalComparison, history: History, objective: Objective
+) -> Callable[[int], Race]:
+    """The race by the number of rounds that are over."""
+    own = _runs_of(history, comparison.first_round)
+    figures = _figures(comparison, history, objective)
+    explored = objective.figures(history.explored)
+    racers = tuple(
+        Racer(
+            key=key,
+            peak_bytes=peak_of(figures[key]) if key in figures else math.inf,
+            own_log=math.log(explored[key].samples_per_s) if key in explored else None,
+        )
+        for key in (member.hash for member in comparison.members)
+        if key in figures or not _is_out(own, key, objective)
+    )
+    known = {racer.key for racer in racers}
+    named = None
+    if objective.wish.name != "samples_per_s" and figures:
+        named = objective.best(figures, beside=explored)
+    runs = [
+        (key, number - comparison.first_round, run)
+        for (key, number), trials in own.items()
+        if (run := counting(trials)) is not None and key in known and is_figure(run)
+    ]
+
+    def after(n_rounds: int) -> Race:
+        over = [(key, number, run) for key, number, run in runs if number < n_rounds]
+        logs: dict[str, dict[int, float]] = {}
+        for key, number, run in over:
+            logs.setdefault(key, {})[number] = log_rate(run)
+        return Race(
+            racers=racers,
+            baseline=comparison.baseline if comparison.baseline in known else None,
+            logs=logs,
+            n_rounds=n_rounds,
+            confirmed=frozenset(key for key, _, run in over if run.start is Start.COLD),
+            rules=comparison.rules,
+            named=named,
+        )
+
+    return after
+
+
+def _is_out(own: _Runs, key: str, objective: Objective) -> bool:
+    """Whether a run failed or broke the memory limit: the candidate must not be handed out."""
+    ended = [run for (whose, _), its in own.items() if whose == key for run in results(its)]
+    return any(
+        run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes) for run in ended
+    )
+
+
+def _figures(
+    comparison: FinalComparison, history: History, objective: Objective
+) -> dict[str, Figure]:
+    """Figures of the members that ran and did not fail."""
+    own = _runs_of(history, comparison.first_round)
+    figures: dict[str, Figure] = {}
+    for key in (member.hash for member in comparison.members):
+        counted = [counting(trials) for (whose, _), trials in sorted(own.items()) if whose == key]
+        runs = [run for run in counted if run is not None and is_figure(run)]
+        if not runs or _is_out(own, key, objective):
             continue
-        interval = history.spread.interval(list(runs.values()))
-        peaks = (run.peak_memory_bytes for run in runs.values())
+        interval = history.spread.interval(runs)
+        peaks = (run.peak_memory_bytes for run in runs)
         figures[key] = Figure(
             samples_per_s=interval.rate,
             low=interval.low,
             high=interval.high,
             peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
             n_runs=len(runs),
-            n_disturbed=sum(bool(run.disturbed) for run in runs.values()),
+            n_disturbed=sum(bool(run.disturbed) for run in runs),
         )
-        logs[key] = {number: log_rate(run) for number, run in runs.items()}
-    verdict = Verdict(figures=figures, logs=logs)
-    return verdict if verdict.degrees >= 1 else None
+    return figures
+
+
+def _rules_of(own: _Runs) -> Rules | None:
+    """The rules of a race that was begun: those that its first runs started by."""
+    first = [trial for _, its in sorted(own.items(), key=lambda item: item[0][1]) for trial in its]
+    if not first:
+        return None
+    return WARM if first[0].spec.measure.start is Start.WARM else COLD
 
 
 def _affordable(
@@ -309,26 +461,32 @@ def _affordable(
     baseline: Candidate | None,
     own: _Runs,
     left_s: Callable[[Sequence[Trial]], float],
-    run_s: float,
-) -> tuple[tuple[Candidate, ...], int]:
-    """As many finalists as the time allows, the last dropped first; then fewer rounds."""
+    rules: Rules,
+    history: History,
+    guard_steps: int,
+) -> tuple[Candidate, ...]:
+    """As many finalists as the time allows a round of, and the best one cold beside the baseline.
+
+    The last is dropped first.
+    """
     others = [c for c in contenders if c != baseline]
     fixed = [] if baseline is None else [baseline]
     fewest = 1 if others and contenders[0] != baseline else 0
-    for n_rounds in range(ROUNDS, MIN_ROUNDS - 1, -1):
-        for n_others in range(len(others), fewest - 1, -1):
-            members = (*others[:n_others], *fixed)
-            hashes = {member.hash for member in members}
-            theirs = [trial for (key, _), its in own.items() if key in hashes for trial in its]
-            if members and len(members) * n_rounds * run_s <= left_s(theirs):
-                return members, n_rounds
-    return (), 0
+    first_s, cold_s = race_run_s(history, rules, guard_steps), run_s(history, guard_steps)
+    for n_others in range(len(others), fewest - 1, -1):
+        members = (*others[:n_others], *fixed)
+        hashes = {member.hash for member in members}
+        theirs = [trial for (key, _), its in own.items() if key in hashes for trial in its]
+        wanted_s = len(members) * first_s + min(2, len(members)) * cold_s
+        if members and wanted_s <= left_s(theirs):
+            return members
+    return ()
 
 
 def _runs_of(history: History, first_round: int) -> _Runs:
     own: dict[tuple[str, int], list[Trial]] = {}
     for trial in history.trials:
         number = trial.spec.identity.confirm_round
-        if number is not None and first_round <= number < first_round + ROUNDS:
+        if number is not None and first_round <= number < first_round + BLOCK:
             own.setdefault((trial.spec.identity.candidate_hash, number), []).append(trial)
     return own

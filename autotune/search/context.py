@@ -11,6 +11,8 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.recorded import Task
 from autotune.search.steering import Steering
+from autotune.search.trial_spec import may_start_warm
+from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +53,12 @@ class SearchContext(Task):
         if of not in self._said:
             self._said.add(of)
             self.note(text)
+
+    def may_start_warm(self, candidate: Candidate | None) -> bool:
+        """Whether a trial of a candidate may start warm; None is none."""
+        if candidate is None:
+            return False
+        return may_start_warm(self.engine_of(candidate), candidate, self.environment)
 
     @property
     def capacity(self) -> int:

@@ -10,6 +10,7 @@ from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, TrialsInFlight
+from autotune.search.race import COLD, WARM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
 from autotune.search.stop import n_done
@@ -92,6 +93,7 @@ class _StagedSearch:
                 left_s=left_s,
                 drifting=drifting,
                 guard_steps=context.job.guard_steps,
+                may_start_warm=context.may_start_warm,
             )
             if planned is None:
                 context.note(
@@ -103,8 +105,12 @@ class _StagedSearch:
             self._comparison = ComparisonStage(context, self.flight, planned)
             if self._comparison.missing:
                 self._drive(self._comparison)
+            if context.interrupt.draining:
+                return
+            if confirm.is_broken(planned, history, context.objective):
+                continue  # the best has failed, and those that had dropped out are back
             drifted = self._standings.drifted_best(baseline, planned)
-            if drifted is None or context.interrupt.draining:
+            if drifted is None:
                 return
             number, guarded = drifted
             context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
@@ -191,8 +197,20 @@ class _StagedSearch:
         if typical_s is None:
             return None
         n_search = 0 if stage is Stage.CONFIRM else self._proposals.n_left
-        comparison = self._comparison
-        n_confirm = 2 * confirm.ROUNDS if comparison is None else len(comparison.missing)
         left_s = n_search / self._context.capacity * typical_s
-        left_s += n_confirm * confirm.run_s(history, self._context.job.guard_steps)
+        left_s += self._comparison_left_s()
         return left_s if budget_s is None else min(left_s, max(0.0, budget_s - used_s))
+
+    def _comparison_left_s(self) -> float:
+        """Seconds that the final comparison takes, as far as one can know: it is a race."""
+        history, steps = self.flight.history, self._context.job.guard_steps
+        if self._comparison is None:
+            warm = self._context.may_start_warm(self._baseline.candidate)
+            return confirm.kept_s(history, WARM if warm else COLD, steps)
+        rules = self._comparison.planned.rules
+        return sum(
+            confirm.run_s(history, steps)
+            if run.cold
+            else confirm.race_run_s(history, rules, steps)
+            for run in self._comparison.missing
+        )

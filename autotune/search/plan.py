@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.base.plugins import load_plugin
-from autotune.contract import KnobValue, Origin, Role
+from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.command import as_typed
@@ -21,12 +21,13 @@ from autotune.search.confirm import (
     MAX_COMPARISONS,
     MAX_FINALISTS,
     OWN_STEPS,
-    ROUNDS,
     guard_s,
+    race_run_s,
     run_s,
 )
 from autotune.search.history import History, results
 from autotune.search.prospect import Prospect
+from autotune.search.race import COLD, N_CONFIRM, WARM, Rules, most_runs
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
@@ -91,11 +92,13 @@ class Plan:
     trial_s: float
     """Seconds that one trial takes; 0 where nothing runs."""
     confirm_s: float
-    """Seconds that one run of the final comparison takes."""
+    """Seconds that one run of the final comparison takes, on average over warm and cold ones."""
     guard_steps: int
     """First steps whose losses the convergence guard compares; 0: it is off."""
+    guard_runs: int
+    """Runs of the final comparison that take steps for the guard, at most."""
     guard_more_steps: int
-    """Steps that each run of the final comparison takes for the guard alone, at most."""
+    """Steps that each of these takes for the guard alone, at most."""
     guard_run_s: float
     """Seconds of these steps, at most."""
     guard_is_measured: bool
@@ -143,7 +146,7 @@ class Plan:
     @property
     def guard_s(self) -> float:
         """Seconds that the guard's steps add to the final comparison, at most."""
-        return self.confirm_trials * self.guard_run_s
+        return self.guard_runs * self.guard_run_s
 
     @property
     def guard_trials_s(self) -> float:
@@ -201,6 +204,8 @@ def make_plan(
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
     finalists = min(MAX_FINALISTS, max(1, search_trials))
     is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
+    rules = _rules_of(job, environment, history)
+    n_runs = most_runs(finalists + 1, rules)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     return Plan(
         study=study.name,
@@ -235,17 +240,34 @@ def make_plan(
         reduced_trials=reduced_trials,
         fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
         no_reduced="" if reductions is None else reductions.describe(),
-        confirm_trials=(finalists + 1) * ROUNDS if is_compared else 0,
+        confirm_trials=n_runs if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
-        confirm_s=(run_s(history, job.guard_steps) or trial_s) if runs else 0.0,
+        confirm_s=_confirm_s(history, job, rules, n_runs, trial_s) if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
         price_per_hour=job.price_per_hour,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, lattice),
-        **_guard_of(job, history, search_trials, is_compared=runs and is_compared),
+        **_guard_of(job, history, search_trials, n_runs if runs and is_compared else 0, rules),
     )
+
+
+def _rules_of(job: Job, environment: Environment, history: History) -> Rules:
+    """The rules that the comparison will follow, as far as one can know: trials may start warm."""
+    ended = [r for r in results(history.explored.trials) if r.outcome.is_measured]
+    if ended:
+        return WARM if all(result.start is Start.WARM for result in ended) else COLD
+    return WARM if environment.accelerator == "cpu" and job.script is None else COLD
+
+
+def _confirm_s(history: History, job: Job, rules: Rules, n_runs: int, trial_s: float) -> float:
+    """Seconds of one run of the comparison, on average."""
+    cold_s = run_s(history, job.guard_steps) or trial_s
+    if not rules.warm:
+        return cold_s
+    warm_s = race_run_s(history, rules) or trial_s
+    return float((N_CONFIRM * cold_s + (n_runs - N_CONFIRM) * warm_s) / n_runs)
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
@@ -262,7 +284,7 @@ def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
 
 
 def _guard_of(
-    job: Job, history: History, search_trials: int, *, is_compared: bool
+    job: Job, history: History, search_trials: int, n_runs: int, rules: Rules
 ) -> dict[str, Any]:
     """What the convergence guard adds to the final comparison.
 
@@ -277,11 +299,13 @@ def _guard_of(
     n_again = MAX_COMPARISONS - 1 if may_drift and n_others > 1 else 0
     sizes = [1 + min(MAX_FINALISTS, n_others - n) for n in range(1, n_again + 1) if n_others > n]
     return {
-        "guard_steps": job.guard_steps if is_compared else 0,
-        "guard_more_steps": more_steps if is_compared else 0,
-        "guard_run_s": (assumed_s if known_s is None else known_s) if is_compared else 0.0,
+        "guard_steps": job.guard_steps if n_runs else 0,
+        # The cold runs, and one of the baseline that shows its repeat.
+        "guard_runs": min(n_runs, N_CONFIRM + 1) if rules.warm else n_runs,
+        "guard_more_steps": more_steps if n_runs else 0,
+        "guard_run_s": (assumed_s if known_s is None else known_s) if n_runs else 0.0,
         "guard_is_measured": known_s is not None,
-        "guard_trials": ROUNDS * sum(sizes) if is_compared else 0,
+        "guard_trials": sum(most_runs(size, rules) for size in sizes) if n_runs else 0,
     }
 
 

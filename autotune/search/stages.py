@@ -12,6 +12,7 @@ from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_fo
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
+from autotune.search.race import COLD, WARM
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
 from autotune.search.steering import Steering
@@ -48,6 +49,7 @@ class SearchStage(ABC):
         role: Role,
         *,
         confirm_round: int | None = None,
+        cold: bool = True,
         reduced_of: Candidate | None = None,
         least_steps: int = 0,
     ) -> Run:
@@ -79,6 +81,7 @@ class SearchStage(ABC):
             candidate=candidate,
             role=role,
             confirm_round=confirm_round,
+            cold=cold,
             retry_of=failed[-1] if failed else None,
             repeat_of=repeat_of,
             losing_step_time_s=losing_step_time_s,
@@ -274,7 +277,8 @@ class ProposalStage(SearchStage):
         """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
         context, history = self._context, self._history
         used_s = self._flight.used_s()
-        kept_s = 2 * confirm.ROUNDS * confirm.run_s(history, context.job.guard_steps)
+        rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
+        kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
         budget = context.job.budget
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
@@ -337,7 +341,7 @@ class ProposalStage(SearchStage):
 
 
 class ComparisonStage(SearchStage):
-    """The final comparison: the best ones and the baseline again, in turns."""
+    """The final comparison: the best ones and the baseline again, in turns, as a race."""
 
     name = Stage.CONFIRM
 
@@ -351,23 +355,43 @@ class ComparisonStage(SearchStage):
         self.planned = planned
 
     @property
-    def missing(self) -> list[tuple[Candidate, int]]:
-        """The candidates and rounds that are still to come."""
+    def missing(self) -> list[confirm.ComparisonRun]:
+        """The runs of this round that are still to come; none: the race is over."""
         job = self._context.job
         return confirm.missing_runs(
             self.planned,
             self._history,
+            self._context.objective,
             seed=job.seed,
             left_s=self._flight.left_s(),
             guard_steps=job.guard_steps,
         )
 
     def next_run(self) -> Run | None:
-        """The next run of the rounds."""
+        """The next run of this round, or the first of the next one."""
         if not (missing := self.missing):
             return None
-        candidate, number = missing[0]
-        tried = self._history.find(candidate)
-        wanted = self._context.job.guard_steps
-        least_steps = 0 if tried is None else confirm.least_steps(tried, wanted)
-        return self._run(candidate, Role.CONFIRM, confirm_round=number, least_steps=least_steps)
+        asked = missing[0]
+        tried = self._history.find(asked.candidate)
+        least_steps = 0
+        if tried is not None and (asked.cold or self._shows_repeat(asked, tried)):
+            least_steps = confirm.least_steps(tried, self._context.job.guard_steps)
+        return self._run(
+            asked.candidate,
+            Role.CONFIRM,
+            confirm_round=asked.round,
+            cold=asked.cold,
+            least_steps=least_steps,
+        )
+
+    def _shows_repeat(self, asked: confirm.ComparisonRun, tried: Tried) -> bool:
+        """Whether the convergence guard needs this warm run as a repeat of the baseline.
+
+        The cold run of the baseline is one, and its own trial serves as the other where it took
+        as many steps.
+        """
+        is_first = asked.round == self.planned.first_round
+        if asked.candidate.hash != self.planned.baseline or not is_first:
+            return False
+        wanted = confirm.least_steps(tried, self._context.job.guard_steps)
+        return tried.measured is None or len(tried.measured.losses) < wanted

@@ -46,7 +46,8 @@ CONFIRM_MEASURE = Measure(
     target_half_width=0.02,
     budget_s=10.0,
 )
-"""Measure of the final comparison. The claim rests on these runs; they start cold."""
+"""Measure of a run of the final comparison that starts cold; one that starts warm measures as any
+warm trial does: another run tells more than further steps of the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class Run:
     """Expected measurement of the trial; None: nobody can say."""
     reduced_of: Candidate | None = None
     """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
+    cold: bool = True
+    """Whether a run of the final comparison has to start cold; else it starts as a trial does."""
     least_steps: int = 0
     """Optimizer steps that it takes at the least, warm-up included; 0: what its measure says."""
 
@@ -76,6 +79,11 @@ class Run:
         return Fidelity(layers=ours.layers, world=None if ours.world == full.world else ours.world)
 
 
+def may_start_warm(engine: Engine, candidate: Candidate, environment: Environment) -> bool:
+    """Whether a trial of a candidate may start warm: on CPU ranks, where forking was tried."""
+    return environment.accelerator == "cpu" and engine.ranks(candidate).may_start_warm
+
+
 def make_spec(
     run: Run, *, study: str, number: int, job: Job, engine: Engine, environment: Environment
 ) -> TrialSpec:
@@ -86,14 +94,16 @@ def make_spec(
     """
     candidate, ranks = run.candidate, engine.ranks(run.candidate)
     explores = run.role in (Role.BASELINE, Role.SEARCH)
-    # Warm ranks are forked from a process that has imported everything. The claim rests on cold
-    # starts, and a platform fault is answered by one.
-    may_be_warm = explores and run.retry_of is None and ranks.may_start_warm
-    is_warm = environment.accelerator == "cpu" and may_be_warm
-    least = run.least_steps - CONFIRM_MEASURE.warmup_steps
-    measure = dataclasses.replace(CONFIRM_MEASURE, min_steps=max(CONFIRM_MEASURE.min_steps, least))
-    if run.role is not Role.CONFIRM:
-        measure = WARM_MEASURE if is_warm else MEASURE
+    # Warm ranks are forked from a process that has imported everything. The claim is confirmed by
+    # cold starts, and a platform fault is answered by one.
+    is_asked = explores or (run.role is Role.CONFIRM and not run.cold)
+    is_warm = is_asked and run.retry_of is None and may_start_warm(engine, candidate, environment)
+    measure = WARM_MEASURE if is_warm else MEASURE
+    if run.role is Role.CONFIRM:
+        measure = measure if is_warm else CONFIRM_MEASURE
+        least = max(measure.min_steps, run.least_steps - measure.warmup_steps)
+        measure = dataclasses.replace(measure, min_steps=least)
+    else:
         measure = dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
     return TrialSpec(
         identity=Identity(

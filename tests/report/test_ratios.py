@@ -8,6 +8,7 @@ from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Trial
 from autotune.report.results.ratios import Basis, describe_ratio, ratio_of, telling_runs
+from autotune.search.race import BLOCK
 from tests import trials
 from tests.search.scripted import ok
 
@@ -57,14 +58,14 @@ def test_the_runs_of_the_comparison_come_before_the_search_s_own(tmp_path):
 
 
 def test_runs_of_an_earlier_comparison_are_left_out(tmp_path):
-    found = [trial(Role.CONFIRM, 100.0 + n, tmp_path, confirm_round=n) for n in range(5)]
-    assert [r.samples_per_s for r in telling_runs(found)] == [103.0, 104.0]
+    found = [trial(Role.CONFIRM, 100.0 + n, tmp_path, confirm_round=n) for n in range(BLOCK + 2)]
+    assert [r.samples_per_s for r in telling_runs(found)] == [100.0 + BLOCK, 101.0 + BLOCK]
 
 
 def test_the_search_s_own_trial_is_not_of_round_0(tmp_path):
     found = [
         trial(Role.SEARCH, 100.0, tmp_path),
         trial(Role.CONFIRM, 101.0, tmp_path, confirm_round=0),
-        dataclasses.replace(trial(Role.CONFIRM, 1.0, tmp_path, confirm_round=3), result=None),
+        dataclasses.replace(trial(Role.CONFIRM, 1.0, tmp_path, confirm_round=BLOCK), result=None),
     ]
     assert [r.samples_per_s for r in telling_runs(found)] == [100.0, 101.0]

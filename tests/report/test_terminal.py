@@ -27,10 +27,10 @@ from autotune.report.results.verdict import describe_figure, describe_outcome, d
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.words import format_interval
-from autotune.search import confirm
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
+from autotune.search.race import WARM, most_runs
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
 from tests.search.scripted import (
@@ -542,21 +542,22 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
 
     new = priced(0)
     assert new.guard_more_steps == 8
-    assert new.guard_s == 18 * 16.0, "8 of the 20 steps that take 40 s"
-    assert new.guard_trials == 2 * 6 * confirm.ROUNDS
-    assert "8 more steps in each run of the comparison, 4 min 48 s in all (beside" in said(new)
-    assert "if the best drifts, at most 36 runs more, 9 min" in said(new)
+    assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
+    assert new.guard_trials == 2 * most_runs(6, WARM)
+    assert "8 more steps in 3 runs of the comparison, 48.0 s in all (beside" in said(new)
+    assert "if the best drifts, at most 64 runs more, 16 min" in said(new)
 
     measured = [t.result.step_time_s for t in trials if t.result and t.result.step_time_s]
     n_first = next(n for n, t in enumerate(trials, 1) if t.result and t.result.step_time_s)
     begun, step_s = priced(n_first), measured[0]
-    assert begun.guard_s == pytest.approx(begun.confirm_trials * 8 * step_s)
-    assert begun.confirm_s - priced(n_first, guard_steps=0).confirm_s == pytest.approx(8 * step_s)
+    assert begun.guard_s == pytest.approx(3 * 8 * step_s)
+    longer_s = begun.confirm_s - priced(n_first, guard_steps=0).confirm_s
+    assert longer_s * begun.confirm_trials == pytest.approx(2 * 8 * step_s)
     assert "in that price" in said(begun)
 
     assert said(priced(0, guard_steps=0)) == ""
     assert "as many steps anyway" in said(priced(0, guard_steps=12))
     assert priced(0, allow_loss_drift=True).guard_trials == 0
     assert priced(0, trials=1).guard_trials == 0, "the baseline alone is left: nothing runs again"
-    assert priced(0, trials=3).guard_trials == (3 + 2) * confirm.ROUNDS
+    assert priced(0, trials=3).guard_trials == most_runs(3, WARM) + most_runs(2, WARM)
     assert said(priced(len(trials))) == "", "no comparison is left to run"

@@ -102,6 +102,7 @@ def ok(spec: TrialSpec, samples_per_s: float, *, peak: float = 4 * GIB) -> Trial
         samples_per_s=samples_per_s,
         samples_per_s_low=samples_per_s * 0.99,
         samples_per_s_high=samples_per_s * 1.01,
+        start=spec.measure.start,
         peak_memory_bytes=int(peak),
         memory_bytes={"peak": int(peak)},
     )

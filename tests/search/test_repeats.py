@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import Measure, Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import Measure, Outcome, Role, Start, TrialResult, TrialSpec
 from autotune.job.job import GUARD_STEPS
 from autotune.record.spread import Spread
 from autotune.record.study import Study
@@ -190,7 +190,7 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
 
     class Slow(ScriptedFleet):
         def submit(self, spec, folder):
-            self.wall_s = 17.0 if spec.identity.role is Role.CONFIRM else 10.0
+            self.wall_s = 17.0 if spec.measure.start is Start.COLD else 10.0
             return super().submit(spec, folder)
 
     def run(name: str, time_s: float) -> ScriptedFleet:
@@ -199,15 +199,21 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
         search(Study(study.root, name), job, fleet=fleet, lattice=lattice_of(job, stages=(0, 3)))
         return fleet
 
-    fleet = run("ample", 10_000.0)
-    ample = fleet.ran(Role.CONFIRM)
-    assert len([spec for spec in ample if spec.provenance.repeat_of is not None]) == 1
-    time_s = 10.0 * (len(fleet.specs) - len(ample)) + 17.0 * (len(ample) - 1)
-    exact = run("exact", time_s)
-    assert len(exact.ran(Role.CONFIRM)) == len(ample) - 1
-    assert exact.now_s - 1_000_000.0 <= time_s
-    paid = run("paid", time_s + 17.0).ran(Role.CONFIRM)
-    assert len(paid) == len(ample)
+    def repeats(fleet: ScriptedFleet) -> int:
+        return sum(spec.provenance.repeat_of is not None for spec in fleet.ran(Role.CONFIRM))
+
+    def n_cold(fleet: ScriptedFleet) -> int:
+        return sum(spec.measure.start is Start.COLD for spec in fleet.ran(Role.CONFIRM))
+
+    ample = run("ample", 10_000.0)
+    explored_s = 10.0 * (len(ample.specs) - len(ample.ran(Role.CONFIRM)))
+    assert repeats(ample) == 1
+    # Two rounds of two, of which the last is cold; then one run more.
+    exact = run("exact", explored_s + 3 * 10.0 + 2 * 17.0)
+    assert (repeats(exact), n_cold(exact)) == (0, 2)
+    assert exact.now_s - 1_000_000.0 <= explored_s + 3 * 10.0 + 2 * 17.0
+    paid = run("paid", explored_s + 5 * 10.0 + 2 * 17.0)
+    assert (repeats(paid), n_cold(paid)) == (1, 2)
 
 
 def test_the_answer_names_the_trial_that_counts(study: Study):
@@ -274,9 +280,11 @@ def test_the_search_tells_its_trials_when_they_have_lost(study: Study):
     fleet = ScriptedFleet(realistic)
     search(study, make(trials=12), fleet=fleet)
     assert {s.measure.losing_step_time_s for s in fleet.ran(Role.BASELINE)} == {None}
-    # As many as the convergence guard compares.
-    guarded = replace(CONFIRM_MEASURE, min_steps=GUARD_STEPS - CONFIRM_MEASURE.warmup_steps)
-    assert {unlimited(s.measure) for s in fleet.ran(Role.CONFIRM)} == {guarded}
+    # As many as the convergence guard compares, where a run starts cold.
+    n_steps = GUARD_STEPS - CONFIRM_MEASURE.warmup_steps
+    guarded = replace(CONFIRM_MEASURE, min_steps=n_steps)
+    measures = {unlimited(s.measure) for s in fleet.ran(Role.CONFIRM)}
+    assert measures == {guarded, WARM_MEASURE, replace(WARM_MEASURE, min_steps=n_steps)}
     results = {t.spec.identity.number: t.result for t in study.trials()}
     for spec in fleet.ran(Role.SEARCH):
         before = [

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from autotune.contract import KnobValue
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
-from autotune.report.results.rows import Row, last_verdict
+from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.search.confirm import Verdict
+from autotune.search.confirm import Verdict, recorded_verdict
 from autotune.search.history import Tried
 from autotune.space.knobs import settings_of
 
@@ -85,7 +85,7 @@ def _pairs(
         return {other: value for other, value in settings[trial].items() if other != name}
 
     tried = {t.candidate.hash: t for t in report.history.tried}
-    verdict = last_verdict(report.history, report.objective)
+    verdict = recorded_verdict(report.history, report.objective)
     measured = [row for row in report.rows if row.figure is not None]
     found = [
         _pair(a, b, tried, verdict)
@@ -101,11 +101,11 @@ def _pairs(
 def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     of, over = after.candidate.hash, before.candidate.hash
-    is_interleaved = verdict is not None and {of, over} <= set(verdict.figures)
-    if verdict is not None and is_interleaved:
-        # Judged as the gain in the headline is.
+    gain = None
+    if verdict is not None and {of, over} <= set(verdict.figures):
+        gain = verdict.gain(of=of, over=over)  # judged as the gain in the headline is
+    if verdict is not None and gain is not None:
         n_runs = verdict.figures[of].n_runs, verdict.figures[over].n_runs
-        gain = verdict.gain(of=of, over=over)
         ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)
     else:
         ratio = ratio_of(
@@ -117,6 +117,6 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
         before=before.trial,
         after=after.trial,
         ratio=ratio,
-        is_interleaved=is_interleaved,
+        is_interleaved=gain is not None,
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )

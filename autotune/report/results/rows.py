@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from autotune.contract import Outcome, Role, TrialResult
+from autotune.contract import Outcome, TrialResult
 from autotune.record.spread import is_figure
-from autotune.search import confirm
+from autotune.search.confirm import recorded_verdict
 from autotune.search.front import Figure
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective, figure_of
@@ -44,32 +44,12 @@ class Row:
 
 def make_rows(history: History, objective: Objective) -> list[Row]:
     """One row per candidate of the record; the objective says what the memory limit allows."""
-    verdict = last_verdict(history, objective)
+    verdict = recorded_verdict(history, objective)
     rows = []
     for tried in history.tried:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
         rows.append(_row(tried, objective, confirmed))
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
-
-
-def last_verdict(history: History, objective: Objective) -> confirm.Verdict | None:
-    """Result of the record's last final comparison; None if there was none."""
-    runs = [t for t in history.trials if t.spec.identity.role is Role.CONFIRM]
-    if not runs:
-        return None
-    last = max(t.spec.identity.confirm_round or 0 for t in runs)
-    first_round = confirm.first_round_of(last)
-    hashes = {
-        t.spec.identity.candidate_hash
-        for t in runs
-        if (t.spec.identity.confirm_round or 0) >= first_round
-    }
-    comparison = confirm.FinalComparison(
-        members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
-        first_round=first_round,
-        n_rounds=last - first_round + 1,
-    )
-    return confirm.judge(comparison, history, objective)
 
 
 def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:

@@ -227,7 +227,8 @@ def _guard_price(plan: Plan) -> str:
     text = f"the first {plan.guard_steps} losses are compared: "
     if plan.guard_more_steps:
         text += (
-            f"at most {plan.guard_more_steps} more steps in each run of the comparison, "
+            f"at most {plan.guard_more_steps} more steps in {plan.guard_runs} runs of the "
+            f"comparison, "
             f"{format_seconds(plan.guard_s)} in all ({known})"
         )
     else:

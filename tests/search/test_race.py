@@ -1,0 +1,101 @@
+import math
+
+import numpy
+import pytest
+
+from autotune.base.student_t import expected_loss, upper_probability
+from autotune.search.race import COLD, LOOKS, WARM, Logs, Race, Racer, Rules
+
+KEYS = ("a", "b", "c", "start")
+
+
+def race_of(logs: Logs, n_rounds: int, rules: Rules = WARM, **changes: object) -> Race:
+    racers = tuple(Racer(key=key, peak_bytes=float(at)) for at, key in enumerate(logs))
+    known = {"racers": racers, "baseline": "start", "logs": logs, "n_rounds": n_rounds}
+    return Race(**{**known, "rules": rules, **changes})
+
+
+def raced(truth: dict[str, float], draw: numpy.random.Generator, deviation: float) -> Race:
+    """A whole race."""
+    logs: dict[str, dict[int, float]] = {key: {} for key in truth}
+    confirmed: set[str] = set()
+    for number in range(20):
+        race = race_of(logs, number, confirmed=confirmed)
+        asked = race.next_round()
+        if asked is None:
+            return race
+        slower = draw.normal(0, 0.03)
+        for key in asked.keys:
+            logs[key][number] = truth[key] + slower + draw.normal(0, deviation)
+        confirmed |= set(asked.keys) if asked.cold else set()
+    raise AssertionError("it does not end")
+
+
+def test_losers_drop_out_and_the_best_and_the_baseline_are_confirmed_cold():
+    race = raced({"a": 0.5, "b": 0.1, "c": 0.0, "start": 0.2}, numpy.random.default_rng(0), 0.005)
+    assert race.best == "a"
+    assert race.confirmed == {"a", "start"}
+    assert max(len(race.logs[key]) for key in "bc") < len(race.logs["a"])
+
+
+def test_the_smaller_memory_wins_among_equals():
+    off = {"a": 0.001, "b": 0.0, "start": -0.5}
+    logs = {key: {n: log + 0.001 * (n % 2) for n in range(9)} for key, log in off.items()}
+    racers = tuple(Racer(key=k, peak_bytes=p) for k, p in (("a", 2.0), ("b", 1.0), ("start", 0.0)))
+    assert race_of(logs, 9, racers=racers).standing == ("b",)
+
+
+def test_one_slow_run_does_not_throw_out_a_candidate_that_its_own_trial_speaks_for():
+    logs = {"a": {0: 0.0}, "b": {0: -0.2}, "c": {0: 0.0}, "start": {0: -0.5}}
+    own = {"a": 0.0, "b": 0.03, "c": 0.0, "start": -0.5}
+    racers = tuple(Racer(key=k, peak_bytes=1.0, own_log=log) for k, log in own.items())
+    assert "b" in race_of(logs, 1, racers=racers).standing
+
+
+def test_the_interval_pays_for_the_look_and_for_each_rival():
+    draw = numpy.random.default_rng(1)
+    logs = {key: {n: draw.normal(0, 0.02) for n in range(5)} for key in KEYS}
+    few = {key: logs[key] for key in ("a", "start")}
+    for rules in (WARM, COLD):
+        assert sum(rules.spent) == pytest.approx(0.05)
+        assert len(rules.spent) == len(LOOKS)
+        wide, narrow = race_of(logs, 5, rules), race_of(few, 5, rules)
+        assert wide.n_others == 3
+        assert narrow.n_others == 1
+    warm, cold = (race_of(logs, 5, rules).gain("a", "start") for rules in (WARM, COLD))
+    assert warm is not None
+    assert cold is not None
+    assert warm.high < cold.high, "cold races spend less at the second look"
+    one = race_of(logs, 5).gain("a", "a")
+    assert one is not None
+    assert one.ratio == 1.0
+    assert one.low < 1.0 < one.high
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.1])
+def test_the_interval_holds_whenever_the_race_ends(gain: float):
+    draw, missed, n = numpy.random.default_rng(3), 0, 150
+    for _ in range(n):
+        race = raced({"a": gain, "b": gain, "c": gain - 0.02, "start": 0.0}, draw, 0.02)
+        said = race.gain(race.best, "start")
+        assert said is not None
+        true = math.exp({"a": gain, "b": gain, "c": gain - 0.02, "start": 0.0}[race.best])
+        missed += not said.low <= true <= said.high
+    # Two standard errors of a count above 5%.
+    assert missed <= 0.05 * n + 2 * math.sqrt(0.05 * n)
+
+
+def test_a_race_without_a_baseline_or_a_rival_ends():
+    alone = race_of({"a": {}}, 0, baseline=None)
+    assert alone.next_round() is not None
+    over = race_of({"a": {0: 0.0, 1: 0.0}}, 2, baseline=None, confirmed={"a"})
+    assert over.next_round() is None
+
+
+def test_losses_by_hand():
+    """With many degrees of freedom they are the normal distribution's: f(0) = 0.3989."""
+    assert expected_loss(0.0, 10**6) == pytest.approx(0.398942, abs=1e-5)
+    assert upper_probability(2.015048, 5) == pytest.approx(0.05, abs=1e-6)
+    assert upper_probability(-2.015048, 5) == pytest.approx(0.95, abs=1e-6)
+    with pytest.raises(ValueError, match="degrees"):
+        expected_loss(0.0, 1)
