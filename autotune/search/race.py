@@ -127,7 +127,7 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit:
+class _RobustFit:
     """How fast candidates are, as far as one can know: an additive fit that outliers do not turn.
 
     Runs beyond `_TAMED_AT` deviations count for less (Huber, Robust Estimation of a Location
@@ -147,7 +147,7 @@ class _Fit:
         return self.scores[one] - self.scores[other], error
 
 
-def _fit(logs: Logs, own: Mapping[str, float]) -> _Fit:
+def _fit(logs: Logs, own: Mapping[str, float]) -> _RobustFit:
     """Fit the runs of a race and the search's own trials, which are one round more."""
     cells = [(key, -1, value, OWN_TRIAL) for key, value in own.items()]
     cells += [(key, n, value, 1.0) for key, runs in logs.items() for n, value in runs.items()]
@@ -168,7 +168,7 @@ def _fit(logs: Logs, own: Mapping[str, float]) -> _Fit:
     share = float((tamed == 1.0).mean())
     variance = squares + float(((rest * tamed) ** 2).sum()) / max(0.25, share) ** 2
     names = list(dict.fromkeys(key for key, _, _, _ in cells))
-    return _Fit(
+    return _RobustFit(
         scores=dict(zip(names, map(float, fit), strict=False)),
         weights={n: math.fsum(c for key, _, _, c in cells if key == n) for n in names},
         variance=variance / (degrees + free),
@@ -426,7 +426,7 @@ class Race:
         return next(r for r in self.racers if r.key == key)
 
     @cached_property
-    def _fit(self) -> _Fit:
+    def _fit(self) -> _RobustFit:
         own = {r.key: r.own_log for r in self.racers if r.own_log is not None}
         return _fit(self.logs, {key: log for key, log in own.items() if key in self.logs})
 
