@@ -242,6 +242,7 @@ def plan(
     min_fit: float = MIN_FIT,
     price: float | None = None,
     what_if: Sequence[str] = (),
+    baseline: str | Path | None = None,
     **flags: Unpack[FleetFlags],
 ) -> Shown[Ranking]:
     """Rank the candidates for a fleet by the cost model, as `autotune plan` does.
@@ -249,7 +250,8 @@ def plan(
     Raises:
         AutotuneError: As the command says.
     """
-    outlook = _outlook(job, engine, flags)
+    own = {} if baseline is None else {"baseline": str(baseline)}
+    outlook = _outlook(job, engine, {**flags, **own})
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if)
     ranks = range(1, min(top, len(found.candidates)) + 1)
     return Shown(
