@@ -18,7 +18,15 @@ from autotune.search.base import Snapshot, Stage
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
 COMMANDS = typer.main.get_group(cli).commands
 NOT_OURS = {
-    "search": {"command", "dry_run", "metrics_file", "knowledge", "exclusive", "yes", "with_ladder"},
+    "search": {
+        "command",
+        "dry_run",
+        "metrics_file",
+        "knowledge",
+        "exclusive",
+        "yes",
+        "with_ladder",
+    },
     "plan": {"trust_job", "export", "rank", "to", "launcher"},
 }
 """Flags that the functions do not take: files, questions, commands."""
