@@ -195,12 +195,9 @@ class Watch:
     """The longest of all polls."""
     collect_s: list[float] = dataclasses.field(default_factory=list)
     begun_cpu_s: float = 0.0
-    begun_s: float = 0.0
     resumed_s: float = 0.0
     ended_cpu_s: float = 0.0
-    ended_s: float = 0.0
-    idle_cpu_s: float = 0.0
-    idle_s: float = 0.0
+    """When the last trial had ended: the final page and table come once, whatever ran."""
     n_ended: int = 0
 
 
@@ -312,9 +309,10 @@ def result_of(spec: TrialSpec, number: int) -> TrialResult:
     )
 
 
-def watched(watch: Watch, n_gangs: int) -> Callable[[], None]:
+def watched(watch: Watch) -> Callable[[], None]:
     """Count what is called; the call that is returned takes the watch away."""
     poll, collect, recover = GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover
+    close = GangFleet.close
 
     def timed_poll(self: GangTrial) -> TrialResult | None:
         begun_s = time.perf_counter()
@@ -333,13 +331,18 @@ def watched(watch: Watch, n_gangs: int) -> Callable[[], None]:
         begun_s = time.perf_counter()
         recover(self)
         watch.resumed_s = time.perf_counter() - begun_s
-        watch.begun_cpu_s, watch.begun_s = time.process_time(), time.perf_counter()
+        watch.begun_cpu_s = time.process_time()
+
+    def timed_close(self: GangFleet) -> None:
+        watch.ended_cpu_s = watch.ended_cpu_s or time.process_time()
+        close(self)
 
     GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
-    TrialsInFlight.recover = timed_recover
+    TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
 
     def end() -> None:
         GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
+        GangFleet.close = close
 
     return end
 
@@ -353,7 +356,7 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
         begun_s = time.perf_counter()
         record(session, n_trials - n_run)
         recorded_s = time.perf_counter() - begun_s
-        end = watched(watch, n_gangs)
+        end = watched(watch)
         begun_s = time.perf_counter()
         try:
             search(session, Silent(), fresh=False)
@@ -361,7 +364,8 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
             end()
         whole_s = time.perf_counter() - begun_s
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        cpu_s = time.process_time() - watch.begun_cpu_s
+        cpu_s = watch.ended_cpu_s - watch.begun_cpu_s
+        drawn = resource.getrusage(resource.RUSAGE_CHILDREN)
         times = {}
         for name, write in (
             ("page", lambda: write_page(session.study, session.study.page_file)),
@@ -383,6 +387,8 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
             "longest_poll_s": watch.poll_s,
             "longest_round_s": max(watch.collect_s, default=0.0),
             "peak_memory_gib": peak_bytes / 2**30,
+            "page_process_cpu_s": drawn.ru_utime + drawn.ru_stime,
+            "page_process_memory_gib": drawn.ru_maxrss * 1024 / 2**30,
             "page_s": times["page"],
             "page_mib": session.study.page_file.stat().st_size / 2**20,
             "table_s": times["table"],

@@ -2,29 +2,27 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import __version__
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, try_folder, write_whole
-from autotune.contract import Outcome
-from autotune.record.study import Study, Trial
+from autotune.base.pace import Pace
+from autotune.record.study import Study
 from autotune.report.metrics import MARK, render_metrics
 from autotune.search.base import Observer, Snapshot, Stage
-from autotune.search.recorded import history_of
 
 _PERIOD_S = 5.0
 """Time between two writings while nothing changes: scrapes are rarer, and a write to disk is not
 free to the ranks beside it."""
-_SHARE_OF_TIME = 0.05
-"""Share of a search's time that reading its record again may take."""
+_SHARE_OF_TIME = 0.005
+"""Share of a search's time that writing them may take: of a long record it takes a while."""
 
 
 class MetricsWriter(Observer):
     """Writes the metrics of every snapshot that says something new; hands everything on.
 
-    A long record takes longer to read: it is read less often, and what counts it stays behind.
+    Those of a long record take longer to count, and are written less often.
     """
 
     def __init__(
@@ -36,12 +34,10 @@ class MetricsWriter(Observer):
         self._accelerator = accelerator
         self._files = [study.metrics_file, *([extra] if extra is not None else [])]
         self._told: set[Path] = set()
-        self._counts: dict[Outcome, int] | None = None
-        self._trials: Sequence[Trial] = ()
         self._state: object = None
         self._snapshot: Snapshot | None = None
         self._not_before_s = 0.0
-        self._not_read_before_s = 0.0
+        self._pace = Pace(_SHARE_OF_TIME)
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Hand it on, and write it where it shows something new or the last one is old."""
@@ -51,6 +47,8 @@ class MetricsWriter(Observer):
         state = (snapshot.stage, dict(snapshot.counts), running)
         now_s = time.monotonic()
         if state == self._state and now_s < self._not_before_s:
+            return
+        if self._state is not None and not self._pace.is_due:
             return
         self._state, self._not_before_s = state, now_s + _PERIOD_S
         self._write(snapshot)
@@ -62,13 +60,18 @@ class MetricsWriter(Observer):
     def close(self) -> None:
         """Write the last state of the search, however it has ended."""
         if self._snapshot is not None:
-            self._counts, self._not_read_before_s = None, 0.0
             self._write(dataclasses.replace(self._snapshot, stage=Stage.DONE, running=()))
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write all files; what fails is said once for each, and tried again the next time."""
         try:
-            text = self._render(snapshot)
+            with self._pace.taken():
+                text = render_metrics(
+                    snapshot,
+                    study=self._study.name,
+                    version=__version__,
+                    accelerator=self._accelerator,
+                )
         # Hours of trials must not end because nobody can read how they go.
         except Exception as error:
             for path in self._files:
@@ -88,23 +91,6 @@ class MetricsWriter(Observer):
             else:
                 said = error.message if isinstance(error, AutotuneError) else repr(error)
             self._observer.on_note(f"{path}: not kept up: {said.splitlines()[0]}")
-
-    def _render(self, snapshot: Snapshot) -> str:
-        began_s = time.monotonic()
-        if dict(snapshot.counts) != self._counts and began_s >= self._not_read_before_s:
-            try:
-                self._trials = history_of(self._study.read(), self._study.read_state()).recorded
-                self._counts = dict(snapshot.counts)
-            finally:
-                now_s = time.monotonic()
-                self._not_read_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
-        return render_metrics(
-            snapshot,
-            self._trials,
-            study=self._study.name,
-            version=__version__,
-            accelerator=self._accelerator,
-        )
 
 
 def check_writable(path: Path) -> None:

@@ -1,5 +1,10 @@
 """HTML reports of a study, also while it is searched, and of several studies compared."""
 
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +16,8 @@ from pydantic import ValidationError
 from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, write_text
+from autotune.base.kept_process import Kept
+from autotune.base.pace import Pace
 from autotune.base.templates import Templates
 from autotune.contract import Outcome
 from autotune.job.job import JobFile, read_job_file
@@ -23,8 +30,11 @@ from autotune.report.page.page import render_page
 from autotune.report.results.study import StudyReport, read_report
 from autotune.search.base import Observer, Snapshot, Stage
 
-_SHARE_OF_TIME = 0.05
+_SHARE_OF_TIME = 0.02
 """Share of a search's time that drawing its page may take."""
+_MANY_TRIALS = 100
+"""Trials from which on a page takes so long to draw that the search does not wait for it."""
+_PROCESS = "autotune.app.page_process"
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 _BY = "as a page by autotune"
@@ -49,14 +59,16 @@ class PageWriter(Observer):
 
     The page is written when a trial has ended. A search that runs one trial at a time shows that
     before it starts the next, so that no measurement shares the processor with it. A long record
-    takes longer to draw: it is drawn less often.
+    takes longer to draw: it is drawn less often, by a process of its own.
     """
 
     def __init__(self, study: Study, observer: Observer) -> None:
         self._study = study
         self._observer = observer
         self._written: tuple[Stage, dict[Outcome, int]] | None = None
-        self._not_before_s = 0.0
+        self._pace = Pace(_SHARE_OF_TIME)
+        self._drawing: tuple[Kept, float] | None = None
+        """The process that draws it, and since when."""
         self._is_broken = False
         self._is_told = False
 
@@ -64,10 +76,13 @@ class PageWriter(Observer):
         """Hand it on, and write the page where it shows something new."""
         self._observer.on_snapshot(snapshot)
         state = (snapshot.stage, dict(snapshot.counts))
-        if state == self._written or time.monotonic() < self._not_before_s:
+        if not self._is_drawn() or state == self._written or not self._pace.is_due:
             return
         self._written = state
-        self._write(snapshot)
+        if len(snapshot.trials) < _MANY_TRIALS:
+            self._write(snapshot)
+        else:
+            self._begin(snapshot)
 
     def on_note(self, note: str) -> None:
         """Hand it on."""
@@ -75,26 +90,74 @@ class PageWriter(Observer):
 
     def close(self) -> None:
         """Write the page of the search that has ended; none of one that ended before it began."""
+        if self._drawing is not None:
+            self._drawing[0].end()  # what it draws is older than what comes now
         if self._study.state_file.exists():
             self._write(None)
 
     def _write(self, snapshot: Snapshot | None) -> None:
         if self._is_broken:
             return
-        began_s = time.monotonic()
         page = self._study.page_file
         try:
-            write_page(self._study, page, snapshot=snapshot)
+            with self._pace.taken():
+                write_page(self._study, page, snapshot=snapshot)
         # Hours of trials must not end because a page cannot be drawn or written.
         except Exception as error:
-            self._is_broken = True
-            self._observer.on_note(f"{page.name} is not kept up: {_line_of(error)}")
+            self._give_up(line_of(error))
             return
-        if snapshot is not None and not self._is_told:
+        if snapshot is not None:
+            self._tell()
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        """Start the process that draws it."""
+        if self._is_broken:
+            return
+        root = Path(__file__).parents[2]  # where the package is, installed or not
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = (sys.executable, "-P", "-m", _PROCESS, str(self._study.root), self._study.name)
+        try:
+            process = Kept(
+                command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            assert process.stdin is not None  # it is a pipe, as stderr is
+            with process.stdin:
+                pickle.dump(dataclasses.replace(snapshot, trials=()), process.stdin)
+        except OSError as error:
+            self._give_up(line_of(error))
+            return
+        self._drawing = process, time.monotonic()
+
+    def _is_drawn(self) -> bool:
+        """Whether no process draws it any more; one that has ended is taken note of."""
+        if self._drawing is None:
+            return True
+        process, begun_s = self._drawing
+        if process.poll() is None:
+            return False
+        self._drawing = None
+        self._pace.took(time.monotonic() - begun_s)
+        assert process.stderr is not None
+        with process.stderr:
+            said = process.stderr.read().decode(errors="replace").strip().splitlines()
+        if process.returncode:
+            self._give_up(said[-1] if said else f"drawing it ended with {process.returncode}")
+        else:
+            self._tell()
+        return True
+
+    def _give_up(self, why: str) -> None:
+        self._is_broken = True
+        self._observer.on_note(f"{self._study.page_file.name} is not kept up: {why}")
+
+    def _tell(self) -> None:
+        if not self._is_told:
             self._is_told = True
-            self._observer.on_note(f"{page} shows this search and reloads itself")
-        now_s = time.monotonic()
-        self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
+            self._observer.on_note(f"{self._study.page_file} shows this search and reloads itself")
 
 
 def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> Path:
@@ -174,7 +237,8 @@ def _templates(study: Study) -> Templates:
     return Templates(folder if folder is not None and folder.is_dir() else None)
 
 
-def _line_of(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+    """What an error says, in one line."""
     message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
     return message.splitlines()[0]
 

@@ -6,12 +6,13 @@ Files are versioned: a reader refuses a version it does not know instead of gues
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
@@ -233,21 +234,16 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         ContractError: A field is missing, unknown or of another type.
     """
-    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(data.keys() - known.keys())
-    missing = sorted(
-        name
-        for name, f in known.items()
-        if name not in data
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    )
+    known, needed = _fields_of(cls)  # type: ignore[arg-type]  # a class is hashable
+    unknown, missing = data.keys() - known.keys(), needed - data.keys()
     if unknown or missing:
-        raise ContractError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+        raise ContractError(
+            f"{cls.__name__}: unknown fields {sorted(unknown)}, missing fields {sorted(missing)}"
+        )
     made = {}
     for name, value in data.items():
         try:
-            made[name] = _rebuilt(known[name].type, value)
+            made[name] = known[name](value)
         except TypeError as error:
             said = f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type"
             raise ContractError(said) from error
@@ -256,30 +252,72 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
     return cls(**made)
 
 
-def _rebuilt(kind: Any, data: Any) -> Any:
-    """JSON data as a value of a type."""
+_Maker = Callable[[Any], Any]
+"""JSON data as a value of one type; raises TypeError for data of another."""
+
+
+@functools.cache
+def _fields_of(cls: type) -> tuple[dict[str, _Maker], frozenset[str]]:
+    """How to make each field of a dataclass, and which have to be there.
+
+    A record of thousands of trials is read by this: types are looked at once.
+    """
+    fields = dataclasses.fields(cls)
+    needed = frozenset(
+        f.name
+        for f in fields
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    )
+    return {f.name: _maker(f.type) for f in fields}, needed
+
+
+def _maker(kind: Any) -> _Maker:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
-        return data
+        return lambda data: data
     if origin is UnionType:
-        for argument in arguments:
+        return _either([_maker(argument) for argument in arguments])
+    plain = _plain(kind, origin)
+    if origin is list:
+        each = _maker(arguments[0])
+        return lambda data: [*map(each, data)] if isinstance(data, list) else plain(data)
+    if origin is dict:
+        value = _maker(arguments[1])
+        return lambda data: (
+            {key: value(of_it) for key, of_it in data.items()}
+            if isinstance(data, dict)
+            else plain(data)
+        )
+    if dataclasses.is_dataclass(kind):
+        made: Any = kind
+        return lambda data: from_json(made, data) if isinstance(data, dict) else plain(data)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return lambda data: kind(data) if isinstance(data, str) else plain(data)
+    return plain
+
+
+def _either(makers: Sequence[_Maker]) -> _Maker:
+    def make(data: Any) -> Any:
+        for maker in makers:
             with contextlib.suppress(TypeError):
-                return _rebuilt(argument, data)
+                return maker(data)
         raise TypeError
-    if origin is list and isinstance(data, list):
-        return [_rebuilt(arguments[0], item) for item in data]
-    if origin is dict and isinstance(data, dict):
-        return {key: _rebuilt(arguments[1], value) for key, value in data.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
-        return from_json(kind, data)  # type: ignore[arg-type]  # it is a class, not an instance
-    if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(data, str):
-        return kind(data)
-    # Python calls a switch an int, too; JSON writes a whole float as an int.
-    is_switch = isinstance(data, bool)
-    fits = isinstance(data, int | float if kind is float else origin or kind)
-    if not fits or is_switch != (kind is bool) or (type(data) is int and abs(data) > _MAX_INT):
-        raise TypeError
-    return data
+
+    return make
+
+
+def _plain(kind: Any, origin: Any) -> _Maker:
+    allowed = int | float if kind is float else origin or kind
+
+    def make(data: Any) -> Any:
+        # Python calls a switch an int, too; JSON writes a whole float as an int.
+        is_switch = isinstance(data, bool)
+        is_of_kind = isinstance(data, allowed) and is_switch == (kind is bool)
+        if not is_of_kind or (type(data) is int and abs(data) > _MAX_INT):
+            raise TypeError
+        return data
+
+    return make
 
 
 def check_figures(name: str, values: Iterable[float | None], *, zero: bool = False) -> None:

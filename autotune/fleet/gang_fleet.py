@@ -36,7 +36,7 @@ _OTHERS_WAIT_S = 10.0
 _PERIOD_S = 0.02
 _LOOK_S = 0.01
 """Time that one look at the nodes takes at the most: those after them come first the next time."""
-_SHARE_OF_TIME = 0.02
+_SHARE_OF_TIME = 0.01
 """Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
 _LONGEST_PAUSE_S = 0.5
 LEASE_S = 60.0

@@ -71,6 +71,10 @@ class GangAllocator:
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
+        self._of_node = _by_node(slots)
+        self._shares: dict[str, dict[int, _NodeShare | None]] = {}
+        """What each node has for a gang, by its slots there, until something changes there: of a
+        thousand nodes only a few do between two gangs."""
         self._capacities: dict[int, int] = {}
         """Answers of `capacity`, until slots are left out or come back."""
 
@@ -105,15 +109,21 @@ class GangAllocator:
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        free = self._free(self._taken | {*kept})
-        gang = self._gang(size, free)
+        if kept or self._is_exclusive:
+            gang = self._gang(size, self._free(self._taken | {*kept}))
+        else:
+            k = self.per_node(size)
+            nodes = (node for node in self._of_node if node not in self._away)
+            gang = self._best(size, (self._share(node, k) for node in nodes))
         if gang is None:
+            free = self._free(self._taken | {*kept})
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
         self._taken.update(gang.slots)
+        self._forget(gang)
         return gang
 
     def reserve(self, size: int, free_at_s: Mapping[Slot, float]) -> frozenset[Slot]:
@@ -143,6 +153,7 @@ class GangAllocator:
     def release(self, gang: Gang) -> None:
         """Give a gang back."""
         self._taken -= set(gang.slots)
+        self._forget(gang)
 
     def shared(self, gang: Gang) -> frozenset[str]:
         """Names of what a gang has in common with gangs that are taken besides it."""
@@ -166,6 +177,7 @@ class GangAllocator:
         for slot in self._slots:
             if slot.node == node:
                 self._faults[slot] = []
+        self._shares.pop(node, None)
         self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
@@ -177,6 +189,7 @@ class GangAllocator:
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []
+        self._forget(gang)
         if not is_fault:
             return
         sound = [slot for slot in self._healthy() if not self._faults[slot]]
@@ -207,7 +220,29 @@ class GangAllocator:
     def _gang(self, size: int, free: Sequence[Slot]) -> Gang | None:
         """The best gang of some slots; None: they make up none."""
         k = self.per_node(size)
-        parts = [_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values()]
+        parts = (_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values())
+        return self._best(size, parts)
+
+    def _share(self, node: str, k: int) -> "_NodeShare | None":
+        """The best `k` free slots of a node; None: it has fewer."""
+        known = self._shares.setdefault(node, {})
+        if k not in known:
+            free = [
+                slot
+                for slot in self._of_node[node]
+                if slot not in self._taken and slot not in self._quarantined
+            ]
+            known[k] = _NodeShare.of(free, k, self._faults)
+        return known[k]
+
+    def _forget(self, gang: Gang) -> None:
+        """Something has changed on the nodes of a gang."""
+        for slot in gang.slots:
+            self._shares.pop(slot.node, None)
+
+    def _best(self, size: int, parts: Iterable["_NodeShare | None"]) -> Gang | None:
+        """The gang of the best shares of nodes; None: they are too few."""
+        k = self.per_node(size)
         fit = sorted((part for part in parts if part is not None), key=lambda part: part.cost)
         if not size or len(fit) < size // k:
             return None

@@ -85,10 +85,9 @@ Values = Iterable[tuple[tuple[str, ...], float | None]]
 """Label values in the order of `Metric.labels`, and the value; None: the sample is left out."""
 
 
-def render_metrics(
-    snapshot: Snapshot, trials: Sequence[Trial], *, study: str, version: str, accelerator: str
-) -> str:
+def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator: str) -> str:
     """The exposition of one moment; every sample carries the study's name as a label."""
+    trials = snapshot.trials
     origins = {trial.result.origin for trial in trials if trial.result is not None}
     origin = "+".join(sorted(origins)) or Origin.MEASURED
     info: Values = [((version, accelerator, origin), 1.0)]
@@ -118,9 +117,9 @@ Every search keeps `results/<study>/metrics.prom` in Prometheus' text format, an
 `--metrics-file FILE` writes the same to a file of your choice, such as one ending in
 `.prom` in the folder of node_exporter's textfile collector. The file is written aside
 and moved, so that a scrape never meets a part of it: when something changes, and at
-least every 5 seconds while trials run, each time the search looks at them. Figures of
-a long record may be older: reading it takes at most 5% of the time. A file that cannot
-be written is named once and tried again. Nothing listens on a port.
+least every 5 seconds while trials run, each time the search looks at them. That of a
+long record is written less often: writing takes at most half a percent of the time. A file
+that cannot be written is named once and tried again. Nothing listens on a port.
 
 All samples carry the label `study`. A sample whose value is not known is absent. When
 the search has ended, however it did, the file stays with its last state

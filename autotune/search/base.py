@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from autotune.contract import Fidelity, Outcome, Phase, Role, TrialResult
+from autotune.contract import Fidelity, Outcome, Phase, Role
 from autotune.record.answer import Standing
+from autotune.record.study import Trial
 from autotune.space.candidate import Candidate
 
 
@@ -50,8 +51,8 @@ class Snapshot:
     stage: Stage
     counts: Mapping[Outcome, int]
     """Trials of the record by outcome."""
-    ended: tuple[TrialResult, ...]
-    """Results of the record's trials, by number."""
+    trials: tuple[Trial, ...]
+    """Those of the record that answer for the job, by number."""
     n_done: int
     """Trials of the search proper that have ended, resumed ones included."""
     n_budget: int
@@ -72,7 +73,11 @@ class Observer(Protocol):
     """Whoever wants to watch a search."""
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Called at every change and about twice a second while trials run."""
+        """Called at every change and about twice a second while trials run.
+
+        Where a long record makes that dear it is called less often, so that some changes come
+        together; always when a stage begins.
+        """
 
     def on_note(self, note: str) -> None:
         """Called once for everything worth saying (a skipped setting, a retry, why it stopped)."""

@@ -1,17 +1,20 @@
 """The record as a search sees it: candidates with their trials, and what is still owed to each."""
 
+import bisect
 import math
-import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
-from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.spread import Spread, spread_of
 from autotune.record.study import Trial
 from autotune.space.candidate import Candidate, candidate_of
+
+T = TypeVar("T")
 
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""
@@ -32,11 +35,9 @@ class Tried:
     candidate: Candidate
     trials: tuple[Trial, ...]
     to_repeat: frozenset[int] = frozenset()
-    """Numbers of trials to repeat, as in `History.to_repeat`."""
+    """Numbers of its trials to repeat, as in `History.to_repeat`."""
     spread: Spread = field(default_factory=Spread)
     """How much runs differ, as in `History.spread`."""
-    said: dict[object, Any] = field(default_factory=dict, compare=False)
-    """What others have computed of it, by who did: with thousands of trials that pays."""
 
     @cached_property
     def explored(self) -> tuple[Trial, ...]:
@@ -99,18 +100,14 @@ class Tried:
         return not self.explored or any(t.spec.identity.role is Role.SEARCH for t in self.trials)
 
 
-_DERIVED = (
-    *("recorded", "trials", "reduced", "explored", "tried", "_by_hash", "counts", "typical_s"),
-    *("spread", "to_repeat"),
-)
-"""What `History` derives from its trials, until one is put."""
-
-
 class History:
     """The trials of a record that answer for one job, grouped by candidate.
 
     Reduced trials are separated here, once: `trials` and `tried` are of the job's own candidates,
     and `reduced` is a history of the others.
+
+    A search asks it after every trial, so a trial that is put costs what its own candidate does,
+    and not what the whole record does.
     """
 
     def __init__(
@@ -122,92 +119,160 @@ class History:
     ) -> None:
         """Group the trials of one job; a part of a record takes the `to_repeat` of all of it."""
         self._of_reduced = of_reduced
-        self._trials = {trial.spec.identity.number: trial for trial in trials}
+        self._given_to_repeat = to_repeat
+        self._begin(trials)
+
+    def _begin(self, trials: Iterable[Trial]) -> None:
+        self._all: dict[int, Trial] = {}
+        self._own: dict[int, Trial] = {}
+        """Those that are not separated."""
+        self._groups: dict[str, dict[int, Trial]] = {}
+        """Own trials by the hash of their candidate, in the order of the first, and by number."""
         self._made: dict[str, Tried] = {}
         """Candidates as they were last handed out, by hash."""
-        if to_repeat is not None:
-            self.to_repeat = to_repeat
+        self._made_with: tuple[frozenset[int], Spread] | None = None
+        self._changed: set[str] = set()
+        """Hashes of the candidates with trials that were put since."""
+        self._remade: list[str] = []
+        """Hashes of all candidates as they were made, or made again."""
+        self._said: dict[object, tuple[int, dict[str, Any]]] = {}
+        self._values: dict[str, dict[KnobValue, None]] = {}
+        self._walls, self._measured_walls, self._starts = _Lengths(), _Lengths(), _Lengths()
+        self._n_disturbed = 0
+        self._parts: dict[str, History] = {}
+        """Histories of parts of this record, once they were asked for."""
+        for trial in sorted(trials, key=_number):
+            self.put(trial)
 
     def put(self, trial: Trial) -> None:
         """Add a trial, or replace it now that it has a result."""
-        self._trials[trial.spec.identity.number] = trial
-        for name in _DERIVED:
+        number = _number(trial)
+        before = self._all.get(number)
+        is_late = before is None and bool(self._all) and number < next(reversed(self._all))
+        if is_late or (before is not None and before.result is not None):
+            self._begin([*(t for t in self.recorded if _number(t) != number), trial])
+            return
+        self._all[number] = trial
+        for name in ("recorded", "counts"):
             self.__dict__.pop(name, None)
+        if is_reduced(trial) == self._of_reduced:
+            self._put_own(trial)
+        for name, part in self._parts.items():
+            if _BELONGS[name](trial):
+                part.put(trial)
+
+    def _put_own(self, trial: Trial) -> None:
+        key, result = trial.spec.identity.candidate_hash, trial.result
+        if key not in self._groups:
+            self._groups[key] = {}
+            for name, value in trial.spec.identity.knobs.items():
+                self._values.setdefault(name, {})[value] = None
+        self._own[_number(trial)] = self._groups[key][_number(trial)] = trial
+        self._changed.add(key)
+        for name in ("trials", "tried"):
+            self.__dict__.pop(name, None)
+        if result is None:
+            return
+        if len(self._groups[key]) > 1:  # one run says nothing of how much two differ
+            self.__dict__.pop("spread", None)
+        self._n_disturbed += bool(result.disturbed)
+        if self._n_disturbed:
+            self.__dict__.pop("to_repeat", None)
+        if result.wall_s > 0:
+            self._walls.add(result.wall_s)
+            if result.outcome.is_measured:
+                self._measured_walls.add(result.wall_s)
+        self._starts.add(sum(result.phases_s.get(p, 0.0) for p in (Phase.SPAWN, Phase.IMPORT)))
 
     @cached_property
     def recorded(self) -> tuple[Trial, ...]:
         """All trials, reduced or not, by number."""
-        return tuple(self._trials[number] for number in sorted(self._trials))
+        return tuple(self._all.values())
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """The trials of the job itself, or of the history of reduced trials those, by number."""
-        return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
+        return tuple(self._own.values())
 
-    @cached_property
+    @property
     def reduced(self) -> "History":
         """The reduced trials, grouped by what they ran."""
-        return History(self.recorded, of_reduced=True)
+        return self._part("reduced", lambda: History(self.recorded, of_reduced=True))
 
-    @cached_property
+    @property
     def explored(self) -> "History":
         """The same without the final comparison, which must not change what led to it.
 
         The whole record still decides what deserves a repeat: without the comparison's runs a
         trial could be owed here and settled there.
         """
-        return History(
-            (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM),
-            to_repeat=self.to_repeat,
-        )
+        part = self._part("explored", lambda: History(filter(_is_explored, self.trials)))
+        if part._given_to_repeat != self.to_repeat:
+            part._given_to_repeat = self.to_repeat
+            for name in ("to_repeat", "tried"):
+                part.__dict__.pop(name, None)
+        return part
+
+    def _part(self, name: str, make: Callable[[], "History"]) -> "History":
+        if name not in self._parts:
+            self._parts[name] = make()
+        return self._parts[name]
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
         """The candidates in the order in which they were first tried."""
-        groups: dict[str, list[Trial]] = {}
-        for trial in self.trials:
-            groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-        made = self._made
-        self._made = {
-            key: self._tried(before.candidate if before else candidate_of(group[0].spec), group)
-            for key, group, before in ((k, g, made.get(k)) for k, g in groups.items())
-        }
-        return tuple(self._made.values())
+        made_with = self.to_repeat, self.spread
+        keys = self._groups if made_with != self._made_with else self._changed
+        for key in keys:
+            self._make(key, *made_with)
+        self._made_with, self._changed = made_with, set()
+        return tuple(self._made[key] for key in self._groups)
 
     def find(self, candidate: Candidate) -> Tried | None:
         """Trials of a candidate in the record."""
-        return self._by_hash.get(candidate.hash)
+        return self.of_hash(candidate.hash) if candidate.hash in self._groups else None
 
     def of_hash(self, key: str) -> Tried:
         """The trials of a candidate that is known to have some."""
-        return self._by_hash[key]
+        assert self.tried
+        return self._made[key]
 
-    @cached_property
-    def _by_hash(self) -> dict[str, Tried]:
-        return {tried.trials[0].spec.identity.candidate_hash: tried for tried in self.tried}
+    def each(self, by: object, say: Callable[[Tried], T | None]) -> dict[str, T]:
+        """What is said of each candidate, by hash, where anything is.
 
-    def _tried(self, candidate: Candidate, group: Sequence[Trial]) -> Tried:
-        """The candidate's trials; the same object where nothing has changed."""
-        before = self._made.get(group[0].spec.identity.candidate_hash)
-        if (
-            before is not None
-            and len(before.trials) == len(group)
-            and all(a is b for a, b in zip(before.trials, group, strict=True))
-            and before.to_repeat == self.to_repeat
-            and before.spread == self.spread
-        ):
-            return before
-        return Tried(
-            candidate=candidate,
-            trials=tuple(group),
-            to_repeat=self.to_repeat,
-            spread=self.spread,
-        )
+        Args:
+            by: Who says it: asked again, nothing is said anew of a candidate that has not changed.
+            say: Says it.
+        """
+        assert self.tried is not None  # made again, as far as that is due
+        n_seen, said = self._said.get(by, (0, {}))
+        for key in dict.fromkeys(self._remade[n_seen:]):
+            said[key] = say(self._made[key])
+        self._said[by] = len(self._remade), said
+        return {key: value for key in self._groups if (value := said[key]) is not None}
+
+    def values(self, knob: str) -> Collection[KnobValue]:
+        """Values of a knob that were tried, in the order in which they first were."""
+        return self._values.get(knob, {}).keys()
+
+    def _make(self, key: str, to_repeat: frozenset[int], spread: Spread) -> None:
+        """Make what is handed out of a candidate; the same object where nothing has changed."""
+        before, group = self._made.get(key), self._groups[key]
+        theirs = to_repeat.intersection(group) if to_repeat else to_repeat
+        is_same = before is not None and (before.to_repeat, before.spread) == (theirs, spread)
+        if key in self._changed or not is_same:
+            trials = tuple(group.values())
+            candidate = candidate_of(trials[0].spec) if before is None else before.candidate
+            self._made[key] = Tried(
+                candidate=candidate, trials=trials, to_repeat=theirs, spread=spread
+            )
+            self._remade.append(key)
 
     @cached_property
     def spread(self) -> Spread:
         """How much runs of one candidate differ, as far as these trials know."""
-        return spread_of(self.trials)
+        repeated = (group.values() for group in self._groups.values() if len(group) > 1)
+        return spread_of(chain.from_iterable(repeated))
 
     @cached_property
     def to_repeat(self) -> frozenset[int]:
@@ -216,6 +281,8 @@ class History:
         A trial that is a repeat itself does not, nor one that came when most others were disturbed
         too. Only earlier trials count for that, so that nothing changes on resume.
         """
+        if self._given_to_repeat is not None:
+            return self._given_to_repeat
         found, n_measured, n_disturbed = set(), 0, 0
         for trial in self.trials:
             result = trial.result
@@ -233,12 +300,10 @@ class History:
         """Ended trials by outcome, reduced ones included."""
         return Counter(result.outcome for result in results(self.recorded))
 
-    @cached_property
+    @property
     def typical_s(self) -> float | None:
         """Median seconds of a measured trial, of any ended one where none was; None: no idea."""
-        ended = [r for r in results(self.trials) if r.wall_s > 0]
-        measured = [r for r in ended if r.outcome.is_measured]
-        return statistics.median(r.wall_s for r in measured or ended) if ended else None
+        return self._measured_walls.median if self._measured_walls else self._walls.median
 
     @property
     def slower_start_s(self) -> float:
@@ -246,14 +311,50 @@ class History:
 
         Among warm trials the first is the slowest: its template imports what a cold one does.
         """
-        phases = (Phase.SPAWN, Phase.IMPORT)
-        starts = [sum(r.phases_s.get(p, 0.0) for p in phases) for r in results(self.trials)]
-        return max(starts) - statistics.median(starts) if starts else 0.0
+        median_s = self._starts.median
+        return 0.0 if median_s is None else self._starts.highest - median_s
+
+
+class _Lengths:
+    """Times in order, so that one more does not sort all of them."""
+
+    def __init__(self) -> None:
+        self._sorted: list[float] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sorted)
+
+    def add(self, length_s: float) -> None:
+        """Take one in."""
+        bisect.insort(self._sorted, length_s)
+
+    @property
+    def median(self) -> float | None:
+        """The median; None: there are none."""
+        times, n = self._sorted, len(self._sorted)
+        return (times[(n - 1) // 2] + times[n // 2]) / 2 if n else None
+
+    @property
+    def highest(self) -> float:
+        """The highest of at least one."""
+        return self._sorted[-1]
+
+
+def _number(trial: Trial) -> int:
+    return trial.spec.identity.number
 
 
 def is_reduced(trial: Trial) -> bool:
     """Whether a trial ran less than the job asks for: no figure of it is a candidate's."""
     return trial.spec.identity.fidelity is not None
+
+
+def _is_explored(trial: Trial) -> bool:
+    return not is_reduced(trial) and trial.spec.identity.role is not Role.CONFIRM
+
+
+_BELONGS: dict[str, Callable[[Trial], bool]] = {"reduced": is_reduced, "explored": _is_explored}
+"""Parts of a history, and which trials are in them."""
 
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
@@ -301,13 +402,51 @@ def is_charged(result: TrialResult) -> bool:
     return result.outcome.is_platform_fault and not result.is_orphaned
 
 
+class BusyTime:
+    """Seconds with a trial in flight, as a record of them grows.
+
+    What the first trials have covered is kept, up to the first that has not ended: thousands of
+    them are not gone through again for each one more.
+    """
+
+    def __init__(self) -> None:
+        self._n_settled = 0
+        self._covered: list[tuple[float, float]] = []
+        self._clock = _Clock()
+
+    def so_far_s(
+        self, recorded: Sequence[Trial], running: Mapping[int, tuple[float, float]]
+    ) -> float:
+        """Seconds that trials took until now.
+
+        Args:
+            recorded: By number; those of the last call, and more.
+            running: When those in flight began, and now, by number.
+        """
+        settled = self._n_settled
+        while settled < len(recorded) and recorded[settled].result is not None:
+            settled += 1
+        ended = _ended(recorded[self._n_settled : settled])
+        self._covered = _merged([*self._covered, *self._clock.told(ended)])
+        self._n_settled = settled
+        rest = replace(self._clock).told(_ended(recorded[settled:]) | dict(running))
+        return busy_s([*self._covered, *rest])
+
+
 def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     """Seconds that at least one of the (start, end) intervals covers."""
-    total_s, reached = 0.0, float("-inf")
+    return math.fsum(end - start for start, end in _merged(intervals))
+
+
+def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time as intervals that are apart from each other."""
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
-        total_s += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total_s
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def intervals(
@@ -319,15 +458,31 @@ def intervals(
     sessions. It counts from where the record had got to, and so does what follows: taken at their
     word, both sessions would be one.
     """
+    return _Clock().told(_ended(trials) | dict(running or {}))
+
+
+def _ended(trials: Iterable[Trial]) -> dict[int, tuple[float, float]]:
+    """When the trials ran that have ended, by number; those that took no time are left out."""
     told = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
-    told = {number: times for number, times in told.items() if times[0] != times[1]}
-    told |= running or {}
-    found, shift_s, begun_s, reached_s = [], 0.0, -math.inf, -math.inf
-    for number in sorted(told):
-        start, end = (time_s + shift_s for time_s in told[number])
-        if start < begun_s - _SET_BACK_S:
-            shift_s += reached_s - start
-            start, end = reached_s, end + reached_s - start
-        found.append((start, end))
-        begun_s, reached_s = start, max(reached_s, end)
-    return found
+    return {number: times for number, times in told.items() if times[0] != times[1]}
+
+
+@dataclass
+class _Clock:
+    """How far trials have got, by a clock that may have been set back; see `intervals`."""
+
+    shift_s: float = 0.0
+    begun_s: float = -math.inf
+    reached_s: float = -math.inf
+
+    def told(self, times: Mapping[int, tuple[float, float]]) -> list[tuple[float, float]]:
+        """When trials ran, given by number; all of them come after those that were told before."""
+        found = []
+        for number in sorted(times):
+            start, end = (time_s + self.shift_s for time_s in times[number])
+            if start < self.begun_s - _SET_BACK_S:
+                self.shift_s += self.reached_s - start
+                start, end = self.reached_s, end + self.reached_s - start
+            found.append((start, end))
+            self.begun_s, self.reached_s = start, max(self.reached_s, end)
+        return found

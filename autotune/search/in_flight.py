@@ -1,6 +1,7 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ from autotune.fleet.base import Handle
 from autotune.record.study import Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.context import SearchContext
-from autotune.search.history import History, busy_s, intervals, results
+from autotune.search.history import BusyTime, History, busy_s, intervals, results
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
+
+_SHARE_OF_TIME = 0.005
+"""Share of the time that looks at trials in flight take: a thousand are looked at less often."""
 
 CANCEL_WAIT_S = 30.0
 """How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
@@ -37,6 +41,9 @@ class TrialsInFlight:
         self._study = context.study
         self._note = context.note
         self._handles: list[Handle] = []
+        self._busy = BusyTime()
+        self.pause_s = POLL_S
+        """Time until the next look at the trials: of many, each look takes a while."""
         self._candidates: dict[int, Candidate] = {}
         """By the number of a trial in flight."""
         self._n_faults_in_a_row = 0
@@ -82,6 +89,8 @@ class TrialsInFlight:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = unix_now_s()
         running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
+        if not without:
+            return self._busy.so_far_s(self.history.recorded, running)
         numbers = {trial.spec.identity.number for trial in without}
         counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
         return busy_s(intervals(counted, running))
@@ -114,7 +123,9 @@ class TrialsInFlight:
         self.history.put(Trial(folder=folder, spec=spec, result=None))
         if run.retry_of is None and run.repeat_of is None:
             return
-        before = {result.number: result for result in results(self.history.recorded)}
+        ran = self.history if run.reduced_of is None else self.history.reduced
+        tried = ran.of_hash(spec.identity.candidate_hash)
+        before = {result.number: result for result in results(tried.trials)}
         if run.retry_of is not None:
             result = before[run.retry_of]
             why = f"which the platform ended: {result.outcome}: {result.evidence}"
@@ -131,20 +142,23 @@ class TrialsInFlight:
             StudyError: The record cannot be written.
             FleetError: The platform ends one trial after the other.
         """
-        ended, errors = [], []
+        ended, errors, looked_s = [], [], 0.0
         for handle in list(self._handles):
+            begun_s = time.monotonic()
             try:
                 result = handle.poll()
             except AutotuneError as error:  # only later: others may have ended meanwhile
                 errors.append(error)
                 continue
             if result is None:
+                looked_s += time.monotonic() - begun_s
                 continue
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
             self._handles.remove(handle)
             del self._candidates[handle.spec.identity.number]
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
+        self.pause_s = max(POLL_S, looked_s / _SHARE_OF_TIME)
         self._say_quarantined()
         if ended:
             self._say_given_up()
@@ -213,13 +227,13 @@ class TrialsInFlight:
 
     def _say_given_up(self) -> None:
         """Say once which candidates are left without a figure although they did nothing wrong."""
-        for tried in self.history.tried:
-            if why := tried.given_up:
-                first = tried.trials[0].spec.identity.number
-                self._context.note_once(
-                    f"given up {tried.candidate.hash}",
-                    f"the candidate of trial {first} is left without a figure: {why}",
-                )
+        given_up = self.history.each("given up", lambda tried: tried.given_up or None)
+        for key, why in given_up.items():
+            first = self.history.of_hash(key).trials[0].spec.identity.number
+            self._context.note_once(
+                f"given up {key}",
+                f"the candidate of trial {first} is left without a figure: {why}",
+            )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

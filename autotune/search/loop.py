@@ -2,6 +2,7 @@
 
 import time
 
+from autotune.base.pace import Pace
 from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
@@ -9,7 +10,7 @@ from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.history import results
-from autotune.search.in_flight import POLL_S, TrialsInFlight
+from autotune.search.in_flight import TrialsInFlight
 from autotune.search.race import COLD, WARM
 from autotune.search.sharing import slowed_by_others
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
@@ -17,6 +18,10 @@ from autotune.search.stop import n_done
 from autotune.search.study_facts import save_baseline, save_facts
 
 _SNAPSHOT_S = 0.5
+_SHARE_OF_TIME = 0.005
+"""Share of the time that looking over a long record for what is shown takes."""
+_LONG_RECORD = 500
+"""Trials of a record that is looked over less often."""
 
 
 def run_search(context: SearchContext) -> SearchAnswer:
@@ -47,6 +52,8 @@ class _StagedSearch:
         self._proposals = ProposalStage(context, self.flight, self._baseline)
         self._comparison: ComparisonStage | None = None
         self._said_draining = False
+        self._pace = Pace(_SHARE_OF_TIME)
+        self._shown: Stage | None = None
 
     def run(self) -> SearchAnswer:
         """Go through the stages."""
@@ -144,7 +151,7 @@ class _StagedSearch:
             if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
                 self._show(stage.name)
                 shown_at = time.monotonic()
-            interrupt.wait(POLL_S)
+            interrupt.wait(flight.pause_s)
             if flight.collect():
                 has_more = True  # what has ended may be owed another run
                 self._show(stage.name)
@@ -163,29 +170,36 @@ class _StagedSearch:
         return RecordStandings(self._context, self.flight.history)
 
     def _show(self, stage: Stage) -> None:
+        is_long = len(self.flight.history.recorded) >= _LONG_RECORD
+        if is_long and stage is self._shown and not self._pace.is_due:
+            return
+        self._shown = stage
+        with self._pace.taken():
+            snapshot = self._snapshot(stage)
+        self._context.observer.on_snapshot(snapshot)
+
+    def _snapshot(self, stage: Stage) -> Snapshot:
         standings, history = self._standings, self.flight.history
         used_s = self.flight.used_s()
-        self._context.observer.on_snapshot(
-            Snapshot(
-                stage=stage,
-                counts=history.counts,
-                ended=tuple(results(history.recorded)),
-                rates=tuple(
-                    result.samples_per_s
-                    for result in results(history.trials)
-                    if result.samples_per_s is not None
-                    and result.outcome.is_measured
-                    and result.role is not Role.CONFIRM
-                ),
-                n_done=n_done(history),
-                n_budget=self._proposals.n_budget,
-                running=self.flight.running(),
-                baseline=standings.baseline(self._baseline.candidate),
-                best=standings.best(),
-                elapsed_s=used_s,
-                time_left_s=self._time_left_s(stage, used_s),
-                note=self._context.notes[-1] if self._context.notes else "",
-            )
+        return Snapshot(
+            stage=stage,
+            counts=history.counts,
+            trials=history.recorded,
+            rates=tuple(
+                result.samples_per_s
+                for result in results(history.trials)
+                if result.samples_per_s is not None
+                and result.outcome.is_measured
+                and result.role is not Role.CONFIRM
+            ),
+            n_done=n_done(history),
+            n_budget=self._proposals.n_budget,
+            running=self.flight.running(),
+            baseline=standings.baseline(self._baseline.candidate),
+            best=standings.best(),
+            elapsed_s=used_s,
+            time_left_s=self._time_left_s(stage, used_s),
+            note=self._context.notes[-1] if self._context.notes else "",
         )
 
     def _time_left_s(self, stage: Stage, used_s: float) -> float | None:

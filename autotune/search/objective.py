@@ -52,13 +52,7 @@ class Objective:
 
     def figures(self, history: History) -> dict[str, Figure]:
         """The figures of all candidates that have one, by hash."""
-        found = {}
-        for tried in history.tried:
-            if self not in tried.said:
-                tried.said[self] = self.figure(tried)
-            if (figure := tried.said[self]) is not None:
-                found[tried.candidate.hash] = figure
-        return found
+        return history.each(self, self.figure)
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.

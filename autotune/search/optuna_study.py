@@ -57,8 +57,7 @@ def make_axes(space: Mapping[str, Sequence[KnobValue]], history: History) -> dic
     """One axis per knob of the space, wide enough for what the record holds as well."""
     axes = {}
     for name, listed in space.items():
-        recorded = [t.candidate[name] for t in history.tried if name in t.candidate.values]
-        values = tuple(dict.fromkeys([*listed, *recorded]))
+        values = tuple(dict.fromkeys([*listed, *history.values(name)]))
         is_log2 = all(type(v) is int and v > 0 and v.bit_count() == 1 for v in values)
         axes[name] = Axis(values=values, is_log2=is_log2)
     return axes
@@ -117,6 +116,8 @@ def told_trials(
             trials have and draws the others blindly, so there the knob stands at its first value.
         most: Candidates at most: half of them the best, the others those that were tried last.
     """
+    if not most:
+        return []
     tried_candidates = _most_telling(history.tried, most)
     rates = [figure.samples_per_s for figure in objective.figures(history).values()]
     peaks = [t.measured.peak_memory_bytes or 0 for t in history.tried if t.measured is not None]

@@ -276,10 +276,12 @@ class ProposalStage(SearchStage):
     def next_run(self) -> Run | None:
         """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
         context, history = self._context, self._history
-        used_s = self._flight.used_s()
-        rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
-        kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
         budget = context.job.budget
+        used_s = kept_s = 0.0
+        if budget.time_s is not None:  # else nothing asks for it, and it goes through the record
+            used_s = self._flight.used_s()
+            rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
+            kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
                 owed = tried.candidate

@@ -47,7 +47,7 @@ def snapshot() -> Snapshot:
     return Snapshot(
         stage=Stage.SEARCH,
         counts={Outcome.OK: 6, Outcome.OOM: 1},
-        ended=(),
+        trials=(),
         n_done=7,
         n_budget=20,
         running=(

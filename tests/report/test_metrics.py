@@ -58,7 +58,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def render(trials: tuple[Trial, ...], *, name: str = "mine", **changes: Any) -> str:
     snapshot = dataclasses.replace(samples.snapshot(), **changes)
-    return render_metrics(snapshot, trials, study=name, version="1.0", accelerator="cpu")
+    snapshot = dataclasses.replace(snapshot, trials=tuple(trials))
+    return render_metrics(snapshot, study=name, version="1.0", accelerator="cpu")
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
@@ -161,7 +162,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("autotune.app.metrics.time", clock)
+    for module in ("app.metrics", "base.pace"):
+        monkeypatch.setattr(f"autotune.{module}.time", clock)
     return clock
 
 
@@ -225,27 +227,26 @@ def test_no_error_of_rendering_ends_a_search(
     assert study.metrics_file.exists()
 
 
-def test_a_long_record_is_read_less_often(
+def test_those_of_a_long_record_are_written_less_often(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, reads = finished(tmp_path / "results"), 0
-    read = Study.read
+    study, n_written = finished(tmp_path / "results"), 0
 
-    def slowly(self: Study) -> Any:
-        nonlocal reads
-        reads += 1
-        clock.now_s += 2.0
-        return read(self)
+    def slowly(*_: Any, **__: Any) -> str:
+        nonlocal n_written
+        n_written += 1
+        clock.now_s += 0.1
+        return ""
 
-    monkeypatch.setattr(Study, "read", slowly)
+    monkeypatch.setattr("autotune.app.metrics.render_metrics", slowly)
     writer = MetricsWriter(study, Notebook(), accelerator="cpu", extra=None)
     for n in range(20):
-        clock.now_s += 1.0
+        clock.now_s += 0.9
         writer.on_snapshot(dataclasses.replace(samples.snapshot(), counts={Outcome.OK: n}))
-    assert reads == 1, "2 s of reading are 5% of 40"
-    clock.now_s += 40.0
+    assert n_written == 1, "0.1 s of writing are 0.5% of 20"
+    clock.now_s += 3.0
     writer.on_snapshot(dataclasses.replace(samples.snapshot(), counts={Outcome.OK: 20}))
-    assert reads == 2
+    assert n_written == 2
 
 
 def test_the_last_state_is_done_however_the_search_ended(tmp_path: Path, clock: Clock) -> None:

@@ -172,7 +172,7 @@ def test_a_log_says_that_what_runs_is_reduced() -> None:
     LineView(console, Context.of(JOB, ENVIRONMENT)).on_snapshot(
         Snapshot(
             stage=Stage.SEARCH,
-            ended=(),
+            trials=(),
             counts={},
             n_done=0,
             n_budget=6,

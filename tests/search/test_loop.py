@@ -133,8 +133,8 @@ def test_a_retry_says_what_the_platform_did_and_no_knobs(study: Study):
         f"trial {retried.identity.number} repeats trial {retried.provenance.retry_of}, which "
         f"the platform ended: comm: {evidence}"
     ) in notebook.notes
-    ended = notebook.snapshots[-1].ended
-    assert [r.number for r in ended] == [s.identity.number for s in fleet.specs]
+    ended = notebook.snapshots[-1].trials
+    assert [trial.result.number for trial in ended] == [s.identity.number for s in fleet.specs]
 
 
 def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(study: Study):

@@ -81,11 +81,12 @@ class LineView(View):
             self._stage = snapshot.stage
             self._say(f"{snapshot.stage.value}: {_TITLES[snapshot.stage]}")
         running = {trial.number: trial for trial in snapshot.running}
-        for result in snapshot.ended:
-            was = self._running.get(result.number)
-            if was is not None and result.number not in running:
+        ended = {trial.spec.identity.number: trial.result for trial in snapshot.trials}
+        for number, was in self._running.items():
+            result = ended.get(number)
+            if result is not None and number not in running:
                 said = _reduced_or_not(was, describe_ending(result))
-                self._say(f"trial {result.number} ended: {said}")
+                self._say(f"trial {number} ended: {said}")
         for number, trial in running.items():
             if number not in self._running:
                 self._say(f"trial {number} started: {_described(trial, self._context)}")

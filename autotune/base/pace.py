@@ -1,0 +1,36 @@
+"""A limit on the share of time that something repeated may take."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Pace:
+    """Says when something is due again: the longer it took, the later.
+
+    It is due at once as long as it is cheap, and where it is not, what it takes stays a share of
+    the time.
+    """
+
+    def __init__(self, share: float) -> None:
+        """Allow it a share of the time, such as 0.01."""
+        self._share = share
+        self._not_before_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it may be done now."""
+        return time.monotonic() >= self._not_before_s
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Around what is done, which counts however it ends."""
+        begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.took(time.monotonic() - begun_s)
+
+    def took(self, seconds: float) -> None:
+        """Count what it has taken."""
+        self._not_before_s = time.monotonic() + seconds / self._share
