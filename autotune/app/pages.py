@@ -1,14 +1,15 @@
 """HTML reports of a study, also while it is searched, and of several studies compared."""
 
 import dataclasses
+import json
 import os
-import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 import pandas as pd
 from pydantic import ValidationError
@@ -126,7 +127,7 @@ class PageWriter(Observer):
             )
             assert process.stdin is not None  # it is a pipe, as stderr is
             with process.stdin:
-                pickle.dump(dataclasses.replace(snapshot, trials=()), process.stdin)
+                process.stdin.write(json.dumps(_told(snapshot), default=str).encode())
         except OSError as error:
             self._give_up(line_of(error))
             return
@@ -235,6 +236,13 @@ def _templates(study: Study) -> Templates:
         named = None
     folder = Path(str(named)) if named else None
     return Templates(folder if folder is not None and folder.is_dir() else None)
+
+
+def _told(snapshot: Snapshot) -> dict[str, Any]:
+    """What the page says of a search besides its record, as `page_process.heard` takes it."""
+    left_out = {"counts", "trials", "running"}
+    few = dataclasses.replace(snapshot, trials=(), running=(), counts={})
+    return {name: of_it for name, of_it in dataclasses.asdict(few).items() if name not in left_out}
 
 
 def line_of(error: Exception) -> str:

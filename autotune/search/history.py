@@ -137,7 +137,11 @@ class History:
         """Hashes of all candidates as they were made, or made again."""
         self._said: dict[object, tuple[int, dict[str, Any]]] = {}
         self._values: dict[str, dict[KnobValue, None]] = {}
-        self._walls, self._measured_walls, self._starts = _Lengths(), _Lengths(), _Lengths()
+        self._walls, self._measured_walls, self._starts = (
+            _SortedTimes(),
+            _SortedTimes(),
+            _SortedTimes(),
+        )
         self._n_disturbed = 0
         self._parts: dict[str, History] = {}
         """Histories of parts of this record, once they were asked for."""
@@ -315,7 +319,7 @@ class History:
         return 0.0 if median_s is None else self._starts.highest - median_s
 
 
-class _Lengths:
+class _SortedTimes:
     """Times in order, so that one more does not sort all of them."""
 
     def __init__(self) -> None:
@@ -412,7 +416,7 @@ class BusyTime:
     def __init__(self) -> None:
         self._n_settled = 0
         self._covered: list[tuple[float, float]] = []
-        self._clock = _Clock()
+        self._clock = _RunTimes()
 
     def so_far_s(
         self, recorded: Sequence[Trial], running: Mapping[int, tuple[float, float]]
@@ -458,7 +462,7 @@ def intervals(
     sessions. It counts from where the record had got to, and so does what follows: taken at their
     word, both sessions would be one.
     """
-    return _Clock().told(_ended(trials) | dict(running or {}))
+    return _RunTimes().told(_ended(trials) | dict(running or {}))
 
 
 def _ended(trials: Iterable[Trial]) -> dict[int, tuple[float, float]]:
@@ -468,7 +472,7 @@ def _ended(trials: Iterable[Trial]) -> dict[int, tuple[float, float]]:
 
 
 @dataclass
-class _Clock:
+class _RunTimes:
     """How far trials have got, by a clock that may have been set back; see `intervals`."""
 
     shift_s: float = 0.0

@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,23 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     writer.close()
     assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")
     assert not list(study.folder.glob(f".{page.name}*"))
+
+
+def test_the_page_of_a_long_record_is_drawn_by_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, notebook = finished(tmp_path), Notebook()
+    monkeypatch.setattr("autotune.app.pages._MANY_TRIALS", 0)
+    writer = PageWriter(study, notebook)
+    writer.on_snapshot(samples.snapshot())
+    deadline_s = time.monotonic() + 120
+    while not notebook.notes and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        writer.on_snapshot(samples.snapshot())
+    assert notebook.notes == [f"{study.page_file} shows this search and reloads itself"]
+    assert "<body data-refresh-s" in study.page_file.read_text(encoding="utf-8")
+    writer.close()
+    assert "<body data-refresh-s" not in study.page_file.read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
