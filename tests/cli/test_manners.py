@@ -58,7 +58,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
         ("search --model tiny-lama --seq-len 64 --global-batch 8", "tiny-llama"),
         ("check --consumer trainr x.json", "trainer"),
         ("rule zero.inert_kye", "zero.inert_key"),
-        ("models lama-3.1", "llama-3.1-8b"),
+        ("models lamma-3.1-8b", "llama-3.1-8b"),
         ("render --out made --set zero.stgae=2", "zero.stage"),
         ("render --out made --to deepsped", "deepspeed"),
         ("plan --model gpt2 --seq-len 64 --global-batch 8 --world 8 --gpu H10", "H100"),
