@@ -108,7 +108,7 @@ def test_the_version_is_the_same_wherever_it_is_said() -> None:
 
 
 @pytest.mark.package
-def test_the_wheel_holds_every_file_of_the_data_folders(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_sources(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         f"autotune/_data/{path.relative_to(REPOSITORY)}"
@@ -118,7 +118,8 @@ def test_the_wheel_holds_every_file_of_the_data_folders(wheel: Path) -> None:
     }
     expected |= {
         str(path.relative_to(REPOSITORY))
-        for path in (REPOSITORY / "autotune/job/presets").iterdir()
+        for path in (REPOSITORY / "autotune").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     expected |= {f"autotune/_data/recorded/{path.name}" for path in RECORDS}
     assert expected

@@ -53,7 +53,9 @@ def test_ctrl_c_at_the_question(
     monkeypatch.setattr(typer, "confirm", aborted)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("autotune.app.studies.studies", lambda _: find._confirm(False, agrees=True))
+    monkeypatch.setattr(
+        "autotune.app.studies.studies", lambda _: find._confirm(False, agrees=True)
+    )
     assert run(monkeypatch, "status") == ExitCode.INTERRUPTED
     assert capfd.readouterr().err.split() == [
         "interrupted:",

@@ -66,6 +66,8 @@ def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
         )
         for name in knobs
         if after.get(name) != before.get(name)
+        # The same value, written where the engine's default differs, is no change.
+        and ours.candidate.get(name) != theirs.candidate.get(name)
     ]
 
 
