@@ -12,7 +12,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
-from autotune.planning.explained import Estimated, JudgedCandidate, judged
+from autotune.planning.explained import Estimated, JudgedCandidate, estimate_candidate, judged
 from autotune.planning.outlook import Outlook
 from autotune.tracing import Kind, StepPhase, Trace, Traced, trace_candidate
 
@@ -62,7 +62,7 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     said = judged(outlook, candidate, notes)
     return TracedEstimate(
         **said,
-        analytic=Estimated(**said, prediction=outlook.predict([candidate])) if is_seen else None,
+        analytic=estimate_candidate(outlook, settings) if is_seen else None,
         trace=trace,
         phases=phases,
         fit_probability=float(np.squeeze(fit_probability(plans, constants, peak_bytes))),
