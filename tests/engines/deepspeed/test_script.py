@@ -176,7 +176,12 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
 def test_a_space_s_default_attention_is_the_command_s_own(tmp_path: Path) -> None:
     takes = {**BY_ARGUMENTS, "framework": "trl", "takes_attention": True}
     job = job_of(observed(takes, read_back={"attention": "sdpa"}), tmp_path)
-    domains = ScriptEngine(replace(job, space="full"), CPU).space.domains
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "name: words\nknobs:\n  attention: [default, flash_attention_2]\n"
+        "  compile: {values: [none, torch], when: {attention: default}}\n"
+    )
+    domains = ScriptEngine(replace(job, space=str(space)), CPU).space.domains
     assert domains["attention"].values == ("sdpa", "flash_attention_2")
     assert "sdpa" in dict(domains["compile"].when)["attention"]
 
