@@ -22,7 +22,7 @@ def test_orphans_without_a_mark_end_when_no_trial_runs(has_keeper, runs, ends, m
         return [os.getpid(), orphan.pid]
 
     monkeypatch.setattr(agent, "children_of", children_of)
-    line = agent.Answers(os.open(os.devnull, os.O_WRONLY))
+    line = agent.AnswerLine(os.open(os.devnull, os.O_WRONLY))
     served = agent.Agent(line, keeper=4711 if has_keeper else None)
     if runs:
         served._running["a trial"] = None  # type: ignore[assignment]
@@ -44,7 +44,7 @@ class Coordinator:
         self.now_s = 0.0
         self.commands, self._say = os.pipe()
         self._answers, output = os.pipe()
-        line = agent.Answers(output)
+        line = agent.AnswerLine(output)
         self.agent = agent.Agent(line, lease_s=60.0, clock=lambda: self.now_s)
 
     def says(self, command: str) -> None:
