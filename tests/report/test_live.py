@@ -1,14 +1,17 @@
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from autotune.contract import Outcome, Role, TrialResult
+from autotune.record.study import Trial
 from autotune.report.terminal.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
 from tests.report.samples import CONTEXT
+from tests.trials import spec
 
 
 @pytest.fixture
@@ -27,14 +30,15 @@ def console(width: int = 80, *, terminal: bool = False) -> Console:
     )
 
 
-def result(number: int, outcome: Outcome) -> TrialResult:
-    return TrialResult(
+def ended(number: int, outcome: Outcome) -> Trial:
+    result = TrialResult(
         number=number,
         role=Role.SEARCH,
         candidate_hash="",
         outcome=outcome,
         evidence="" if outcome is Outcome.OK else "why it ended",
     )
+    return Trial(folder=Path(), spec=spec(number), result=result)
 
 
 def text_of(a_console: Console) -> str:
@@ -100,7 +104,7 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
             dataclasses.replace(
                 snapshot,
                 running=(),
-                ended=(result(5, Outcome.OK), result(9, Outcome.OOM)),
+                trials=(ended(5, Outcome.OK), ended(9, Outcome.OOM)),
             )
         )
         view.on_note("why")

@@ -98,7 +98,6 @@ def test_the_baseline_is_found_in_few_trials_even_if_the_model_is_off(off: float
     counts, n_others = count_trials(problems, off=off, seeds=range(2), blindly=False)
     assert n_others == 0
     assert max(counts) <= most
-    assert sorted(counts)[len(counts) // 2] <= most - 1
     blind, n_others = count_trials(problems, off=off, seeds=range(2), blindly=True)
     assert (n_others, sum(blind) > 2 * sum(counts)) == (0, True)
 
