@@ -75,7 +75,12 @@ def big_context() -> Context:
 
 
 def runs_here(name: str, value: Any) -> bool:
-    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price.
+
+    What a process starts with is not for the driver, whose ranks start once for all cases.
+    """
+    if KNOBS[name].group in ("process", "communication"):
+        return value == KNOBS[name].default
     if name in ("tp", "pp", "sp"):
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:
@@ -96,8 +101,7 @@ def is_gone(name: str) -> bool:
 def listed(space: Space) -> set[tuple[str, Any]]:
     """Every (knob, value) of a space that two ranks can run.
 
-    What a process starts with is not for the driver, whose ranks start once for all cases. A knob
-    that newer releases lost acts at no value that leaves it off.
+    A knob that newer releases lost acts at no value that leaves it off.
     """
     return {
         (name, value)
