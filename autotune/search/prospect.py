@@ -111,8 +111,8 @@ def prospect_of(
         )
     if (limit := _time_limit(job)) is not None:
         name, limit_s = limit
-        least_s = trial_s(found.fastest_step_s / TIME_MARGIN)
-        if least_s > limit_s:
+        # By its steps alone: how long a trial takes to start is not predicted, but assumed.
+        if _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s:
             return dataclasses.replace(
                 found,
                 problem=(
@@ -165,7 +165,8 @@ def _more_memory(
     if world := _fitting_world(job, environment, allowed_bytes):
         yield f"--world {world}"
     more = format_bytes(found.least_peak_bytes * math.sqrt(MODEL_MARGIN))
-    yield f"devices with {more} each"
+    cap_bytes = job.memory_limit_bytes
+    yield f"--memory-limit {more} or more" if cap_bytes else f"devices with {more} each"
 
 
 def _fitting_changes(

@@ -167,9 +167,13 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
 
 
 def test_nothing_fits_is_exit_3_with_the_nearest_change(search):
-    code, stdout, stderr = search.run("--trials", "2", "--memory-limit", "1MiB")
+    code, _, stderr = search.run("--trials", "2", "--memory-limit", "1MiB")
     assert code == 3, stderr
     assert "1 MiB" in stderr
+    assert "--memory-limit" in stderr
+    assert not search.study.trials(), "what cannot succeed is not begun"
+    code, stdout, stderr = search.run("--trials", "2", "--memory-limit", "1MiB", "--force")
+    assert code == 3, stderr
     assert "memory" in stderr
     assert "Traceback" not in stderr
     assert {t.result.outcome for t in search.study.trials()} == {Outcome.OOM}, stdout
