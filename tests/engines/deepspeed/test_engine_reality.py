@@ -92,6 +92,14 @@ def runs_here(name: str, value: Any) -> bool:
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
+def copies_to_disk(knobs: dict[str, Any]) -> bool:
+    """Whether a second copy of the weights would stand on a disk.
+
+    The rule refuses it; but a copy among all ranks folds to none, and here the listed value runs.
+    """
+    return knobs.get("offload.param") == "nvme" and knobs.get("zeropp.hpz_partition_size", 1) > 1
+
+
 def is_gone(name: str) -> bool:
     """Whether the installed release has lost a knob."""
     gone_since = KNOBS[name].gone_since
@@ -131,7 +139,9 @@ def stratified(folder: Path) -> list[dict[str, Any]]:
         space = load_space(name, KNOBS)
         missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [
-            c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
+            c
+            for c in combinations(space, context)
+            if all(runs_here(*pair) for pair in c.items()) and not copies_to_disk(c)
         ]
         draw.shuffle(choices)
         for combination in choices:
