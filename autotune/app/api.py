@@ -311,15 +311,10 @@ def check(*files: str | Path, fix: bool = False, **flags: Any) -> Shown[CheckRun
         AutotuneError: As the command says.
     """
     found = check_files([str(file) for file in files], CheckFlags(**flags), fix=fix)
-
-    def data() -> Any:
-        reports = [one.to_dict(fixed=fix) for one in found.reports]
-        return [*reports, *(one.to_dict() for one in found.unread)]
-
     return Shown(
         value=found,
         show=lambda console: print_run(console, found, fixed=fix, quiet=False, strict=False),
-        data=data,
+        data=lambda: found.to_dicts(fixed=fix),
     )
 
 

@@ -17,8 +17,10 @@ from autotune.cost.predict import predict
 from autotune.engines.base import Engine
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed
+from autotune.record.study import Study
 from autotune.record.table import make_table, write_table
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
+from autotune.report.explain.trial import Explanation
 from autotune.report.results.study import read_report
 from autotune.search.history import History
 from autotune.search.steering import Steering
@@ -69,13 +71,7 @@ def diagnose(
     history = session.history_to_resume()
     first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
     result = first.result if first is not None and first.result is not None else script.measured
-    try:
-        explanation = explain_trial(study, 0 if first is None else first.spec.identity.number)
-    except StudyError as error:
-        explanation = None
-        notes.append(error.message)
-    report = read_report(study)
-    frame = make_table(report.study, report.recorded, report.facts)
+    explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
     return ScriptDiagnosis(
         command=as_typed(script.command),
         study=str(study.folder),
@@ -94,7 +90,7 @@ def diagnose(
         },
         origins=script.origins,
         result=result,
-        row={str(key): value for key, value in frame.iloc[0].items()},
+        row=_row_of(study),
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
         remarks=tuple(session.engine.remarks()),
@@ -128,13 +124,7 @@ def _diagnose_told(
         raise StudyError(
             f"study {study.name} holds no run of the command", "start anew with --fresh"
         )
-    try:
-        explanation = explain_trial(study, first.spec.identity.number)
-    except StudyError as error:
-        explanation = None
-        notes.append(error.message)
-    report = read_report(study)
-    frame = make_table(report.study, report.recorded, report.facts)
+    explanation = _explained(study, first.spec.identity.number, notes)
     return ScriptDiagnosis(
         command=as_typed(command),
         study=str(study.folder),
@@ -153,7 +143,7 @@ def _diagnose_told(
         },
         origins={},
         result=first.result,
-        row={str(key): value for key, value in frame.iloc[0].items()},
+        row=_row_of(study),
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
         remarks=tuple(_not_carried(engine, own)),
@@ -162,6 +152,22 @@ def _diagnose_told(
         else tuple(_changes(session, steering, history, own, first.result)),
         notes=tuple(notes),
     )
+
+
+def _explained(study: Study, number: int, notes: list[str]) -> Explanation | None:
+    """What the run of the command explains; where it explains nothing, a note says why."""
+    try:
+        return explain_trial(study, number)
+    except StudyError as error:
+        notes.append(error.message)
+        return None
+
+
+def _row_of(study: Study) -> dict[str, Any]:
+    """Columns of the first trial, as the table has them."""
+    report = read_report(study)
+    frame = make_table(report.study, report.recorded, report.facts)
+    return {str(key): value for key, value in frame.iloc[0].items()}
 
 
 def _not_carried(engine: Engine, own: Candidate) -> Iterator[str]:

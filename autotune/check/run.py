@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import AutotuneError
 from autotune.check.lint import CheckExit, CheckReport
@@ -42,3 +43,8 @@ class CheckRun:
         if CheckExit.FAILS in codes:
             return CheckExit.FAILS
         return CheckExit.UNREADABLE if self.unread else CheckExit.PASSES
+
+    def to_dicts(self, *, fixed: bool) -> list[dict[str, Any]]:
+        """For JSON: every configuration, then every file that could not be read."""
+        reports = [report.to_dict(fixed=fixed) for report in self.reports]
+        return [*reports, *(one.to_dict() for one in self.unread)]

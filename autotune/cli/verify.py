@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -131,8 +131,7 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
 
         emit("".join(f"{line}\n" for line in github_lines(found)))
     else:
-        files: list[dict[str, Any]] = [one.to_dict(fixed=fixed) for one in found.reports]
-        files += [one.to_dict() for one in found.unread]
+        files = found.to_dicts(fixed=fixed)
         print_json(files[0] if found.is_one_file and len(files) == 1 else files)
 
 
