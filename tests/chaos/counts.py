@@ -1,4 +1,4 @@
-"""What `docs/faults.md` counts, from the records: `python -m tests.chaos.counts` writes it."""
+"""What `docs/faults-tested.md` counts, from the records: `python -m tests.chaos.counts` writes it."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.chaos.run import ROOMS
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDS = REPOSITORY / "results" / "recorded" / "chaos"
-PAGE = REPOSITORY / "docs" / "faults.md"
+PAGE = REPOSITORY / "docs" / "faults-tested.md"
 _FIGURES = ("injected", "survived", "lost")
 BEGIN, END = "<!-- made by python -m tests.chaos.counts -->\n", "<!-- end -->\n"
 
