@@ -1,4 +1,4 @@
-"""What `docs/faults-tested.md` counts, from the records: `python -m tests.chaos.counts` writes it."""
+"""Writes the counts of `docs/faults-tested.md`, from the records: `python -m tests.chaos.counts`."""
 
 import json
 from pathlib import Path
