@@ -1,4 +1,4 @@
-"""Writes the counts of `docs/faults-tested.md`, from the records: `python -m tests.chaos.counts`."""
+"""Counts of `docs/faults-tested.md`, from the records: `python -m tests.chaos.counts`."""
 
 import json
 from pathlib import Path
