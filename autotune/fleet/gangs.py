@@ -1,6 +1,7 @@
 """Gives out gangs: n nodes x k slots, all or nothing; slots that fail are left out."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -247,8 +248,14 @@ class GangAllocator:
         if not size or len(fit) < size // k:
             return None
         chosen = [slot for part in fit[: size // k] for slot in part.slots]
-        chosen.sort(key=lambda s: (self._node_order[s.node], s.domain, self._places[s]))
-        return Gang(slots=tuple(chosen))
+        sizes = Counter((slot.node, slot.domain) for slot in chosen)
+
+        def order(slot: Slot) -> tuple[int, int, str, int]:
+            # The largest domain of a node first: the groups of ranks within it stay whole.
+            n_joined = sizes[slot.node, slot.domain]
+            return self._node_order[slot.node], -n_joined, slot.domain, self._places[slot]
+
+        return Gang(slots=tuple(sorted(chosen, key=order)))
 
     def _count(self, size: int) -> int:
         """How many gangs of this size healthy slots make up at once."""

@@ -276,7 +276,7 @@ def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:
         return
     yield describe_places(places)
     world = len(places)
-    for name in ("tp", "sp", "pp"):
+    for name in ("tp", "sp", "cp", "pp"):
         for degree in map(int, lattice.values.get(name, ())):
             if 1 < degree <= world and world % degree == 0:
                 stride = world // degree if name == "pp" else 1

@@ -3,12 +3,13 @@
 Engines number ranks alike: neighbours in a tensor or sequence parallel group have neighbouring
 ranks, then come the replicas of data parallelism, and the stages of a pipeline are furthest apart.
 Source: DeepSpeed, runtime/pipe/topology.py (axes pipe, data, model); Megatron-LM,
-core/parallel_state.py (order tp-cp-ep-dp-pp).
+core/parallel_state.py (order tp-cp-ep-dp-pp). Megatron's knob `order` puts stages before replicas.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 
+from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
 
 _SHOWN = 8
@@ -25,15 +26,21 @@ def describe_places(places: Sequence[str]) -> str:
     return f"ranks {'; '.join(parts)}"
 
 
+def machine_places(world: int, per_node: int) -> tuple[str, ...]:
+    """Places of ranks on machines that have no names yet: `machine-1`, `machine-2`, ..."""
+    return tuple(f"machine-{1 + rank // per_node}" for rank in range(world))
+
+
 def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
     """Each kind of parallel group of a layout: its ranks, and over how many places they reach."""
-    world, inner = len(places), candidate.tp * candidate.sp * candidate.cp
+    inner = candidate.tp * candidate.sp * candidate.cp
+    stages_first = are_stages_first(candidate.get("order"))
     kinds = (
         ("tensor parallel", candidate.tp, 1),
         ("context parallel", candidate.cp, candidate.tp),
         ("sequence parallel", candidate.sp, candidate.tp * candidate.cp),
-        ("data parallel", candidate.dp, inner),
-        ("pipeline", candidate.pp, world // candidate.pp),
+        ("data parallel", candidate.dp, inner * (candidate.pp if stages_first else 1)),
+        ("pipeline", candidate.pp, inner * (1 if stages_first else candidate.dp)),
     )
     return [
         f"{name} groups of {size} ranks, such as {_span([stride * k for k in range(size)])}: "
@@ -41,6 +48,22 @@ def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
         for name, size, stride in kinds
         if size > 1
     ]
+
+
+def describe_ranks(candidate: Candidate, places: Sequence[str]) -> list[str]:
+    """Where the ranks of a layout lie and how far its groups reach; empty in one place."""
+    if len(set(places)) < 2:
+        return []
+    return [describe_places(places), *describe_groups(candidate, places)]
+
+
+def are_stages_first(order: KnobValue | None) -> bool:
+    """Whether an order of axes, the nearest first, has the stages of a pipeline before replicas.
+
+    None is that of an engine that knows one alone.
+    """
+    axes = "" if order is None else str(order)
+    return "pp-dp" in axes
 
 
 def describe_reach(size: int, stride: int, places: Sequence[str]) -> str:

@@ -156,6 +156,8 @@ def test_the_smallest_domain_that_holds_a_gang_is_taken_and_the_large_one_is_kep
 
 def test_ranks_of_one_domain_come_one_after_the_other():
     assert indices(GangAllocator(machine(*"abab")).allocate(4)) == [0, 2, 1, 3]
+    largest_first = GangAllocator(machine(*"aabbbbcc")).allocate(8)
+    assert indices(largest_first)[:4] == [2, 3, 4, 5], "groups of four are whole there"
 
 
 def test_a_small_gang_goes_where_something_runs_already():

@@ -1,7 +1,13 @@
 """Where ranks lie, and how far their parallel groups reach."""
 
 from autotune.space.candidate import Candidate
-from autotune.space.ranks import describe_groups, describe_places, describe_reach
+from autotune.space.ranks import (
+    describe_groups,
+    describe_places,
+    describe_ranks,
+    describe_reach,
+    machine_places,
+)
 
 TWO_NODES = [f"worker-{1 + rank // 8}" for rank in range(16)]
 FOUR_DOMAINS = [f"worker-{1 + rank // 8}, NVLink of GPU {rank // 4 % 2 * 4}" for rank in range(16)]
@@ -33,3 +39,13 @@ def test_a_group_is_as_wide_as_its_widest() -> None:
     assert describe_reach(8, 1, FOUR_DOMAINS) == "over 2 places"
     assert describe_reach(2, 8, FOUR_DOMAINS) == "over 2 places"
     assert describe_reach(4, 1, ["a"] * 6 + ["b"] * 2) == "over 2 places"
+
+
+def test_a_pipelines_stages_may_be_nearer_than_replicas() -> None:
+    values = {"tp": 4, "pp": 2, "micro_batch": 1, "order": "tp-cp-ep-pp-dp"}
+    layout = Candidate.of(values, world=16, global_batch=16)
+    assert describe_ranks(layout, machine_places(16, 8))[2:] == [
+        "data parallel groups of 2 ranks, such as 0, 8: over 2 places",
+        "pipeline groups of 2 ranks, such as 0, 4: each in one place",
+    ]
+    assert describe_ranks(layout, machine_places(16, 16)) == []

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.contract import LIST_VARIABLES
 from autotune.engines.base import find_engine
 from autotune.export.base import Handout
-from autotune.space.ranks import describe_groups, describe_places
+from autotune.space.ranks import describe_ranks, machine_places
 
 
 def values_of(handout: Handout, script: str) -> dict[str, Any]:
@@ -29,11 +29,9 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
 
 def _ranks(handout: Handout, hosts: Sequence[str]) -> list[str]:
     """Where the ranks lie, and how far each kind of group reaches; empty on one machine."""
-    if handout.n_nodes == 1:
-        return []
-    names = hosts or [f"machine-{n}" for n in range(1, handout.n_nodes + 1)]
-    places = [name for name in names for _ in range(handout.per_node)]
-    return [describe_places(places), *describe_groups(handout.candidate, places)]
+    named = [name for name in hosts for _ in range(handout.per_node)]
+    unnamed = machine_places(handout.candidate.world, handout.per_node)
+    return describe_ranks(handout.candidate, named or unnamed)
 
 
 def job_values(handout: Handout) -> dict[str, Any]:

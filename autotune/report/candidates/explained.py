@@ -10,7 +10,13 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost.errors import LEVEL
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
-from autotune.report.candidates.ranking import figures_as_dict, parts_as_dict, parts_of, shares
+from autotune.report.candidates.ranking import (
+    figures_as_dict,
+    parts_as_dict,
+    parts_of,
+    rank_facts,
+    shares,
+)
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
 from autotune.space.rule import Violation
@@ -49,6 +55,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": _neighbour(found.cheapest_fit),
         "cheapest_legal": _neighbour(found.cheapest_legal),
+        "ranks": [line for _, line in rank_facts(found.candidate, found.environment)],
         "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
     }
 
@@ -116,7 +123,7 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
         change = found.cheapest_fit
         text = "no single change makes it fit" if change is None else _said(change)
         facts.append(("to fit", text))
-    return facts
+    return facts + rank_facts(found.candidate, found.environment)
 
 
 def _said(neighbour: Neighbour) -> str:

@@ -12,10 +12,13 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
+from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_rate
+from autotune.space.candidate import Candidate
+from autotune.space.ranks import describe_ranks, machine_places
 
 _TIME_PARTS = {
     "matmul_s": "matrix products",
@@ -91,12 +94,20 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("time", shares(seconds)),
                 ("memory", shares(sizes)),
                 ("interval", _interval(ranking, index)),
+                *rank_facts(ranking.candidates[index], ranking.environment),
             ],
         )
     if ranking.baseline is not None:
         print_facts(console, _baseline_facts(ranking, ranking.baseline))
     if ranking.variants:
         console.print(_variants(ranking))
+
+
+def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str, str]]:
+    """Where the ranks of a candidate lie on machines of a kind, and how far its groups reach."""
+    places = machine_places(candidate.world, environment.n_devices)
+    lines = describe_ranks(candidate, places)
+    return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
 
 
 def _interval(ranking: Ranking, index: int) -> str:
