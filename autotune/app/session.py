@@ -235,7 +235,7 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
     """
     job, environment, study = session.job, session.environment, session.study
     history = History() if fresh else session.history_to_resume()
-    reductions = reduce_lattice(job, session.lattice, session.engine)
+    reductions = reduce_lattice(job, environment, session.lattice, session.engine)
     return make_plan(
         job,
         environment,

@@ -103,7 +103,7 @@ def _job_keys(
     fidelity: Annotated[
         str | None,
         typer.Option(
-            help="First trials on less, such as layers=4 or layers=4,world=2; they only teach."
+            help="First trials on less, such as layers=4 or world=smallest; they only teach."
         ),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,

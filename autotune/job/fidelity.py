@@ -3,16 +3,60 @@
 They cost less and teach the forecast; no figure of theirs is ever the candidate's own.
 """
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
 from autotune.base.errors import JobError
-from autotune.base.yaml_file import refuse_other_spelling
+from autotune.base.yaml_file import number_of, refuse_other_spelling, spelled_otherwise
 from autotune.contract import Fidelity
 from autotune.job.model_shape import ModelShape
 
-_SPELLED = "layers=4, world=2, or both: layers=4,world=2"
+SMALLEST: Literal["smallest"] = "smallest"
+"""A world that says: as few accelerators as hold the candidate."""
+_SPELLED = "layers=4, world=2, or both: layers=4,world=smallest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """What a job's reduced trials may run."""
+
+    layers: int | None = None
+    """Layers of the model; None: all of them."""
+    worlds: tuple[int | None, ...] = (None,)
+    """Accelerators, the fewest first: a trial takes the first that holds its candidate. None: all
+    of them."""
+
+    @property
+    def fidelities(self) -> tuple[Fidelity, ...]:
+        """What a reduced trial may be, the smallest first."""
+        return tuple(Fidelity(layers=self.layers, world=world) for world in self.worlds)
+
+    def describe(self) -> str:
+        """`4 layers`, `2 accelerators`, or `4 layers on as few accelerators as hold it`."""
+        if len(self.worlds) == 1:
+            return describe_fidelity(self.fidelities[0])
+        layers = describe_fidelity(Fidelity(layers=self.layers))
+        few = "as few accelerators as hold it"
+        return f"{layers} on {few}" if layers else few
+
+
+def _world(value: Any) -> int | Literal["smallest"] | None:
+    """A number of accelerators, or the word; said as one, where pydantic says it of each type."""
+    if value is None or value == SMALLEST:
+        return value
+    number = number_of(value.strip()) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ValueError(f"should be a number above 0, or {SMALLEST}{spelled_otherwise(value)}")
+    return number
 
 
 class FidelityFile(BaseModel):
@@ -21,9 +65,9 @@ class FidelityFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     layers: int | None = Field(default=None, ge=1)
-    world: int | None = Field(default=None, ge=1)
+    world: Annotated[int | Literal["smallest"] | None, PlainValidator(_world)] = None
 
-    _refuse_switches = field_validator("*", mode="before")(refuse_other_spelling)
+    _refuse_switches = field_validator("layers", mode="before")(refuse_other_spelling)
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +87,7 @@ class FidelityFile(BaseModel):
             raise ValueError(f"should be {_SPELLED}")
         return self
 
-    def checked(self, *, shape: ModelShape, world: int) -> Fidelity:
+    def checked(self, *, shape: ModelShape, world: int) -> Reduction:
         """What reduced trials run, if that is less than what the job asks for.
 
         Raises:
@@ -54,16 +98,22 @@ class FidelityFile(BaseModel):
                 f"fidelity.layers: {self.layers} is not fewer than the model's {shape.n_layers}",
                 f"give it a number from 1 to {shape.n_layers - 1}, or leave it out",
             )
-        if self.world is not None and (self.world >= world or world % self.world):
-            smaller = [str(n) for n in range(1, world) if world % n == 0]
+        smaller = tuple(n for n in range(1, world) if world % n == 0)
+        if self.world == SMALLEST:
+            if not smaller:
+                raise JobError(
+                    f"fidelity.world: no world is smaller than the job's of {world}",
+                    "leave it out",
+                )
+            return Reduction(layers=self.layers, worlds=smaller)
+        if self.world is not None and self.world not in smaller:
+            shown = ", ".join(map(str, smaller))
             raise JobError(
                 f"fidelity.world: {self.world} is no part of the job's world of {world}: {world} "
                 f"/ {self.world} has to be a whole number above 1",
-                f"give it one of {', '.join(smaller)}, or leave it out"
-                if smaller
-                else "leave it out",
+                f"give it one of {shown}, or leave it out" if smaller else "leave it out",
             )
-        return Fidelity(layers=self.layers, world=self.world)
+        return Reduction(layers=self.layers, worlds=(self.world,))
 
 
 def describe_fidelity(fidelity: Fidelity) -> str:

@@ -33,11 +33,11 @@ from autotune.base.yaml_file import (
     refuse_other_spelling,
     refuse_switch,
 )
-from autotune.contract import MOST_LOSSES, Fidelity
+from autotune.contract import MOST_LOSSES
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
-from autotune.job.fidelity import FidelityFile
+from autotune.job.fidelity import FidelityFile, Reduction
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
@@ -130,7 +130,7 @@ class Job:
     lengths: Lengths = FIXED
     diagnose: bool = True
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
-    fidelity: Fidelity | None = None
+    fidelity: Reduction | None = None
     """Reductions of the trials at the beginning of a search; None: there are no such trials."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
@@ -486,7 +486,7 @@ def _check_checkout(file: JobFile) -> None:
 
 def _fidelity(
     file: JobFile, model: Model, *, goes_by_forecast: bool, where: str
-) -> Fidelity | None:
+) -> Reduction | None:
     """Layers and world of the reduced trials; refused where nothing would learn from them."""
     if file.fidelity is None:
         return None

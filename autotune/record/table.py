@@ -6,7 +6,7 @@ people and their tools.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,10 @@ _IDENTITY = {
     "fewer than the job's",
     "reduced_of": "string: hash of the candidate that a reduced trial is a smaller form of; "
     "empty: a full trial",
+    "extrapolated_from": "Int64: number of the reduced trial of the same candidate before its "
+    "first full trial; empty: none",
+    "extrapolation_error": "float64: predicted_step_time_s / step_time_s - 1 of that full trial: "
+    "how far the forecast that reduced trials taught was off",
     "problem": "string: why spec or result cannot be read; empty for a sound trial",
 }
 _ASKED = {
@@ -252,6 +256,8 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     baseline = baseline_of(facts)
     counted = [t for t in recorded.trials if t.spec.identity.number not in left_out]
     guards = guards_of(counted, baseline.candidate_hash, guard_steps_of(facts))
+    for number, reduced in extrapolations(counted).items():
+        rows[number] |= _extrapolated_cells(reduced, rows[number])
     for row in rows.values():
         row["baseline"] = baseline.words_for(row["candidate_hash"])
         if (guard := guards.get(row["candidate_hash"])) is not None:
@@ -272,6 +278,30 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         "meanings": {column.name: column.meaning for column in schema},
     }
     return frame
+
+
+def extrapolations(trials: Iterable[Trial]) -> dict[int, int]:
+    """Number of the first full trial of a candidate after its reduced one -> number of that one.
+
+    Where both measured, and the full one was predicted before it.
+    """
+    reduced: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for trial in sorted(trials, key=lambda each: each.spec.identity.number):
+        identity, result = trial.spec.identity, trial.result
+        if result is None or not is_figure(result):
+            continue
+        if identity.reduced_of is not None:
+            reduced[identity.reduced_of] = identity.number
+        elif trial.spec.provenance.predicted is not None and identity.candidate_hash in reduced:
+            found[identity.number] = reduced.pop(identity.candidate_hash)
+    return found
+
+
+def _extrapolated_cells(reduced: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    said, measured = row["predicted_step_time_s"], row["step_time_s"]
+    error = said / measured - 1 if measured else None
+    return {"extrapolated_from": reduced, "extrapolation_error": error}
 
 
 def write_table(study: Study) -> pd.DataFrame:

@@ -11,7 +11,6 @@ from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.command import as_typed
-from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
@@ -238,7 +237,7 @@ def make_plan(
         baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,
-        fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
+        fidelity="" if job.fidelity is None else job.fidelity.describe(),
         no_reduced="" if reductions is None else reductions.describe(),
         confirm_trials=n_runs if is_compared else 0,
         trial_s=trial_s if runs else 0.0,

@@ -4,11 +4,12 @@ They come first and teach the forecast, which then chooses the candidates that r
 figure of theirs is never a candidate's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.contract import Fidelity
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.context import SearchContext
@@ -21,14 +22,20 @@ from autotune.space.rule import Violation
 SHARE = 0.5
 """Share of a search's trials, and of its time where that is limited, that reduced trials may
 take. Only full trials are compared, so the other half stays for them."""
+_MOST_RISK = 0.5
+"""Probability of running out of memory at which a trial takes more accelerators."""
+_MOST_PROPOSALS = 20
+"""Candidates that are looked at for one whose reduced trial is expected to fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reductions:
     """The reduced forms of a lattice's candidates."""
 
-    forms: Mapping[str, Candidate]
-    """Hash of a candidate -> what its reduced trial runs."""
+    forms: Mapping[str, Sequence[Candidate]]
+    """Hash of a candidate -> what its reduced trial may run, on the fewest accelerators first.
+
+    The first is legal; the others have not been judged."""
     refused: Mapping[str, int]
     """Rule -> candidates whose reduced form it refuses."""
     example: str
@@ -47,26 +54,43 @@ class Reductions:
         )
 
 
-def reduce_lattice(job: Job, lattice: Lattice, engine: Engine) -> Reductions | None:
+def reduce_lattice(
+    job: Job, environment: Environment, lattice: Lattice, engine: Engine
+) -> Reductions | None:
     """Reduce every candidate that stays legal; None where the job asks for no reduced trials.
 
     A candidate that breaks several rules counts for the first.
     """
     if job.fidelity is None:
         return None
-    forms: dict[str, Candidate] = {}
+    forms: dict[str, Sequence[Candidate]] = {}
     refused: dict[str, int] = {}
     example: Violation | None = None
+    fidelities = _whole(job.fidelity.fidelities, job, environment)
     for candidate in lattice.candidates:
-        form = candidate.reduced(job.fidelity)
-        if violations := engine.judge(form):
+        for place, fidelity in enumerate(fidelities):
+            violations = engine.judge(candidate.reduced(fidelity))
+            if not violations:
+                # Larger ones are judged when they are needed: a lattice may be large.
+                forms[candidate.hash] = [candidate.reduced(f) for f in fidelities[place:]]
+                break
+        else:
             refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
             example = example or violations[0]
-        else:
-            forms[candidate.hash] = form
     return Reductions(
         forms=forms, refused=refused, example="" if example is None else example.message
     )
+
+
+def _whole(
+    fidelities: Sequence[Fidelity], job: Job, environment: Environment
+) -> Sequence[Fidelity]:
+    """Those, where there is a choice, whose gangs are within a node or of whole nodes."""
+    each = min(environment.n_devices, job.world)
+    worlds = [fidelity.world or job.world for fidelity in fidelities]
+    pairs = zip(fidelities, worlds, strict=True)
+    whole = [fidelity for fidelity, world in pairs if world <= each or world % each == 0]
+    return whole if len(fidelities) > 1 else fidelities
 
 
 def n_reduced(n_trials: int) -> int:
@@ -96,10 +120,12 @@ class ReducedTrials:
     """The first part of a search."""
 
     def __init__(
-        self, context: SearchContext, forms: Mapping[str, Candidate], steering: Steering
+        self, context: SearchContext, forms: Mapping[str, Sequence[Candidate]], steering: Steering
     ) -> None:
         """Take the forms of `Reductions`, and what chooses among them and is taught."""
         self.forms = forms
+        self.world = min((each[0].world for each in forms.values()), default=context.job.world)
+        """Accelerators of the trial that was asked for last."""
         self._context = context
         self._steering = steering
         self._by_hash = {candidate.hash: candidate for candidate in context.lattice.candidates}
@@ -108,7 +134,7 @@ class ReducedTrials:
     def of(cls, context: SearchContext) -> "ReducedTrials | None":
         """The reduced trials of a job, told once; None where there are none or none would help."""
         job, steering = context.job, context.steering
-        reductions = reduce_lattice(job, context.lattice, context.engine)
+        reductions = reduce_lattice(job, context.environment, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:
             return None
         if steering is None or not steering.steers:
@@ -116,7 +142,7 @@ class ReducedTrials:
             return None
         context.note(
             f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
-            f"{describe_fidelity(job.fidelity)} each: they are in no ranking"
+            f"{job.fidelity.describe()} each: they are in no ranking"
         )
         if refused := reductions.describe():
             context.note(refused)
@@ -140,22 +166,44 @@ class ReducedTrials:
         for tried in reduced.tried:
             full = self._by_hash.get(tried.trials[0].spec.identity.reduced_of or "")
             # One of another fidelity than is asked for now is left as it is.
-            if full and tried.is_owed and self.forms.get(full.hash) == tried.candidate:
-                return tried.candidate, full
+            if full and tried.is_owed and tried.candidate in self.forms.get(full.hash, ()):
+                return self._asked(tried.candidate, full)
         if len(searched(reduced)) >= n_reduced(job.budget.trials):
             return None
         begun = {
             t.trials[0].spec.identity.reduced_of or "" for t in reduced.tried if not t.is_owed
         }
-        chosen = self._steering.propose(
-            history,
-            # Candidates that the model cannot tell apart need no second trial with fewer layers.
-            closed={
-                *(t.candidate.hash for t in history.tried),
-                *self._steering.alike(begun),
-                *(self._by_hash.keys() - self.forms.keys()),
-            },
-            n_budget=job.budget.trials,
-            seed=job.seed,
-        )
-        return None if chosen is None else (self.forms[chosen.hash], chosen)
+        # Candidates that the model cannot tell apart need no second reduced trial.
+        closed = {
+            *(t.candidate.hash for t in history.tried),
+            *self._steering.alike(begun),
+            *(self._by_hash.keys() - self.forms.keys()),
+        }
+        for _ in range(_MOST_PROPOSALS):
+            chosen = self._steering.propose(
+                history, closed=closed, n_budget=job.budget.trials, seed=job.seed
+            )
+            if chosen is None:
+                return None
+            if (form := self._holding(chosen, history)) is not None:
+                return self._asked(form, chosen)
+            closed |= self._steering.alike({chosen.hash})
+        return None
+
+    def _holding(self, candidate: Candidate, history: History) -> Candidate | None:
+        """The smallest form of a candidate that is expected to fit; None: none is.
+
+        The only form that there is runs anyway: what it takes teaches the forecast.
+        """
+        forms = self.forms[candidate.hash]
+        if len(forms) == 1:
+            return forms[0]
+        for form in forms:
+            is_legal = not self._context.engine.judge(form)
+            if is_legal and self._steering.risk(history, [form])[0] < _MOST_RISK:
+                return form
+        return None
+
+    def _asked(self, form: Candidate, full: Candidate) -> tuple[Candidate, Candidate]:
+        self.world = form.world
+        return form, full

@@ -255,10 +255,9 @@ class ProposalStage(SearchStage):
     @property
     def at_once(self) -> int:
         """As many trials as the fleet holds; smaller gangs while reduced trials come."""
-        context, fidelity = self._context, self._context.job.fidelity
-        if self._is_reducing and fidelity is not None and fidelity.world is not None:
-            return context.fleet.capacity(fidelity.world)
-        return context.capacity
+        if self._is_reducing and self._reduced is not None:
+            return self._context.fleet.capacity(self._reduced.world)
+        return self._context.capacity
 
     @property
     def n_budget(self) -> int:

@@ -15,14 +15,17 @@ from tests.trials import spec as spec_of
 @pytest.mark.parametrize(
     ("written", "asked"),
     [
-        ("layers=2", Fidelity(layers=2)),
-        ("layers=3, world=1", Fidelity(layers=3, world=1)),
-        ({"world": 1}, Fidelity(world=1)),
-        ({"layers": 1}, Fidelity(layers=1)),
+        ("layers=2", [Fidelity(layers=2)]),
+        ("layers=3, world=1", [Fidelity(layers=3, world=1)]),
+        ({"world": 1}, [Fidelity(world=1)]),
+        ({"layers": 1}, [Fidelity(layers=1)]),
+        ("layers=1,world=smallest", [Fidelity(layers=1, world=n) for n in (1, 2, 4)]),
     ],
 )
-def test_a_job_says_what_is_less(written: object, asked: Fidelity) -> None:
-    assert make(fidelity=written).fidelity == asked
+def test_a_job_says_what_is_less(written: object, asked: list[Fidelity]) -> None:
+    found = make(fidelity=written, world=8 if "smallest" in str(written) else 2).fidelity
+    assert found is not None
+    assert list(found.fidelities) == asked
     assert make().fidelity is None
 
 
@@ -39,6 +42,7 @@ def test_a_job_says_what_is_less(written: object, asked: Fidelity) -> None:
         ("layers=4", "4 is not fewer than the model's 4"),
         ("world=2", "no part of the job's world of 2"),
         ("world=3", "no part of the job's world of 2"),
+        ("world=small", "should be a number above 0, or smallest"),
     ],
 )
 def test_what_is_not_less_is_refused(written: object, words: str) -> None:

@@ -138,7 +138,7 @@ def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
 def plan_of(folder: Path, job: Job) -> Plan:
     lattice = lattice_of(job)
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
-    reductions = reduce_lattice(job, lattice, engine)
+    reductions = reduce_lattice(job, ENVIRONMENT, lattice, engine)
     return make_plan(job, ENVIRONMENT, lattice, Study(folder, "s"), History(), reductions)
 
 

@@ -1,6 +1,7 @@
 """Reduced trials in a search: they come first, they teach, and no candidate gets their figures."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
+from autotune.record.table import load_table
 from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
-from autotune.search.steering import Steering, lessons_of
+from autotune.search.steering import Forecaster, Steering, lessons_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
@@ -68,11 +70,11 @@ def forecaster(candidates: Sequence[Candidate]) -> Forecast:
     )
 
 
-def steering(job: Job, lattice: Lattice | None = None) -> Steering:
+def steering(job: Job, lattice: Lattice | None = None, model: Forecaster = forecaster) -> Steering:
     return Steering(
         lattice=lattice or lattice_of(job),
         objective=Objective.of(job, ENVIRONMENT),
-        forecaster=forecaster,
+        forecaster=model,
     )
 
 
@@ -98,6 +100,7 @@ class Searched:
         engine: Engine | None = None,
         steers: bool = True,
         interrupt: Patient | None = None,
+        model: Forecaster = forecaster,
     ) -> None:
         study.trials_folder.mkdir(parents=True, exist_ok=True)
         self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
@@ -113,7 +116,7 @@ class Searched:
                 lattice=lattice,
                 observer=self.notebook,
                 interrupt=interrupt or Patient(),
-                steering=steering(job, lattice) if steers else None,
+                steering=steering(job, lattice, model) if steers else None,
             )
         )
 
@@ -184,6 +187,36 @@ def test_fewer_devices_are_fewer_replicas(study: Study) -> None:
             candidate.grad_accum,
         )
     assert {spec.layout.world for spec in done.full} == {2}
+
+
+def sharded(candidates: Sequence[Candidate]) -> Forecast:
+    """As `forecaster`, with memory that is shared among the devices; two hold what they do."""
+    said, share = forecaster(candidates), np.array([2.0 / c.world for c in candidates])
+    assert said.peak_bytes is not None
+    return replace(said, peak_bytes=said.peak_bytes * share)
+
+
+def test_a_trial_takes_as_few_devices_as_hold_it(study: Study) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = smaller(spec)
+        peak = int(peak_of(spec) * 2 / spec.layout.world)
+        return replace(result, peak_memory_bytes=peak, memory_bytes={"peak": peak})
+
+    job = make(trials=16, world=4, fidelity="world=smallest", memory_limit="24GiB")
+    done = Searched(study, job, behave, model=sharded)
+    assert {spec.layout.world for spec in done.reduced} == {1, 2}
+    for spec in done.reduced:
+        needs = peak_of(spec) * 2 / spec.layout.world
+        assert needs < 24 * GIB * 1.5
+        assert spec.layout.world == 1 or needs * 2 > 24 * GIB / 1.5
+    assert {spec.layout.world for spec in done.full} == {4}
+    frame = load_table(study.folder)
+    told = frame[frame["extrapolated_from"].notna()]
+    assert len(told)
+    forms = frame.set_index("trial").loc[told["extrapolated_from"]]
+    assert (forms["reduced_of"].to_numpy() == told["candidate_hash"].to_numpy()).all()
+    errors = told["predicted_step_time_s"] / told["step_time_s"] - 1
+    assert np.allclose(told["extrapolation_error"].astype(float), errors.astype(float))
 
 
 def test_no_two_reduced_trials_are_alike_to_the_model(study: Study) -> None:
@@ -305,7 +338,7 @@ def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
     job = make(trials=100, fidelity="layers=1")
     lattice = lattice_of(job)
     engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
-    reductions = reduce_lattice(job, lattice, engine)
+    reductions = reduce_lattice(job, ENVIRONMENT, lattice, engine)
     assert reductions is not None
     assert reductions.refused == {"test.refused": 8}
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.describe()
