@@ -51,8 +51,10 @@ class Reduction:
 
 def _world(value: Any) -> int | Literal["smallest"] | None:
     """A number of accelerators, or the word; said as one, where pydantic says it of each type."""
-    if value is None or value == SMALLEST:
-        return value
+    if value is None:
+        return None
+    if value == SMALLEST:
+        return SMALLEST
     number = number_of(value.strip()) if isinstance(value, str) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(f"should be a number above 0, or {SMALLEST}{spelled_otherwise(value)}")
