@@ -37,7 +37,7 @@ RUN_BY = {
 def commands() -> list[str]:
     pages = (page.read_text(encoding="utf-8") for page in REPOSITORY.glob("docs/fleet*.md"))
     blocks = (
-        block for page in pages for block in re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+        block for page in pages for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
     )
     lines = (f"{line}\n" for block in blocks for line in block.splitlines())
     return [line for line in lines if line.startswith("python -m autotune")]
