@@ -8,22 +8,37 @@ import `autotune.trial` and pay for everything that is loaded with this file.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.app.api import check as check
-    from autotune.app.api import compare as compare
-    from autotune.app.api import estimate as estimate
-    from autotune.app.api import explain as explain
-    from autotune.app.api import load as load
-    from autotune.app.api import plan as plan
-    from autotune.app.api import search as search
+    from autotune.app.api.checks import check as check
+    from autotune.app.api.predictions import estimate as estimate
+    from autotune.app.api.predictions import estimate_rows as estimate_rows
+    from autotune.app.api.predictions import explain as explain
+    from autotune.app.api.predictions import plan as plan
+    from autotune.app.api.records import compare as compare
+    from autotune.app.api.records import load as load
+    from autotune.app.api.searches import search as search
 
 __version__ = "0.1.0"
 
 DEFAULT_ENGINE = "deepspeed"
 """Name of the engine where nobody names one: commands and ranks read it here for nothing."""
 
-_FUNCTIONS = ("check", "compare", "estimate", "explain", "load", "plan", "search")
+_FUNCTIONS = {
+    "check": "checks",
+    "compare": "records",
+    "estimate": "predictions",
+    "estimate_rows": "predictions",
+    "explain": "predictions",
+    "load": "records",
+    "plan": "predictions",
+    "search": "searches",
+}
+"""Function -> its module in `autotune.app.api`."""
 _ROOMS = ("check", "search")
 """Functions whose names are rooms of the package as well: those modules can be called."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FUNCTIONS})
 
 
 def __getattr__(name: str) -> Any:
@@ -33,7 +48,13 @@ def __getattr__(name: str) -> Any:
 
     if name in _ROOMS:
         return import_module(f"autotune.{name}")
-    return getattr(import_module("autotune.app.api"), name)
+    return _function(name)
+
+
+def _function(name: str) -> Any:
+    from importlib import import_module
+
+    return getattr(import_module(f"autotune.app.api.{_FUNCTIONS[name]}"), name)
 
 
 def make_callable(room: str) -> None:
@@ -41,11 +62,16 @@ def make_callable(room: str) -> None:
     import sys
     from types import ModuleType
 
+    name = room.rpartition(".")[2]
+
     class CallableRoom(ModuleType):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            from importlib import import_module
+            return _function(name)(*args, **kwargs)
 
-            function = getattr(import_module("autotune.app.api"), room.rpartition(".")[2])
-            return function(*args, **kwargs)
+        @property
+        def __signature__(self) -> Any:  # what `help` and a notebook's Shift-Tab read
+            import inspect
+
+            return inspect.signature(_function(name))
 
     sys.modules[room].__class__ = CallableRoom

@@ -1,8 +1,10 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -25,6 +27,8 @@ from autotune.engines.megatron.launched import MegatronLaunch, may_launch, read_
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
+_NO_FILE = "<dict>"
+"""Name of a configuration that stands in no file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,28 @@ def check_files(
     return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)
 
 
+def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
+    """Judge one configuration that stands in no file.
+
+    Raises:
+        JobError: A flag is not one of its values, or the configuration holds what is no JSON.
+    """
+    flags.check()
+    try:
+        text = json.dumps(config, indent=2)
+    except (TypeError, ValueError) as error:
+        raise JobError(
+            f"check: the dict is no JSON: {error}", "give texts, numbers, lists and dicts"
+        ) from error
+    path = Path(_NO_FILE)
+    try:
+        reports = [_judged(source, flags, None) for source in _read(path, flags, text=text)]
+    except (NotADsConfigError, RenderError) as error:
+        unread = Unread(path=path, error=error)
+        return CheckRun(reports=[], unread=[unread], is_one_file=True)
+    return CheckRun(reports=reports, is_one_file=True)
+
+
 def check_file(
     path: Path, flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
 ) -> list[CheckReport]:
@@ -169,9 +195,10 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     return read_launches(path, release=named)
 
 
-def _read(path: Path, flags: CheckFlags) -> list[Source]:
+def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
     return read_sources(
         path,
+        text=text,
         world=flags.world,
         launch=flags.launch,
         accelerate=flags.accelerate,

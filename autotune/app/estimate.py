@@ -79,6 +79,54 @@ def estimate_rows(
     header, table = read_table(rows)
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
+    read, cells = _predicted(table, accelerators, constants)
+    _write(out, header, table, cells)
+    return Estimate(
+        out=out,
+        rows=len(table),
+        predicted=len(read.positions),
+        reasons=dict(Counter(filter(None, read.reasons)).most_common()),
+    )
+
+
+def predict_frame(
+    rows: pd.DataFrame | Path, *, accelerators: Path | None = None, constants: Path | None = None
+) -> pd.DataFrame:
+    """The same of a frame, or of a file, as a frame: its own columns, then those of predictions.
+
+    Raises:
+        JobError: A file cannot be read, or two columns of the frame have one name.
+    """
+    if isinstance(rows, Path):
+        header, table = read_table(rows)
+        rows = pd.DataFrame(table, columns=list(header))
+    else:
+        names = [str(name) for name in rows.columns]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise JobError(f"rows: column {', '.join(twice)} is there twice", "name it once")
+        values = rows.astype(object).itertuples(index=False, name=None)
+        table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
+    _, cells = _predicted(table, accelerators, constants)
+    found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
+    figures = [name for name in _COLUMNS if name.startswith("pred_")]
+    found[figures] = found[figures].apply(pd.to_numeric)
+    kept = [name for name in rows.columns if str(name) not in _COLUMNS]
+    return pd.concat([rows[kept], found.fillna({"assumed": "", "reason": ""})], axis="columns")
+
+
+def _text(value: object) -> str:
+    """A cell of a frame as CSV has it; a count beside empty cells is no fraction."""
+    if value is None or pd.isna(value):  # type: ignore[call-overload]
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _predicted(
+    table: list[dict[str, str]], accelerators: Path | None, constants: Path | None
+) -> tuple[PublishedRows, list[dict[str, str]]]:
+    """The rows as they were read, and for each its predictions, column -> text."""
     read = rows_to_plans(table, accelerators_with(accelerators))
     cells: list[dict[str, str]] = [{} for _ in table]
     if read.plans is not None:
@@ -91,13 +139,7 @@ def estimate_rows(
         noted = filter(None, [values.get("assumed", "")])
         values["assumed"] = "; ".join([*read.assumed[position], *noted])
         values["reason"] = read.reasons[position]
-    _write(out, header, table, cells)
-    return Estimate(
-        out=out,
-        rows=len(table),
-        predicted=len(read.positions),
-        reasons=dict(Counter(filter(None, read.reasons)).most_common()),
-    )
+    return read, cells
 
 
 def _cells(

@@ -1,12 +1,14 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
+from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job
+from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
@@ -53,6 +55,27 @@ def open_outlook(
     lattice = lattice_of(job, bind_engine(job, environment))
     check_space_is_read(lattice, keys)
     return Outlook(job=job, environment=environment, wishes=wishes, lattice=lattice)
+
+
+def open_agreed_outlook(
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    wishes: FleetWishes,
+    *,
+    engine: str = DEFAULT_ENGINE,
+    is_trusted: bool,
+    say: Callable[[str], None],
+    ask: Callable[[str], bool] | None,
+) -> Outlook:
+    """The same, once the user has agreed to what the job runs and reads, as of `agree_to_job`.
+
+    Says what the predictions go by where the user named a table.
+    """
+    agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
+    outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed)
+    if outlook.job.accelerators is not None:
+        say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
+    return outlook
 
 
 def export_ranked(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.app.exports import export_study
 from autotune.app.metrics import MetricsWriter, check_writable
@@ -28,6 +29,7 @@ from autotune.record.answer import SearchAnswer
 from autotune.record.facts import baseline_of, origin_of, said_origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
+from autotune.record.worth import Ladder
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
 from autotune.search.context import SearchContext
@@ -46,6 +48,13 @@ class SearchEnding:
     """The answer as `study.json` keeps it."""
     error: AutotuneError | None
     """Why there is no best candidate: nothing is feasible, or the devices failed."""
+    ladder: Ladder | None = None
+    """What each change to the best is worth; None: nobody asked, or there is no gain."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: the answer, and the ladder where there is one."""
+        told = self.answer.to_dict()
+        return told if self.ladder is None else {**told, "ladder": dataclasses.asdict(self.ladder)}
 
 
 def search(

@@ -153,24 +153,24 @@ def agreed_job(
 
 
 @contextmanager
-def obtained_fleet(
-    fleet: str, options: FleetOptions, *, yes: bool = False, dry_run: bool = False
-) -> Iterator[str]:
+def obtained_fleet(fleet: str, options: FleetOptions) -> Iterator[str]:
     """Hold the nodes that a fleet has to ask for, once the user has agreed; its name then."""
     from autotune.app import session
 
-    def agree(request: str) -> None:
-        say(request)
-        if dry_run:
-            raise JobError(
-                "--dry-run: the nodes are known once they are given, and nothing was asked for",
-                "plan on devices that you name, such as --fleet simulate:8xH100",
-            )
-        if not yes and is_answered() and not confirm("Ask for them?"):
-            raise typer.Exit(ExitCode.INTERRUPTED)
-
-    with session.obtained_fleet(fleet, options, say=say, agree=agree) as held:
+    with session.obtained_fleet(fleet, options, say=say, agree=ask_for_nodes) as held:
         yield held
+
+
+def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> None:
+    """Say what is asked of a cluster, and end where the user does not want it."""
+    say(request)
+    if dry_run:
+        raise JobError(
+            "--dry-run: the nodes are known once they are given, and nothing was asked for",
+            "plan on devices that you name, such as --fleet simulate:8xH100",
+        )
+    if not yes and is_answered() and not confirm("Ask for them?"):
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def is_answered() -> bool:
@@ -178,10 +178,10 @@ def is_answered() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def confirm(question: str) -> bool:
-    """Whether the user says yes."""
+def confirm(question: str, *, default: bool = False) -> bool:
+    """Whether the user says yes; `default` is what an empty line says."""
     try:
-        return typer.confirm(question, default=False, err=True)
+        return typer.confirm(question, default=default, err=True)
     except typer.Abort as error:
         # Ctrl-C, or the terminal is gone.
         PROGRESS.print()

@@ -1,14 +1,12 @@
 """`search` and `render`: find a configuration, or write one."""
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
+from autotune.base.errors import ExitCode
 from autotune.cli.base import (
     DATA,
     PROGRESS,
@@ -25,8 +23,11 @@ from autotune.cli.base import (
     Results,
     TrustJob,
     agreed_job,
+    ask_for_nodes,
     cli,
+    confirm,
     explain,
+    is_answered,
     obtained_fleet,
     print_files,
     print_json,
@@ -37,8 +38,7 @@ from autotune.cli.help import HelpfulCommand
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
-    from autotune.fleet.options import FleetOptions
-    from autotune.record.worth import Ladder
+    from autotune.search.plan import Plan
 
 
 class _SearchCommand(HelpfulCommand):
@@ -253,77 +253,53 @@ def search(
     of this machine.
     """
     from autotune.app.run import exit_code
-    from autotune.app.run import search as run
-    from autotune.app.session import both_engines, open_session, plan_search
-    from autotune.app.steering import prospect
-    from autotune.app.worth import run_ladder
-    from autotune.cost.knowledge import default_file
+    from autotune.app.searching import Caller, SearchCall, run_searches
     from autotune.fleet.options import options_of
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan
 
-    def search_once(
-        held: str, flags: dict[str, Any], options: "FleetOptions"
-    ) -> "SearchEnding | None":
-        """Show the plan and run it; None where nothing is to run."""
-        if command:
-            session = _script_session(
-                command, job, flags, results=results, fleet=held, options=options, fresh=fresh
-            )
+    def show_plan(plan: "Plan") -> None:
+        if not dry_run:
+            print_plan(PROGRESS, plan, reasons=False)
+        elif as_json:
+            print_json(plan.as_dict(), indent=None)
         else:
-            session = open_session(
-                job, flags, results=results, fleet=held, options=options, agreed=agreed
-            )
-        is_fresh = fresh and not command  # it was set aside before the command ran
-        expected = prospect(session, fresh=is_fresh)
-        plan = plan_search(session, expected, fresh=is_fresh)
-        if dry_run:
-            as_dict = plan.as_dict
-            print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
-            return None
-        print_plan(PROGRESS, plan, reasons=False)
-        hopeless = None if expected is None or not expected.problem or force else expected
-        if hopeless is not None and not _asks(yes):
-            raise NothingFeasibleError(hopeless.problem, f"{hopeless.nearest}; or --force")
-        _confirm(yes, agrees=hopeless is None)
-        with view_for(PROGRESS, session.lattice.context) as view:
-            ending = run(
-                session,
-                view,
-                fresh=is_fresh,
-                metrics_file=metrics_file,
-                knowledge=None if no_knowledge else knowledge or default_file(),
-            )
-        if with_ladder and (answer := ending.answer).has_gain_to_explain:
-            climbed = run_ladder(answer.study, note=say, fleet=held, options=options)
-            if climbed is not None:
-                ladders[answer.study.folder] = climbed
-        return ending
+            print_plan(DATA, plan, reasons=True)
 
-    options = options_of(fleet_option or (), exclusive=exclusive)
+    def may_run(is_hopeful: bool) -> bool:
+        return _agrees("Run it?", default=is_hopeful) if _asks(yes) else is_hopeful
+
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
-    agreed = None if command else agreed_job(job, flags, is_trusted=trust_job)
-    ended: list[SearchEnding] = []
-    ladders: dict[Path, Ladder] = {}
-    with obtained_fleet(fleet, options, yes=yes, dry_run=dry_run) as held:
-        searches: Iterable[tuple[dict[str, Any], FleetOptions]] = [(flags, options)]
-        if options.is_of_each_kind:
-            from autotune.app.kinds import searches_of_kinds
-
-            searches = searches_of_kinds(
-                held, options, job_file=job, flags=flags, agreed=agreed, command=command or ()
-            )
-        for own, its_options in searches:
-            for each in [own] if command else both_engines(job, own, agreed):
-                if (ending := search_once(held, each, its_options)) is not None:
-                    ended.append(ending)
-            if ended and ended[-1].answer.interrupted:
-                break
+    call = SearchCall(
+        flags=flags,
+        job_file=job,
+        command=command or (),
+        results=results,
+        fleet=fleet,
+        options=options_of(fleet_option or (), exclusive=exclusive),
+        fresh=fresh,
+        dry_run=dry_run,
+        force=force,
+        trust_job=trust_job,
+        with_ladder=with_ladder,
+        metrics_file=metrics_file,
+        knowledge=knowledge,
+        no_knowledge=no_knowledge,
+    )
+    caller = Caller(
+        say=say,
+        trust=confirm if is_answered() else None,
+        ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
+        show_plan=show_plan,
+        confirm=may_run,
+        watch=lambda session: view_for(PROGRESS, session.lattice.context),
+    )
+    ended = run_searches(call, caller)
     if len(ended) > 1:
-        _show_endings(ended, ladders, as_json=as_json)
+        _show_endings(ended, as_json=as_json)
     elif ended:
-        _show_ending(ended[0], ladders, as_json=as_json)
+        _show_ending(ended[0], as_json=as_json)
     if ended:
         codes = [exit_code(ending.answer) for ending in ended]
         raise typer.Exit(codes[-1] if ended[-1].answer.interrupted else min(codes))
@@ -394,26 +370,6 @@ def diagnose(
     print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
 
 
-def _script_session(
-    command: list[str],
-    job: Path | None,
-    flags: dict[str, Any],
-    *,
-    results: Path,
-    fleet: str,
-    options: "FleetOptions",
-    fresh: bool,
-) -> Any:
-    """The session of the user's own command."""
-    from autotune.app.own_megatron import open_command_session
-
-    if job is not None:
-        raise JobError("--job: a command says itself what it trains", "leave --job out")
-    return open_command_session(
-        command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=say
-    )
-
-
 @cli.command(epilog="autotune render --job job.yaml --set zero.stage=2 --out chosen")
 def render(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
@@ -441,39 +397,28 @@ def render(
     print_files(files, as_json=as_json)
 
 
-def _show_ending(
-    ending: "SearchEnding", ladders: "Mapping[Path, Ladder]", *, as_json: bool
-) -> None:
+def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
     """Print a search's answer with its ladder, and raise why there is none."""
     if as_json:
-        print_json(_told(ending, ladders), indent=None)
+        print_json(ending.to_dict(), indent=None)
     if ending.error is not None:
         raise ending.error
     if not as_json:
-        _print_answer(ending, ladders)
+        _print_answer(ending)
 
 
-def _told(ending: "SearchEnding", ladders: "Mapping[Path, Ladder]") -> dict[str, Any]:
-    ladder = ladders.get(ending.answer.study.folder)
-    told = ending.answer.to_dict()
-    return told if ladder is None else {**told, "ladder": asdict(ladder)}
-
-
-def _print_answer(ending: "SearchEnding", ladders: "Mapping[Path, Ladder]") -> None:
+def _print_answer(ending: "SearchEnding") -> None:
     from autotune.report.results.study import read_report
     from autotune.report.terminal.study import print_report
     from autotune.report.terminal.worth import print_ladder
 
-    study = ending.answer.study
-    print_report(DATA, read_report(study))
-    if (ladder := ladders.get(study.folder)) is not None:
+    print_report(DATA, read_report(ending.answer.study))
+    if ending.ladder is not None:
         DATA.print()
-        print_ladder(DATA, ladder)
+        print_ladder(DATA, ending.ladder)
 
 
-def _show_endings(
-    endings: "Sequence[SearchEnding]", ladders: "Mapping[Path, Ladder]", *, as_json: bool
-) -> None:
+def _show_endings(endings: "Sequence[SearchEnding]", *, as_json: bool) -> None:
     """Print what each search found, and the comparison: of kinds of devices, or of engines."""
     from autotune.app.pages import compare_studies
     from autotune.report.compare.terminal import print_comparison
@@ -487,28 +432,21 @@ def _show_endings(
     folders = [str(answer.study.folder) for answer in answers]
     comparison = compare_studies(folders, answers[0].study.root)
     if as_json:
-        told = [_told(ending, ladders) for ending in endings]
+        told = [ending.to_dict() for ending in endings]
         print_json({"answers": told, "comparison": comparison.as_dict()}, indent=None)
     else:
         for ending in endings:
-            _print_answer(ending, ladders)
+            _print_answer(ending)
         print_comparison(DATA, comparison)
 
 
 def _asks(yes: bool) -> bool:
-    """Whether somebody is there to be asked."""
-    return not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    """Whether the user is asked before a search runs; a script has decided."""
+    return not yes and is_answered()
 
 
-def _confirm(yes: bool, *, agrees: bool) -> None:
-    """Ask on a terminal, with the answer that an empty line gives; a script has decided."""
-    if not _asks(yes):
-        return
-    try:
-        agreed = typer.confirm("Run it?", default=agrees, err=True)
-    except typer.Abort as error:
-        # Ctrl-C, or the terminal is gone.
-        PROGRESS.print()
-        raise typer.Exit(ExitCode.INTERRUPTED) from error
-    if not agreed:
+def _agrees(question: str, *, default: bool) -> bool:
+    """Whether the user says yes; the program ends where they do not."""
+    if not confirm(question, default=default):
         raise typer.Exit(ExitCode.INTERRUPTED)
+    return True

@@ -1,6 +1,6 @@
 """`probe`, `plan`, `explain` and `estimate`: measure for the cost model, and ask it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,9 @@ from autotune.cli.base import (
     Json,
     LauncherName,
     TrustJob,
-    agreed_job,
     cli,
+    confirm,
+    is_answered,
     obtained_fleet,
     print_files,
     print_json,
@@ -29,7 +30,7 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from autotune.planning.outlook import Outlook
+    from autotune.app.api.values import Shown
     from autotune.probe.run import Probe
 
 _MOST_REASONS = 10
@@ -163,19 +164,13 @@ def _fleet_flags(
     """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
 
 
-def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "Outlook":
-    """The legal candidates of the job on the fleet."""
-    from autotune.app.planning import open_outlook
-    from autotune.app.steering import what_predicts
-    from autotune.planning.outlook import FleetWishes
+def _show(found: "Shown[Any]", *, as_json: bool) -> None:
+    print_json(found.as_dict()) if as_json else found.show(DATA)
 
-    flags = dict(job)
-    job_file, is_trusted = flags.pop("job", None), flags.pop("trust_job")
-    agreed = agreed_job(job_file, flags, is_trusted=is_trusted)
-    outlook = open_outlook(job_file, flags, FleetWishes(**fleet), engine=engine, agreed=agreed)
-    if outlook.job.accelerators is not None:
-        say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
-    return outlook
+
+def _ask() -> "Callable[[str], bool] | None":
+    """Asks the user, where somebody is there to answer."""
+    return confirm if is_answered() else None
 
 
 @cli.command(
@@ -221,22 +216,24 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     """
-    from autotune.app.planning import export_ranked
-    from autotune.planning.ranking import rank_lattice
-    from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+    from autotune.app.api.predictions import plan as rank_candidates
 
-    if price is not None and not price > 0:
-        raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
-    own = {} if baseline is None else {"baseline": str(baseline)}
-    outlook = _outlook({**job, **own}, fleet, engine)
-    found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
+    found = rank_candidates(
+        **job,
+        **fleet,
+        engine=engine,
+        top=top,
+        min_fit=min_fit,
+        price=price,
+        what_if=what_if or (),
+        baseline=baseline,
+        note=say,
+        ask=_ask(),
+    )
     if export is not None:
-        for path in export_ranked(outlook, found, rank, export, to, launcher):
+        for path in found.export(export, rank=rank, to=to, launcher=launcher):
             say(f"wrote {path}")
-    if as_json:
-        print_json(ranking_as_dict(found, range(1, min(top, len(found.candidates)) + 1)))
-    else:
-        print_ranking(DATA, found, top=top)
+    _show(found, as_json=as_json)
 
 
 @cli.command(
@@ -262,11 +259,12 @@ def explain(
     each knob one step up and down would do. Everything is predicted, for a fleet as in plan. Knobs
     that are not named are at the base configuration's values or the engine's defaults.
     """
-    from autotune.planning.explained import explain_candidate
-    from autotune.report.candidates.explained import explained_as_dict, print_explained
+    from autotune.app.api.predictions import explain as explain_settings
 
-    found = explain_candidate(_outlook(job, fleet, engine), settings or [])
-    print_json(explained_as_dict(found)) if as_json else print_explained(DATA, found)
+    found = explain_settings(
+        *(settings or ()), **job, **fleet, engine=engine, note=say, ask=_ask()
+    )
+    _show(found, as_json=as_json)
 
 
 @cli.command(
@@ -319,19 +317,12 @@ def estimate(
             )
         _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)
         return
-    outlook = _outlook(job, fleet, engine)
-    if trace:
-        from autotune.planning.traced import trace_estimate
-        from autotune.report.candidates.traced import print_traced, traced_as_dict
+    from autotune.app.api.predictions import estimate as estimate_settings
 
-        traced = trace_estimate(outlook, settings or [])
-        print_json(traced_as_dict(traced)) if as_json else print_traced(DATA, traced)
-        return
-    from autotune.planning.explained import estimate_candidate
-    from autotune.report.candidates.explained import estimate_as_dict, print_estimate
-
-    found = estimate_candidate(outlook, settings or [])
-    print_json(estimate_as_dict(found)) if as_json else print_estimate(DATA, found)
+    found = estimate_settings(
+        *(settings or ()), **job, **fleet, engine=engine, trace=trace, note=say, ask=_ask()
+    )
+    _show(found, as_json=as_json)
 
 
 def _estimate_rows(

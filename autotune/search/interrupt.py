@@ -4,6 +4,7 @@ A terminal that hangs up asks as Ctrl-C does, unless the program was started to 
 """
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,13 @@ class Interrupt:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM and SIGHUP as requests until the block ends; main thread only."""
+        """Take SIGINT, SIGTERM and SIGHUP as requests until the block ends.
+
+        Only a program's main thread may: in another one they stay whose they are.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def handle(_signal: int, _frame: FrameType | None) -> None:
             self.request()

@@ -78,7 +78,7 @@ def test_a_search_without_a_best_still_answers(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     session = session_of(tmp_path, behave, monkeypatch)
-    monkeypatch.setattr("autotune.app.session.open_session", lambda *_, **__: session)
+    monkeypatch.setattr("autotune.app.searching.open_session", lambda *_, **__: session)
     monkeypatch.setattr(sys, "argv", ["autotune", "search", "--yes", "--json"])
     with pytest.raises(SystemExit) as end:
         cli.main()

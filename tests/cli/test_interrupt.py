@@ -26,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
 @pytest.mark.parametrize(
     ("step", "arguments"),
     [
-        ("autotune.app.session.open_session", ("search", "--yes")),
+        ("autotune.app.searching.open_session", ("search", "--yes")),
         ("autotune.engines.deepspeed.extensions.build", ("doctor", "--build")),
         ("autotune.app.studies.studies", ("status",)),
     ],
@@ -54,7 +54,7 @@ def test_ctrl_c_at_the_question(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(
-        "autotune.app.studies.studies", lambda _: find._confirm(False, agrees=True)
+        "autotune.app.studies.studies", lambda _: find._agrees("Run it?", default=True)
     )
     assert run(monkeypatch, "status") == ExitCode.INTERRUPTED
     assert capfd.readouterr().err.split() == [

@@ -1,0 +1,113 @@
+"""`autotune.check`: what is wrong with a configuration, as a value."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.app.api.values import Shown
+from autotune.app.check import CheckFlags, check_config, check_files
+from autotune.base.errors import JobError
+from autotune.check.run import CheckRun
+from autotune.report.check.text import print_run
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Checked(Shown[CheckRun]):
+    """What was found in some configurations."""
+
+    fix: bool
+    strict: bool
+
+    @property
+    def passes(self) -> bool:
+        """Whether all of them would run; with `strict` also whether nothing is warned of."""
+        return not self.value.exit_code(fixed=self.fix, strict=self.strict)
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """One per thing that is wrong: file, rule, level, line, message, fix, consequence."""
+        return [
+            {"file": str(report.source.path), **found.to_dict()}
+            for report in self.value.reports
+            for found in report.found
+        ]
+
+    @property
+    def fixed(self) -> list[str | None]:
+        """The text of each configuration after the fix; None where nothing changes."""
+        return [report.fixed_text for report in self.value.reports]
+
+
+def check(
+    *files: str | Path | Mapping[str, Any],
+    world: int | None = None,
+    accelerate: str | Path | None = None,
+    launch: str | None = None,
+    consumer: str | None = None,
+    accelerator: str | None = None,
+    deepspeed_version: str | None = None,
+    megatron_release: str | None = None,
+    fix: bool = False,
+    choose: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    strict: bool = False,
+) -> Checked:
+    """Say what is wrong with configurations, as `autotune check` does.
+
+    Args:
+        files: Files, folders or patterns; or one configuration as a dict.
+        world: Accelerators of the run; None: as files and line say.
+        accelerate: The accelerate YAML that goes with them.
+        launch: The line that starts the training.
+        consumer: Who reads them: `deepspeed`, `trainer` or `accelerate`; None: as files say.
+        accelerator: Where they will run: `cuda` or `cpu`.
+        deepspeed_version: The release; None: the installed one.
+        megatron_release: The release, for a launch of Megatron-LM.
+        fix: Whether to write the fixes into the files.
+        choose: Choices to take, `RULE=N` each.
+        ignore: Rules to leave out, such as `zero.*`.
+        strict: Whether a warning fails, too.
+
+    Raises:
+        JobError: A flag is not one of its values, or a name stands for no file.
+    """
+    flags = CheckFlags(
+        world=world,
+        launch=launch,
+        accelerate=None if accelerate is None else Path(accelerate),
+        consumer=consumer,
+        accelerator=accelerator,
+        deepspeed_version=deepspeed_version,
+        megatron_release=megatron_release,
+        choose=choose,
+        ignore=ignore,
+    )
+    found = _found(files, flags, fix=fix)
+    return Checked(
+        value=found,
+        show=lambda console: print_run(console, found, fixed=fix, quiet=False, strict=strict),
+        data=lambda: found.to_dicts(fixed=fix),
+        fix=fix,
+        strict=strict,
+    )
+
+
+def _found(
+    files: Sequence[str | Path | Mapping[str, Any]], flags: CheckFlags, *, fix: bool
+) -> CheckRun:
+    names = [str(file) for file in files if not isinstance(file, Mapping)]
+    configs = [file for file in files if isinstance(file, Mapping)]
+    if not configs and names:
+        return check_files(names, flags, fix=fix)
+    if len(configs) != 1 or names:
+        raise JobError(
+            f"check: {len(names)} files and {len(configs)} dicts",
+            "name files, or give one dict",
+        )
+    if fix:
+        raise JobError(
+            "check: a dict has no file that a fix could be written to",
+            "leave fix out, and take .fixed of what is returned",
+        )
+    return check_config(configs[0], flags)

@@ -1,0 +1,55 @@
+"""`autotune.load` and `compare`: recorded studies as frames and values."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from autotune.app.api.values import Shown
+from autotune.app.pages import compare_studies
+from autotune.app.studies import locate
+from autotune.record.table import load_table
+from autotune.report.compare.comparison import StudyComparison
+from autotune.report.compare.terminal import print_comparison
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Compared(Shown[StudyComparison]):
+    """Studies beside each other."""
+
+    @property
+    def bests(self) -> pd.DataFrame:
+        """A row per study: its best, and the gain over its own baseline."""
+        return self.value.bests
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """A row per candidate that two studies share: the ratio of the other to the first."""
+        return self.value.candidates
+
+
+def compare(*runs: str | Path, results: str | Path = "results") -> Compared:
+    """Compare studies, by name or by folder; ratios are over the first one.
+
+    Raises:
+        StudyError: One is not there or cannot be read, or there are too few or too many.
+    """
+    found = compare_studies([str(one) for one in runs], Path(results))
+    return Compared(
+        value=found, show=lambda console: print_comparison(console, found), data=found.as_dict
+    )
+
+
+def load(study: str | Path, results: str | Path = "results") -> pd.DataFrame:
+    """The table of a study as a pandas frame, one row per trial.
+
+    Columns are those of docs/table.md; `frame.attrs` holds their `units` and `meanings`.
+
+    Args:
+        study: Name of a study, or its folder.
+        results: Folder of all studies, for a name.
+
+    Raises:
+        StudyError: There is no such study, or its record cannot be read.
+    """
+    return load_table(locate(str(study), Path(results)).folder)

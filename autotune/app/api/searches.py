@@ -1,0 +1,197 @@
+"""`autotune.search`: a search as a call that returns what it found."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import pandas as pd
+
+from autotune.app.api.values import SearchFlags, Shown, texts
+from autotune.app.exports import export_study
+from autotune.app.searching import Caller, SearchCall, run_searches
+from autotune.fleet.options import options_of
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.record.worth import Ladder
+from autotune.report.results.study import StudyReport, read_report
+from autotune.report.terminal.study import print_report
+from autotune.report.terminal.worth import print_ladder
+from autotune.search.base import Observer, Snapshot
+
+Progress = Literal["tqdm"] | Callable[[Snapshot], None]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Searched(Shown[StudyReport]):
+    """What a search found."""
+
+    ladder: Ladder | None = None
+    """What each change to the best is worth; None: it was not asked for, or there is no gain."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed of the best over the baseline's; None where there is none."""
+        answer = self.value.answer
+        return None if answer is None or answer.speedup is None else answer.speedup.ratio
+
+    @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """Ends of its 95% interval; None where there is none."""
+        answer = self.value.answer
+        if answer is None or answer.speedup is None:
+            return None
+        return answer.speedup.low, answer.speedup.high
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """Knob -> value of the best candidate; None where there is none."""
+        row = self.value.best_row
+        return None if row is None else dict(row.candidate.values)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C ended it; the same call goes on."""
+        return self.value.answer is not None and self.value.answer.interrupted
+
+    @property
+    def folder(self) -> Path:
+        """The study's folder; `best` in it has the files."""
+        return self.value.folder
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per trial, as of `autotune.load`."""
+        return load_table(self.folder)
+
+    def export(
+        self, out: str | Path, *, to: str | None = None, launcher: str | None = None
+    ) -> list[Path]:
+        """Write the best one's files to a folder, as `autotune export` does.
+
+        Raises:
+            JobError: There is no such dialect or launcher.
+            RenderError: The folder cannot be written, or the dialect cannot say it.
+            StudyError: There is no best one.
+        """
+        study = Study(self.folder.parent, self.folder.name)
+        return export_study(study, Path(out), to=to, launcher=launcher)
+
+
+def search(
+    command: str | Sequence[str] = (),
+    *,
+    job: str | Path | None = None,
+    results: str | Path = "results",
+    fleet: str = "local",
+    fleet_option: Sequence[str] = (),
+    exclusive: bool = False,
+    fresh: bool = False,
+    force: bool = False,
+    trust_job: bool = False,
+    knowledge: str | Path | None = None,
+    no_knowledge: bool = False,
+    metrics_file: str | Path | None = None,
+    ladder: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    **flags: Unpack[SearchFlags],
+) -> Searched:
+    """Search for the fastest configuration, as `autotune search` does; the same call resumes.
+
+    Ctrl-C once ends it cleanly, and what was found is returned; twice ends it at once.
+
+    Args:
+        command: The command that starts your own training, which is tuned unchanged.
+        job: A job as YAML; flags come before its keys.
+        results: Folder of all studies.
+        fleet: Who runs the trials, such as `local`, `hostfile:FILE` or `simulate:8xH100`.
+        fleet_option: Options of other machines, `KEY=VALUE` each.
+        exclusive: Whether no two trials at a time share a PCIe switch or a network card.
+        fresh: Whether to start anew; the old study is kept beside it.
+        force: Whether to search even where no trial is predicted to succeed.
+        trust_job: Whether a job from outside this folder may run and read what it names.
+        knowledge: File of what earlier studies taught; None: the one in the user's cache.
+        no_knowledge: Whether to learn from no other study, and teach none.
+        metrics_file: Where Prometheus metrics are kept as well.
+        ladder: Whether to say then what each change to the best one is worth.
+        progress: `tqdm`, or what is called with each `Snapshot` of the search.
+        note: Called with everything worth saying.
+        flags: Keys of the job.
+
+    Raises:
+        JobError: A flag or what it names is not valid.
+        StudyError: The results cannot be written there, or another search holds the study.
+        FleetError: The devices are not there or failed, or a package that the engine needs.
+        NothingFeasibleError: Nothing is legal, nothing ran within the limits, or no trial is
+            predicted to succeed.
+    """
+    say = note or _nothing
+    call = SearchCall(
+        command=shlex.split(command) if isinstance(command, str) else tuple(command),
+        job_file=None if job is None else Path(job),
+        flags=texts(**flags),
+        results=Path(results),
+        fleet=fleet,
+        options=options_of(fleet_option, exclusive=exclusive),
+        fresh=fresh,
+        force=force,
+        trust_job=trust_job,
+        knowledge=None if knowledge is None else Path(knowledge),
+        no_knowledge=no_knowledge,
+        metrics_file=None if metrics_file is None else Path(metrics_file),
+        with_ladder=ladder,
+        is_one=True,
+    )
+    (ending,) = run_searches(call, Caller(say=say, watch=lambda _: _CallObserver(progress, say)))
+    if ending.error is not None:
+        raise ending.error
+    report, climbed = read_report(ending.answer.study), ending.ladder
+    told = ending.to_dict
+
+    def show(console: Any) -> None:
+        print_report(console, report)
+        if climbed is not None:
+            console.print()
+            print_ladder(console, climbed)
+
+    return Searched(value=report, show=show, data=told, ladder=climbed)
+
+
+class _CallObserver(Observer):
+    """Shows a search to whoever called it."""
+
+    def __init__(self, progress: Progress | None, note: Callable[[str], None]) -> None:
+        self._progress, self._note = progress, note
+        self._bar: Any = None
+
+    def __enter__(self) -> "_CallObserver":
+        if self._progress == "tqdm":
+            from tqdm.auto import tqdm  # only where it is asked for
+
+            self._bar = tqdm(unit="trial")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Hand it on, or draw the bar."""
+        if self._bar is not None:
+            self._bar.total = snapshot.n_budget
+            self._bar.n = min(snapshot.n_done, snapshot.n_budget)
+            best = snapshot.best
+            told = "" if best is None else f", best {best.samples_per_s:.3g} samples/s"
+            self._bar.set_description(f"{snapshot.stage.value}{told}")
+        elif callable(self._progress):
+            self._progress(snapshot)
+
+    def on_note(self, note: str) -> None:
+        """Hand it on."""
+        self._note(note)
+
+
+def _nothing(_: str) -> None:
+    """Where nobody wants to hear it."""

@@ -1,0 +1,108 @@
+"""What the functions take and return: typed flags, and results that show themselves."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypedDict, TypeVar
+
+from rich.console import Console
+
+_WIDTH = 100
+_PRE = (
+    "<pre style='line-height:1.25;white-space:pre;overflow-x:auto;color:inherit;"
+    "background:none'>{code}</pre>"
+)
+
+Value = TypeVar("Value")
+
+
+class JobFlags(TypedDict, total=False):
+    """Keys of a job; meanings and units are those of docs/job.md and of the flags."""
+
+    model: str | Path
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: str
+    space: str | Path
+    memory_limit: str
+    network_topology: str
+
+
+class SearchFlags(JobFlags, total=False):
+    """Keys of a job that is searched."""
+
+    lora_rank: int
+    lengths: str | Path
+    engine: str
+    objective: str
+    objective_floor: float
+    sampler: str
+    trials: int
+    fidelity: str
+    budget: str
+    patience: int
+    gpu_hours: float
+    price: str | float
+    head_room: float
+    trial_timeout: str
+    baseline: str | Path
+    base_config: str | Path
+    templates: str | Path
+    nvme_path: str | Path
+    accelerators: str | Path
+    megatron_path: str | Path
+    megatron_arguments: str
+    diagnose: bool
+    guard_steps: int
+    allow_loss_drift: bool
+    seed: int
+    study: str
+
+
+class FleetFlags(JobFlags, total=False):
+    """Keys of a job and of the fleet that it is predicted for."""
+
+    gpu: str
+    per_node: int
+    network: str
+    nvlink: str
+    accelerators: str | Path
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Shown(Generic[Value]):
+    """A result, which a notebook and a terminal show as the command does."""
+
+    value: Value
+    """The result itself."""
+    show: Callable[[Console], None]
+    """Prints it."""
+    data: Callable[[], Any]
+
+    def as_dict(self) -> Any:
+        """The same as `--json` prints."""
+        return self.data()
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        self.show(Console(file=out, width=_WIDTH, color_system=None, force_jupyter=False))
+        return out.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
+        self.show(console)
+        return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def texts(**given: object) -> dict[str, Any]:
+    """Flags as the command would have them: a path is a text, and what is None was not given."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None
+    }

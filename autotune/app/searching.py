@@ -1,0 +1,205 @@
+"""One call of a search, from a terminal or from Python: what it asks, plans, runs and returns."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.app.consent import agree_to_job
+from autotune.app.kinds import searches_of_kinds
+from autotune.app.own_megatron import open_command_session
+from autotune.app.run import SearchEnding
+from autotune.app.run import search as run
+from autotune.app.session import (
+    Session,
+    both_engines,
+    obtained_fleet,
+    open_session,
+    plan_search,
+)
+from autotune.app.steering import prospect
+from autotune.app.worth import run_ladder
+from autotune.base.errors import JobError, NothingFeasibleError
+from autotune.cost.knowledge import default_file
+from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.search.base import Observer, Snapshot
+from autotune.search.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCall:
+    """What somebody asks of a search, in the words of the command's flags."""
+
+    flags: Mapping[str, Any]
+    """Keys of the job; they come before the file's."""
+    job_file: Path | None = None
+    command: Sequence[str] = ()
+    """The user's own training command; empty: the job says what is trained."""
+    results: Path
+    """Folder of all studies."""
+    fleet: str = "local"
+    options: FleetOptions = NO_OPTIONS
+    fresh: bool = False
+    """Whether an old study is set aside."""
+    dry_run: bool = False
+    """Whether to end with the plan."""
+    force: bool = False
+    """Whether to search even where no trial is predicted to succeed."""
+    trust_job: bool = False
+    """Whether a job from outside this folder may run and read what it names."""
+    with_ladder: bool = False
+    """Whether a gain is explained change by change."""
+    metrics_file: Path | None = None
+    knowledge: Path | None = None
+    """File of what earlier studies taught; None: the one in the user's cache."""
+    no_knowledge: bool = False
+    is_one: bool = False
+    """Whether only one search may come of it, of one engine and on one kind of device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Whoever calls a search, and what they are told and asked; by default nothing."""
+
+    say: Callable[[str], None] = lambda _: None
+    """Told what is worth a line."""
+    trust: Callable[[str], bool] | None = None
+    """Asked whether a job is to be trusted; None: nobody is there to answer."""
+    ask_for_nodes: Callable[[str], None] | None = None
+    """Told what is asked of a cluster, before it is; may raise. None: it is said."""
+    show_plan: Callable[[Plan], None] = lambda _: None
+    """Shown each search before it runs."""
+    confirm: Callable[[bool], bool] = lambda is_hopeful: is_hopeful
+    """Asked to run what was shown, and told whether any trial is predicted to succeed. Raises
+    where somebody says no; without anybody to ask, what is hopeless does not run."""
+    watch: Callable[[Session], AbstractContextManager[Observer]] = field(
+        default=lambda _: nullcontext(Silent())
+    )
+    """Makes what is shown the search."""
+
+
+class Silent(Observer):
+    """An observer that shows nothing."""
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Nothing to do."""
+
+    def on_note(self, note: str) -> None:
+        """Nothing to do."""
+
+
+def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
+    """Run the searches that a call asks for, or go on with them: mostly one.
+
+    There is one for each kind of device or engine where that is asked for. An interrupted one is
+    the last. Of a dry run there are none.
+
+    Raises:
+        JobError: A flag, the job, the space, the fleet or a file that it names is not valid.
+        RenderError: A template or the base configuration does not render.
+        StudyError: The results cannot be written there, or another search holds the study.
+        FleetError: The devices are not there, or a package that the engine needs.
+        NothingFeasibleError: The rules refuse every candidate, or no trial is predicted to
+            succeed and nobody wants to try.
+    """
+    if call.command and call.job_file is not None:
+        raise JobError("--job: a command says itself what it trains", "leave --job out")
+    agreed = None
+    if not call.command:
+        agreed = agree_to_job(
+            call.job_file,
+            call.flags,
+            is_trusted=call.trust_job,
+            say=caller.say,
+            ask=caller.trust,
+        )
+    endings: list[SearchEnding] = []
+    agree = caller.ask_for_nodes or caller.say
+    with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
+        for one in _single_searches(replace(call, fleet=held), agreed):
+            ending = _run_one(one, agreed, caller)
+            if ending is not None:
+                endings.append(ending)
+                if ending.answer.interrupted:
+                    break
+    return endings
+
+
+def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iterator[SearchCall]:
+    """The call once for each kind of device and each engine that it asks for."""
+    kinds: Iterator[tuple[dict[str, Any], FleetOptions]]
+    kinds = iter([(dict(call.flags), call.options)])
+    if call.options.is_of_each_kind:
+        if call.is_one:
+            raise JobError(
+                "fleet_option kind=each: that is a search for each kind of device",
+                "search once for each, such as with kind==H100, then compare the studies",
+            )
+        kinds = searches_of_kinds(
+            call.fleet,
+            call.options,
+            job_file=call.job_file,
+            flags=call.flags,
+            agreed=agreed,
+            command=call.command,
+        )
+    for flags, options in kinds:
+        engines = [flags] if call.command else both_engines(call.job_file, flags, agreed)
+        if call.is_one and len(engines) > 1:
+            names = " and ".join(str(each["engine"]) for each in engines)
+            raise JobError(
+                f"engine both: that is a search for each of {names}",
+                "search once for each, then compare the studies",
+            )
+        for own in engines:
+            yield replace(call, flags=own, options=options)
+
+
+def _run_one(
+    call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller
+) -> SearchEnding | None:
+    """Show the plan of a search, and run it; None: it was only to be shown."""
+    session = _session(call, agreed, caller)
+    fresh = call.fresh and not call.command  # a command's study was set aside before it ran
+    expected = prospect(session, fresh=fresh)
+    caller.show_plan(plan_search(session, expected, fresh=fresh))
+    if call.dry_run:
+        return None
+    is_hopeful = expected is None or not expected.problem or call.force
+    if not caller.confirm(is_hopeful) and expected is not None:
+        raise NothingFeasibleError(expected.problem, f"{expected.nearest}; or --force")
+    with caller.watch(session) as observer:
+        ending = run(
+            session,
+            observer,
+            fresh=fresh,
+            metrics_file=call.metrics_file,
+            knowledge=None if call.no_knowledge else call.knowledge or default_file(),
+        )
+    if not call.with_ladder or not ending.answer.has_gain_to_explain:
+        return ending
+    study = ending.answer.study
+    climbed = run_ladder(study, note=caller.say, fleet=call.fleet, options=call.options)
+    return replace(ending, ladder=climbed)
+
+
+def _session(call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller) -> Session:
+    if call.command:
+        return open_command_session(
+            call.command,
+            call.flags,
+            results=call.results,
+            fleet=call.fleet,
+            options=call.options,
+            fresh=call.fresh,
+            note=caller.say,
+        )
+    return open_session(
+        call.job_file,
+        call.flags,
+        results=call.results,
+        fleet=call.fleet,
+        options=call.options,
+        agreed=agreed,
+    )
