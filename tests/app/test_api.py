@@ -4,8 +4,11 @@ import inspect
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
 
@@ -69,22 +72,67 @@ def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
         autotune.compare("s", results=tmp_path)
 
 
+def test_a_search_runs_in_a_thread(tmp_path: Path) -> None:
+    call = partial(autotune.search, **JOB, trials=1, fleet="simulate:2xH100", no_knowledge=True)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(call, results=tmp_path).result().best is not None
+
+
 def test_predictions_are_values(tmp_path: Path) -> None:
-    ranked = autotune.plan(**JOB, gpu="H100", top=1)
-    assert len(ranked.as_dict()["candidates"]) == 1
+    ranked = autotune.plan(**JOB, gpu="H100", top=2, what_if="gpu=H200")
+    assert len(ranked.as_dict()["candidates"]) == len(ranked.table) == 2
+    assert ranked.table["rank"].tolist() == [1, 2]
+    assert [variant.change for variant in ranked.value.variants] == ["gpu=H200"]
+    assert tmp_path / "out" / "ds_config.json" in ranked.export(tmp_path / "out")
     assert "zero.stage" in str(autotune.explain("zero.stage=1", **JOB, gpu="H100"))
-    assert "zero.stage" in str(autotune.estimate("zero.stage=1", **JOB, gpu="H100"))
+    first = autotune.estimate(ranked.best, **JOB, gpu="H100")
+    assert first.knobs == ranked.best
+    assert first.is_legal
+    assert first.step_time_s == pytest.approx(ranked.table["pred_step_time_s"][0])
+    assert first.samples_per_s == pytest.approx(8 / first.step_time_s)
+
+
+def test_rows_of_a_frame_are_predicted() -> None:
+    run = {
+        "n_layers": 32,
+        "hidden": 4096,
+        "n_heads": 32,
+        "seq_len": 4096,
+        "n_gpus": 8,
+        "global_batch": 64,
+    }
+    rows = pd.DataFrame(
+        [{**run, "gpu_type": "H100", "micro_batch": 1}, {**run, "gpu_type": "Foo"}],
+        index=[10, 20],
+    )
+    found = autotune.estimate_rows(rows)
+    assert found["gpu_type"].to_dict() == {10: "H100", 20: "Foo"}
+    assert found["pred_step_time_s"].gt(0).to_dict() == {10: True, 20: False}
+    assert found["reason"][10] == ""
+    assert "Foo" in found["reason"][20]
 
 
 def test_a_check_is_a_value(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stag": 2}}))
-    assert "stage" in str(autotune.check(file, world=2))
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": True}}
+    file.write_text(json.dumps(config))
+    of_file, of_dict = autotune.check(file, world=2), autotune.check(config, world=2)
+    for found in (of_file, of_dict):
+        assert not found.passes
+        assert [each["rule"] for each in found.findings] == ["schema.unknown_key"]
+        assert json.loads(found.fixed[0])["zero_optimization"]["overlap_comm"]
+    assert autotune.check(file, world=2, fix=True).passes
+    assert "overlap_comm" in file.read_text()
+    assert "no such file" in str(autotune.check(tmp_path / "nope.json")).lower()
+    with pytest.raises(JobError, match="no file that a fix"):
+        autotune.check(config, fix=True)
 
 
 def test_what_is_wrong_is_raised() -> None:
     with pytest.raises(JobError, match="such key"):
         autotune.search(**JOB, trails=3)
+    with pytest.raises(JobError, match="for each of deepspeed and megatron"):
+        autotune.search(**JOB, engine="both", fleet="simulate:2xH100")
     with pytest.raises(JobError, match="with a unit"):
         autotune.search(**JOB, budget="20")
     with pytest.raises(AttributeError, match="serach"):

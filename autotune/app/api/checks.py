@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from autotune.app.api.values import Shown
 from autotune.app.check import CheckFlags, check_config, check_files
 from autotune.base.errors import JobError
@@ -84,9 +87,15 @@ def check(
         ignore=ignore,
     )
     found = _found(files, flags, fix=fix)
+
+    def show(console: Console) -> None:
+        print_run(console, found, fixed=fix, quiet=False, strict=strict)
+        for one in found.unread:
+            console.print(Text(str(one)))
+
     return Checked(
         value=found,
-        show=lambda console: print_run(console, found, fixed=fix, quiet=False, strict=strict),
+        show=show,
         data=lambda: found.to_dicts(fixed=fix),
         fix=fix,
         strict=strict,

@@ -9,6 +9,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.app.api.values import FleetFlags, Shown, texts
 from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
+from autotune.contract import KnobValue
 from autotune.planning.explained import (
     Estimated,
     Explained,
@@ -24,12 +25,15 @@ from autotune.report.candidates.explained import (
     print_explained,
 )
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from autotune.space.candidate import format_value
 
 if TYPE_CHECKING:  # heavy, and only for some of these
     import pandas as pd
 
     from autotune.planning.traced import TracedEstimate
 
+Settings = str | Mapping[str, KnobValue]
+"""`knob=value`, or a mapping of them, such as the `best` of a search."""
 Note = Callable[[str], None]
 Ask = Callable[[str], bool]
 One = TypeVar("One", bound=Estimated)
@@ -171,7 +175,7 @@ def plan(
 
 
 def explain(
-    *settings: str,
+    *settings: Settings,
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trust_job: bool = False,
@@ -179,12 +183,14 @@ def explain(
     ask: Ask | None = None,
     **flags: Unpack[FleetFlags],
 ) -> PredictedCandidate[Explained]:
-    """Explain why a candidate of `knob=value` settings is refused, or ranked where it is.
+    """Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
 
-    Arguments and errors are those of `plan`.
+    Settings are `"zero.stage=1"` each, or a mapping of them; the other knobs have the base
+    configuration's values or the engine's defaults. Other arguments and errors are those of
+    `plan`.
     """
     outlook = _outlook(job, engine, flags, trust_job=trust_job, note=note, ask=ask)
-    found = explain_candidate(outlook, settings)
+    found = explain_candidate(outlook, _written(settings))
     return PredictedCandidate(
         value=found,
         show=lambda console: print_explained(console, found),
@@ -194,7 +200,7 @@ def explain(
 
 @overload
 def estimate(
-    *settings: str,
+    *settings: Settings,
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trace: Literal[False] = False,
@@ -207,7 +213,7 @@ def estimate(
 
 @overload
 def estimate(
-    *settings: str,
+    *settings: Settings,
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trace: bool,
@@ -219,7 +225,7 @@ def estimate(
 
 
 def estimate(
-    *settings: str,
+    *settings: Settings,
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trace: bool = False,
@@ -228,23 +234,23 @@ def estimate(
     ask: Ask | None = None,
     **flags: Unpack[FleetFlags],
 ) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]":
-    """Predict step time and memory of a candidate of `knob=value` settings.
+    """Predict step time and memory of a candidate, as `autotune estimate` does.
 
-    With `trace` the memory of a step of the model's own code is traced as well. Other arguments
-    and errors are those of `plan`.
+    Settings are as of `explain`. With `trace` the memory of a step of the model's own code is
+    traced as well. Other arguments and errors are those of `plan`.
     """
     outlook = _outlook(job, engine, flags, trust_job=trust_job, note=note, ask=ask)
     if trace:
         from autotune.planning.traced import trace_estimate  # torch
         from autotune.report.candidates.traced import print_traced, traced_as_dict
 
-        traced = trace_estimate(outlook, settings)
+        traced = trace_estimate(outlook, _written(settings))
         return Shown(
             value=traced,
             show=lambda console: print_traced(console, traced),
             data=lambda: traced_as_dict(traced),
         )
-    found = estimate_candidate(outlook, settings)
+    found = estimate_candidate(outlook, _written(settings))
     return PredictedCandidate(
         value=found,
         show=lambda console: print_estimate(console, found),
@@ -279,6 +285,17 @@ def estimate_rows(
         accelerators=None if accelerators is None else Path(accelerators),
         constants=None if constants is None else Path(constants),
     )
+
+
+def _written(settings: Sequence[Settings]) -> list[str]:
+    """Settings as the command takes them."""
+    found: list[str] = []
+    for one in settings:
+        if isinstance(one, str):
+            found.append(one)
+        else:
+            found += [f"{name}={format_value(value)}" for name, value in one.items()]
+    return found
 
 
 def _outlook(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import pandas as pd
+from rich.console import Console
 
 from autotune.app.api.values import SearchFlags, Shown, texts
 from autotune.app.exports import export_study
@@ -148,15 +149,14 @@ def search(
     if ending.error is not None:
         raise ending.error
     report, climbed = read_report(ending.answer.study), ending.ladder
-    told = ending.to_dict
 
-    def show(console: Any) -> None:
+    def show(console: Console) -> None:
         print_report(console, report)
         if climbed is not None:
             console.print()
             print_ladder(console, climbed)
 
-    return Searched(value=report, show=show, data=told, ladder=climbed)
+    return Searched(value=report, show=show, data=ending.to_dict, ladder=climbed)
 
 
 class _CallObserver(Observer):

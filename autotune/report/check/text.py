@@ -101,6 +101,8 @@ def asker(console: Console) -> Callable[[Question], Option | None] | None:
 
 def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
     source = report.source
+    if not source.can_write and source.path == source.asked:
+        return "the fix:"  # of standard input, or of what stands in no file
     if not source.can_write:
         return (
             f"the fix of {source.path} (--fix writes into the file that is checked, which is "
