@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
 import pandas as pd
@@ -25,7 +24,13 @@ from autotune.job.job import JobFile, read_job_file
 from autotune.record.facts import left_out_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
-from autotune.report.compare.comparison import MAX_RUNS, ComparedRun, StudyComparison, compare
+from autotune.report.compare.comparison import (
+    MAX_RUNS,
+    ComparedRun,
+    StudyComparison,
+    compare,
+    names_of,
+)
 from autotune.report.compare.page import render_comparison
 from autotune.report.page.page import render_page
 from autotune.report.results.study import StudyReport, read_report
@@ -208,7 +213,7 @@ def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
         )
     if len(found) > MAX_RUNS:
         raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
-    return compare([_run(key, study) for key, study in zip(ascii_uppercase, found, strict=False)])
+    return compare([_run(*each) for each in zip(names_of(folders), found, strict=True)])
 
 
 def write_comparison(comparison: StudyComparison, out: Path) -> Path:
@@ -251,10 +256,10 @@ def line_of(error: Exception) -> str:
     return message.splitlines()[0]
 
 
-def _run(key: str, study: Study) -> ComparedRun:
+def _run(name: str, study: Study) -> ComparedRun:
     report, file = read_report(study), _job(study)
     return ComparedRun(
-        key=key,
+        name=name,
         report=report,
         frame=table_of(report),
         job={} if file is None else file.model_dump(mode="json", include=_BESIDES_THE_TABLE),

@@ -15,8 +15,8 @@ from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import StudyError
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.compare.comparison import StudyComparison, by_name
-from autotune.report.compare.terminal import print_comparison
+from autotune.report.compare.comparison import StudyComparison, names_of
+from autotune.report.compare.terminal import broken, print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
 from tests.search.scripted import ok
@@ -62,9 +62,9 @@ def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> 
 def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
     for run in comparison.runs:
         counts = {outcome.value: n for outcome, n in run.report.counts.items()}
-        column = comparison.outcomes[run.key]
+        column = comparison.outcomes[run.name]
         assert column[column > 0].to_dict() == counts
-        row = comparison.bests.set_index("run").loc[run.key]
+        row = comparison.bests.set_index("run").loc[run.name]
         assert run.report.answer is not None
         assert row["speedup"] == run.report.answer.speedup.ratio
         assert row["samples_per_s"] == run.report.answer.best.samples_per_s
@@ -72,7 +72,10 @@ def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
 
 def test_differences_are_warned_of(comparison: StudyComparison) -> None:
     text = "\n".join(comparison.warnings)
-    assert "torch differs (A 2.13.0, B 2.12.0)" in text
+    assert (
+        "torch differs ({} 2.13.0, {} 2.12.0)".format(*(run.name for run in comparison.runs))
+        in text
+    )
     assert "optimizer of the job differs" in text
     assert "ran another ds_config.json" in text
     assert "seq_len" not in text
@@ -82,9 +85,9 @@ def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     longer = finished(tmp_path, seq_len=128)
     comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)
     assert comparison.candidates.empty
-    assert "seq_len differs (A 64, B 128): samples/s are not of the same work" in (
-        comparison.warnings
-    )
+    first, second = (run.name for run in comparison.runs)
+    said = f"seq_len differs ({first} 64, {second} 128): samples/s are not of the same work"
+    assert said in comparison.warnings
 
 
 SHORT = {"histogram": {16: 1, 64: 1}}
@@ -101,13 +104,15 @@ def test_samples_of_other_lengths_are_other_work(wide: Study, tmp_path: Path) ->
     for pair, words in (
         (
             folders[:2],
-            "lengths differs (A fixed, B histogram): samples/s are not of the same work",
+            "lengths differs ({} fixed, {} histogram): samples/s are not of the same work",
         ),
         (folders[1:], "lengths of the job differs"),
     ):
         comparison = compare_studies(pair, tmp_path)
         assert comparison.candidates.empty
-        assert [text for text in comparison.warnings if "lengths" in text] == [words]
+        assert [text for text in comparison.warnings if "lengths" in text] == [
+            words.format(*(run.name for run in comparison.runs))
+        ]
 
 
 def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
@@ -116,11 +121,12 @@ def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
         spec = json.loads(path.read_text(encoding="utf-8"))
         spec["workload"]["model"]["lora"] = {"rank": 4}
         path.write_text(json.dumps(spec), encoding="utf-8")
-    warnings = compare_studies([str(wide.folder), str(study.folder)], tmp_path).warnings
+    comparison = compare_studies([str(wide.folder), str(study.folder)], tmp_path)
+    first, second = (run.name for run in comparison.runs)
     assert (
-        'finetune differs (A every weight, B {"lora": {"rank": 4}}): samples/s are not of the '
-        "same work"
-    ) in warnings
+        f'finetune differs ({first} every weight, {second} {{"lora": {{"rank": 4}}}}): samples/s '
+        "are not of the same work"
+    ) in comparison.warnings
 
 
 def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> None:
@@ -157,21 +163,60 @@ def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> N
     assert (data["kinds"], data["uneven_split"]) == ([], None)
     assert len(data["candidates"]) == len(comparison.candidates)
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
-    for warning in by_name(comparison).warnings:
+    for warning in comparison.warnings:
         if "deepspeed" not in warning:
             assert warning in page
     for run in comparison.runs:
         assert str(run.report.folder) in page, "both are called the same: their folders tell"
 
 
-def test_a_page_calls_studies_by_their_names(wide: Study, other: Study, tmp_path: Path) -> None:
+def test_names_of_one_sound_are_told_apart_by_the_folders_above() -> None:
+    folders = [Path("/a/x/same"), Path("/b/x/same"), Path("/b/y/same"), Path("/b/other")]
+    assert names_of(folders) == ["/a/x/same"[1:], "b/x/same", "y/same", "other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("short", ["short"]),
+        ("llama-3.2-1b-3f2a91c04d", ["llama-3.2-1b-", "3f2a91c04d"]),
+        ("x" * 20, ["x" * 16, "x" * 4]),
+    ],
+)
+def test_a_long_name_takes_lines(name: str, lines: list[str]) -> None:
+    assert broken(name).splitlines() == lines
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_many_studies_with_long_names_fit(
+    width: int, wide: Study, other: Study, tmp_path: Path
+) -> None:
+    folders = [
+        shutil.copytree(study.folder, tmp_path / f"llama-3.2-1b-2048-tokens-{n}")
+        for n, study in enumerate((wide, other, wide, other))
+    ]
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
+    )
+    print_comparison(console, compare_studies(list(map(str, folders)), tmp_path))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(len(line.rstrip()) for line in text.splitlines()[4:]) <= width
+    assert "…" not in text
+
+
+def test_everything_calls_studies_by_their_names(
+    wide: Study, other: Study, tmp_path: Path
+) -> None:
     copy = shutil.copytree(other.folder, tmp_path / "sgd")
     wide.job_file.write_text(JOB, encoding="utf-8")
     comparison = compare_studies([str(wide.folder), str(copy)], Path("nowhere"))
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
     assert "<h1>scripted against sgd</h1>" in page
-    assert "sgd/scripted" in page, "the ratios"
+    assert "samples/s over those of scripted" in page, "the ratios"
     assert "sgd&#x27;s best is 0." in page
+    assert set(comparison.as_dict()["studies"]) == {"scripted", "sgd"}
+    assert set(comparison.candidates["other"]) == {"sgd"}
 
 
 @pytest.mark.parametrize("runs", [["scripted"], ["scripted", "scripted"]])

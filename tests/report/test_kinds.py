@@ -113,7 +113,7 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     print_comparison(console, comparison)
     assert isinstance(console.file, io.StringIO)
     said = " ".join(console.file.getvalue().split())
-    assert "B (A100) does most for the same money" in said
+    assert "b/scripted (A100) does most for the same money" in said
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
     assert "does most for the same money" in page
 

@@ -4,12 +4,11 @@ Studies ran at different times, so drift of the machine between them is in no in
 the final comparison of one study interleaves what it compares.
 """
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from string import ascii_uppercase
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -25,7 +24,8 @@ from autotune.search.history import Tried
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_candidate
 
-MAX_RUNS = len(ascii_uppercase)
+MAX_RUNS = 26
+"""More would make no table that people read."""
 
 _JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "precision")
 """Columns of the table without which samples/s are not of the same work."""
@@ -51,8 +51,8 @@ _CANDIDATES = {
 class ComparedRun:
     """One study of a comparison."""
 
-    key: str
-    """A letter, or its name; columns are named by it."""
+    name: str
+    """What it is called here, as of `names_of`; columns are named by it."""
     report: StudyReport
     frame: pd.DataFrame
     job: Mapping[str, Any]
@@ -86,7 +86,7 @@ class StudyComparison:
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
         return {
-            "studies": {run.key: str(run.report.folder) for run in self.runs},
+            "studies": {run.name: str(run.report.folder) for run in self.runs},
             "warnings": list(self.warnings),
             "outcomes": _plain(self.outcomes, "columns"),
             "bests": _plain(self.bests, "records"),
@@ -120,24 +120,25 @@ def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
     )
 
 
-def by_name(comparison: StudyComparison) -> StudyComparison:
-    """The same with the studies' names for their letters; of two of one name, their folders."""
-    names = [run.report.study for run in comparison.runs]
-    return compare(
-        [
-            dataclasses.replace(
-                run, key=name if names.count(name) == 1 else str(run.report.folder)
-            )
-            for run, name in zip(comparison.runs, names, strict=True)
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What studies are called: a folder's name, with folders above it where two have the same."""
+    names = [folder.name for folder in folders]
+    for depth in range(2, max(len(folder.parts) for folder in folders) + 1):
+        twice = {name for name in names if names.count(name) > 1}
+        if not twice:
+            break
+        names = [
+            str(Path(*folder.parts[-depth:])) if name in twice else name
+            for name, folder in zip(names, folders, strict=True)
         ]
-    )
+    return names
 
 
 def _outcomes(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    counts = {run.key: run.report.counts for run in runs}
+    counts = {run.name: run.report.counts for run in runs}
     seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
     return pd.DataFrame(
-        {key: [count.get(outcome, 0) for outcome in seen] for key, count in counts.items()},
+        {name: [count.get(outcome, 0) for outcome in seen] for name, count in counts.items()},
         index=pd.Index([outcome.value for outcome in seen], name="outcome"),
     )
 
@@ -147,7 +148,7 @@ def _best(run: ComparedRun) -> dict[str, Any]:
     best, speedup = answer and answer.best, answer and answer.speedup
     names = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
     return {
-        "run": run.key,
+        "run": run.name,
         "study": run.report.study,
         **{name: getattr(best, name, None) for name in (*names, "peak_memory_bytes")},
         "speedup": speedup and speedup.ratio,
@@ -158,7 +159,7 @@ def _best(run: ComparedRun) -> dict[str, Any]:
 
 
 def _knobs(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    settings = {run.key: row.candidate.values for run in runs if (row := run.report.best_row)}
+    settings = {run.name: row.candidate.values for run in runs if (row := run.report.best_row)}
     order = dict.fromkeys(name for run in runs for name in run.report.context.knobs)
     names = [
         name for name in order if len({format_value(s.get(name)) for s in settings.values()}) > 1
@@ -196,7 +197,7 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
             rate = statistics.geometric_mean(r.samples_per_s or 0.0 for r in its)
             peaks = [r.peak_memory_bytes for r in its if r.peak_memory_bytes is not None]
             cells |= {
-                side: run.key,
+                side: run.name,
                 f"{side}_trial": row.trial,
                 f"{side}_runs": len(its),
                 f"{side}_samples_per_s": rate,
@@ -216,14 +217,16 @@ def _verdict(first: ComparedRun, other: ComparedRun) -> str:
     if not all(runs):
         return ""
     ratio = ratio_of(runs[0], runs[1], spreads=(theirs.spread, ours.spread))
-    interval = f"{ratio.ratio:.2f}x as fast as {first.key}'s ({ratio.low:.2f} to {ratio.high:.2f})"
+    interval = (
+        f"{ratio.ratio:.2f}x as fast as {first.name}'s ({ratio.low:.2f} to {ratio.high:.2f})"
+    )
     if ratio.low > 1:
-        advice = f": use {other.key}{_engine_in_words(other)}"
+        advice = f": use {other.name}{_engine_in_words(other)}"
     elif ratio.high < 1:
-        advice = f": use {first.key}{_engine_in_words(first)}"
+        advice = f": use {first.name}{_engine_in_words(first)}"
     else:
         advice = ": no proven difference"
-    return f"{other.key}'s best is {interval}{advice}"
+    return f"{other.name}'s best is {interval}{advice}"
 
 
 def _best_of(run: ComparedRun) -> Tried | None:
@@ -271,7 +274,7 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
             return []
         found.append(
             KindFigures(
-                run=run.key,
+                run=run.name,
                 device_name=environment.device_name,
                 world=run.report.context.world,
                 replicas=best.candidate.dp,
@@ -291,14 +294,14 @@ def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
     columns = dict.fromkeys(str(column) for run in runs for column in run.frame.columns)
     versions = [column for column in columns if column.startswith("version.")]
     said: dict[str, str] = {}
-    engines = {run.key: engine_name_of(run.report.facts) for run in runs}
+    engines = {run.name: engine_name_of(run.report.facts) for run in runs}
     if len(set(engines.values())) > 1:
         each = ", ".join(f"{key} {name}" for key, name in engines.items())
         said["engine"] = f"engine differs ({each})"
         # Each has packages of its own, which the other does without.
         versions = [c for c in versions if all(_seen(run.frame, c) for run in runs)]
     for column in (*_JOB, *_PLACE, *versions):
-        seen = {run.key: _seen(run.frame, column) for run in runs}
+        seen = {run.name: _seen(run.frame, column) for run in runs}
         if len(set(seen.values())) > 1:
             empty = _EMPTY.get(column, "unknown")
             each = ", ".join(f"{key} {value or empty}" for key, value in seen.items())
@@ -311,15 +314,15 @@ def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
             said.setdefault(key, f"{key} of the job differs")
     for run in runs:
         if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED):
-            text = f"{run.key} is {origin}: its figures were not measured here"
-            yield f"{run.key} unmeasured", text
+            text = f"{run.name} is {origin}: its figures were not measured here"
+            yield f"{run.name} unmeasured", text
     for run in runs:
         if run.report.answer is not None and run.report.answer.is_substitute:
             text = "the platform ended the trials of the baseline that was asked for: the gain is "
-            yield f"{run.key} substitute", f"{run.key}: {text}over a substitute"
+            yield f"{run.name} substitute", f"{run.name}: {text}over a substitute"
     for run in runs:
         if text := describe_reduced(run.report.history):
-            yield f"{run.key} reduced", f"{run.key}: reduced trials are left out ({text})"
+            yield f"{run.name} reduced", f"{run.name}: reduced trials are left out ({text})"
     yield from said.items()
 
 

@@ -1,10 +1,10 @@
-"""A comparison of studies as one HTML file: the studies go by their names."""
+"""A comparison of studies as one HTML file."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
-from autotune.report.compare.comparison import StudyComparison, by_name
+from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
     BEST_COLUMNS,
@@ -12,7 +12,9 @@ from autotune.report.compare.terminal import (
     best_rows,
     candidate_columns,
     candidate_rows,
-    indexed_rows,
+    knob_rows,
+    outcome_columns,
+    outcome_rows,
 )
 from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
@@ -29,23 +31,22 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    named = by_name(comparison)
-    banners = dict.fromkeys(banner_of(run.report) for run in named.runs)
+    banners = dict.fromkeys(banner_of(run.report) for run in comparison.runs)
     values = {
         **page_values(),
-        "title": " against ".join(run.key for run in named.runs),
+        "title": " against ".join(run.name for run in comparison.runs),
         "refresh_s": None,
         "banners": [banner for banner in banners if banner],
-        "runs": [(run.key, str(run.report.folder)) for run in named.runs],
-        "warnings": list(named.warnings),
-        "verdicts": list(named.verdicts),
-        "named": {"bests": _bests(named), "ratios": _ratios(named)},
-        "outcomes": _table(["outcome", *named.outcomes], indexed_rows(named.outcomes)),
-        "bests": _table(BEST_COLUMNS, best_rows(named)),
-        "kinds": describe_kinds(named.kinds),
-        "knobs": _table(["knob of the best", *named.knobs], indexed_rows(named.knobs)),
-        "candidates": _table(candidate_columns(named), candidate_rows(named)),
-        "about_ratios": about_ratios(named),
+        "runs": [(run.name, str(run.report.folder)) for run in comparison.runs],
+        "warnings": list(comparison.warnings),
+        "verdicts": list(comparison.verdicts),
+        "named": {"bests": _bests(comparison), "ratios": _ratios(comparison)},
+        "outcomes": _table(outcome_columns(comparison), outcome_rows(comparison)),
+        "bests": _table(BEST_COLUMNS, best_rows(comparison)),
+        "kinds": describe_kinds(comparison.kinds),
+        "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
+        "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
+        "about_ratios": about_ratios(comparison),
     }
     return templates.text("report/compare.html.j2", values)
 
@@ -108,7 +109,7 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
         marks=marks,
         is_sideways=True,
     )
-    first = comparison.runs[0].key
+    first = comparison.runs[0].name
     return Chart(
         name="ratios",
         alt=f"{len(rows)} shared candidates: ratio of samples/s with its 95% interval",

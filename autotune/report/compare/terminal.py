@@ -1,5 +1,6 @@
 """A comparison of studies in a terminal, down to 80 columns."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,15 @@ from autotune.report.words import format_interval, format_rate
 def print_comparison(console: Console, comparison: StudyComparison) -> None:
     """Print who is who, then the outcomes, the bests, their knobs and what they share."""
     for run in comparison.runs:
-        console.print(Text(f"{run.key}  {run.report.folder}"), soft_wrap=True)
+        console.print(Text(f"{run.name}  {run.report.folder}"), soft_wrap=True)
     console.print()
-    _print(console, ["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes))
-    _print(console, BEST_COLUMNS, best_rows(comparison))
+    _print(console, outcome_columns(comparison), _narrow(outcome_rows(comparison)))
+    _print(console, BEST_COLUMNS, _narrow(best_rows(comparison)))
     if comparison.kinds:
         print_facts(console, describe_kinds(comparison.kinds))
         console.print()
     if len(comparison.knobs):
-        _print(console, ["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs))
+        _print_knobs(console, comparison)
     for verdict in comparison.verdicts:
         console.print(Text(verdict))
     if comparison.candidates.empty:
@@ -38,7 +39,7 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
 def about_ratios(comparison: StudyComparison) -> str:
     """What the ratios of the shared candidates are, and what their intervals do not cover."""
     return (
-        f"Ratios are the other's samples/s over those of {comparison.runs[0].key}. Intervals "
+        f"Ratios are the other's samples/s over those of {comparison.runs[0].name}. Intervals "
         "(95%) of `runs` come from the spread between runs of the two studies; `assumed`: that "
         "was measured elsewhere, one of them ran nothing twice. The studies ran at different "
         "times: drift of the machine between them is in neither. A star: the configuration files "
@@ -46,7 +47,18 @@ def about_ratios(comparison: StudyComparison) -> str:
     )
 
 
-BEST_COLUMNS = ("best", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
+def outcome_columns(comparison: StudyComparison) -> list[str]:
+    """The headers of `outcome_rows`."""
+    return ["trials of", *map(str, comparison.outcomes.index)]
+
+
+def outcome_rows(comparison: StudyComparison) -> list[list[str]]:
+    """A row per study: its name, and how many of its trials had each outcome."""
+    frame = comparison.outcomes
+    return [[str(name), *map(str, frame[name])] for name in frame.columns]
+
+
+BEST_COLUMNS = ("best of", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
 
 
 def best_rows(comparison: StudyComparison) -> list[list[str]]:
@@ -54,16 +66,16 @@ def best_rows(comparison: StudyComparison) -> list[list[str]]:
     return [_best(row) for row in comparison.bests.to_dict("records")]
 
 
-def indexed_rows(frame: pd.DataFrame) -> list[list[str]]:
-    """A row per outcome or knob: its name, and a cell per study."""
+def knob_rows(comparison: StudyComparison) -> list[list[str]]:
+    """A row per knob that differs: its name, and a cell per study."""
+    frame = comparison.knobs
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
 
 def candidate_columns(comparison: StudyComparison) -> list[str]:
-    """The headers of `candidate_rows`; with two studies, their keys say it all."""
-    two = len(comparison.runs) == 2
-    first, other = comparison.runs[0].key, comparison.runs[1].key if two else "other"
-    return [first, other, f"{other}/{first}", "95% interval", "from", "settings"]
+    """The headers of `candidate_rows`; with two studies, their names say it all."""
+    other = comparison.runs[1].name if len(comparison.runs) == 2 else "other"
+    return [comparison.runs[0].name, other, "ratio", "95% interval", "from", "settings"]
 
 
 def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
@@ -98,10 +110,51 @@ def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
     ]
 
 
+_MOST_IN_A_TABLE = 3
+"""Studies whose knobs stand beside each other; of more, each has a line."""
+_NAME_WIDTH = 16
+
+
+def _print_knobs(console: Console, comparison: StudyComparison) -> None:
+    """The knobs that the bests set differently."""
+    frame = comparison.knobs
+    if len(frame.columns) <= _MOST_IN_A_TABLE:
+        _print(console, ["knob of the best", *frame], knob_rows(comparison))
+        return
+    console.print("knobs that the bests set differently")
+    print_facts(
+        console,
+        [
+            (str(name), " ".join(f"{knob}={value}" for knob, value in frame[name].items()))
+            for name in frame.columns
+        ],
+    )
+    console.print()
+
+
 def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     # Settings alone may wrap: a figure that is cut short is a wrong one.
-    table = plain_table(*(f"*{name}" if name == "settings" else name for name in columns))
+    headers = [f"*{name}" if name == "settings" else broken(name) for name in columns]
+    table = plain_table(*headers)
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
     console.print()
+
+
+def _narrow(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Rows that begin with a study's name, which takes several lines where it is long."""
+    return [[broken(name), *figures] for name, *figures in rows]
+
+
+def broken(name: str, width: int = _NAME_WIDTH) -> str:
+    """A study's name over lines of at most `width`, parted behind `-`, `_`, `.` or `/`."""
+    lines = [""]
+    for part in re.findall(r"[^-_./]*[-_./]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        for at in range(0, len(part), width):
+            if at:
+                lines.append("")
+            lines[-1] += part[at : at + width]
+    return "\n".join(lines)
