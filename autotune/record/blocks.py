@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.record.answer import Speedup
 
-_Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Blocks:
 
     names: Mapping[str, int]
     """Configuration -> its column."""
-    effects: _Floats
-    covariance: _Floats
+    effects: FloatArray
+    covariance: FloatArray
     """Covariance of the effects where a run has the variance 1."""
     variance: float
     degrees: int
@@ -65,12 +65,7 @@ class Blocks:
 
 def blocks_of(runs: Sequence[BlockRun]) -> Blocks:
     """Compare some runs; a configuration that ran twice in a round counts twice there."""
-    names = {name: n for n, name in enumerate(dict.fromkeys(run.of for run in runs))}
-    rounds = {number: n for n, number in enumerate(dict.fromkeys(r.round_number for r in runs))}
-    design = np.zeros((len(runs), len(names) + len(rounds)))
-    for row, run in enumerate(runs):
-        design[row, names[run.of]] = 1.0
-        design[row, len(names) + rounds[run.round_number]] = 1.0
+    names, design = design_of([(run.of, run.round_number) for run in runs])
     measured = np.array([run.log_rate for run in runs])
     # Effects are told apart from one another only, so the design has no full rank.
     inverse = np.linalg.pinv(design.T @ design).astype(np.float64)
@@ -85,3 +80,16 @@ def blocks_of(runs: Sequence[BlockRun]) -> Blocks:
         variance=variance,
         degrees=degrees,
     )
+
+
+def design_of(cells: Sequence[tuple[str, int]]) -> tuple[dict[str, int], FloatArray]:
+    """Indicators of the configuration and of the round of each run, and who has which column.
+
+    Columns of the configurations come first, in the order in which they are met.
+    """
+    names = {name: n for n, name in enumerate(dict.fromkeys(name for name, _ in cells))}
+    rounds = {number: n for n, number in enumerate(dict.fromkeys(number for _, number in cells))}
+    design = np.zeros((len(cells), len(names) + len(rounds)))
+    for row, (name, number) in enumerate(cells):
+        design[row, names[name]] = design[row, len(names) + rounds[number]] = 1.0
+    return names, design

@@ -19,7 +19,7 @@ Two different questions are asked of the same runs:
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, expected_loss, t_quantile, upper_probability
 from autotune.record.answer import Speedup
+from autotune.record.blocks import BlockRun, blocks_of, design_of
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
 
 LOOKS = (3, 5)
@@ -151,7 +152,7 @@ def _fit(logs: Logs, own: Mapping[str, float]) -> _RobustFit:
     """Fit the runs of a race and the search's own trials, which are one round more."""
     cells = [(key, -1, value, OWN_TRIAL) for key, value in own.items()]
     cells += [(key, n, value, 1.0) for key, runs in logs.items() for n, value in runs.items()]
-    design = _design([(key, n) for key, n, _, _ in cells])
+    names, design = design_of([(key, n) for key, n, _, _ in cells])
     values = np.array([value for _, _, value, _ in cells])
     counts = np.array([count for _, _, _, count in cells])
     known, squares, degrees = counts.copy(), PRIOR_DEGREES * PRIOR_DEVIATION**2, PRIOR_DEGREES
@@ -167,7 +168,6 @@ def _fit(logs: Logs, own: Mapping[str, float]) -> _RobustFit:
         known = counts * tamed
     share = float((tamed == 1.0).mean())
     variance = squares + float(((rest * tamed) ** 2).sum()) / max(0.25, share) ** 2
-    names = list(dict.fromkeys(key for key, _, _, _ in cells))
     return _RobustFit(
         scores=dict(zip(names, map(float, fit), strict=False)),
         weights={n: math.fsum(c for key, _, _, c in cells if key == n) for n in names},
@@ -176,27 +176,17 @@ def _fit(logs: Logs, own: Mapping[str, float]) -> _RobustFit:
     )
 
 
-def _design(cells: Sequence[tuple[str, int]]) -> np.ndarray:
-    """Indicators of the candidate and of the round of each run."""
-    keys = list(dict.fromkeys(key for key, _ in cells))
-    rounds = list(dict.fromkeys(n for _, n in cells))
-    design = np.zeros((len(cells), len(keys) + len(rounds)))
-    for row, (key, n) in enumerate(cells):
-        design[row, keys.index(key)] = design[row, len(keys) + rounds.index(n)] = 1.0
-    return design
-
-
 def noise_of(logs: Logs) -> Noise | None:
     """Residual deviation of an additive fit of candidates and rounds; None: nothing is left."""
-    cells = [(key, n, value) for key, runs in logs.items() for n, value in runs.items()]
-    design = _design([(key, n) for key, n, _ in cells])
-    values = np.array([value for _, _, value in cells])
-    fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    degrees = len(cells) - int(rank)
-    if degrees < 1:
+    cells = [
+        BlockRun(of=key, round_number=n, log_rate=value)
+        for key, runs in logs.items()
+        for n, value in runs.items()
+    ]
+    blocks = blocks_of(cells)
+    if blocks.degrees < 1:
         return None
-    squares = float(((values - design @ fit) ** 2).sum())
-    return Noise(deviation=math.sqrt(squares / degrees), degrees=degrees)
+    return Noise(deviation=math.sqrt(blocks.variance), degrees=blocks.degrees)
 
 
 def most_runs(n_members: int, rules: Rules) -> int:

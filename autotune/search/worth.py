@@ -131,6 +131,8 @@ class WayRunner:
     """Those that count, by the order in which they ran."""
     refused: dict[str, str] = field(default_factory=dict)
     """Candidate -> why it does not run."""
+    _past: dict[tuple[str, int], list[Trial]] = field(default_factory=dict, init=False)
+    """Candidate and round -> its measured trials of the record, as it was when this began."""
 
     def run(self) -> Ladder | None:
         """Run all rounds, and what shows interactions; None if the user ended it.
@@ -143,6 +145,7 @@ class WayRunner:
             RenderError: A configuration does not render.
         """
         whole = frozenset(self.way.changes)
+        self._past = _measured_by_round(self.record.trials())
         corners: list[Corner] = [frozenset(), whole]
         corners += [frozenset({change}) for change in self.way.changes]
         corners += [whole - {change} for change in self.way.changes]
@@ -233,17 +236,14 @@ class WayRunner:
         """The record's measured trial of the same configuration in the same round."""
         spec = self._spec(candidate, number)
         files = self.way.engine_of(candidate).files(candidate)
-        for trial in self.record.trials():
+        for trial in self._past.get((candidate.hash, number), ()):
             own = trial.spec
             is_same = (
-                own.identity.candidate_hash == candidate.hash
-                and own.identity.confirm_round == number
-                and own.layout == spec.layout
+                own.layout == spec.layout
                 and own.workload == spec.workload
                 and own.measure.memory_limit_bytes == spec.measure.memory_limit_bytes
             )
-            is_measured = trial.result is not None and trial.result.outcome.is_measured
-            if is_same and is_measured and self.record.read_files(trial) == files:
+            if is_same and self.record.read_files(trial) == files:
                 return trial
         return None
 
@@ -422,6 +422,16 @@ class WayRunner:
                 )
                 break
         return found
+
+
+def _measured_by_round(trials: Sequence[Trial]) -> dict[tuple[str, int], list[Trial]]:
+    found: dict[tuple[str, int], list[Trial]] = {}
+    for trial in trials:
+        identity, result = trial.spec.identity, trial.result
+        if identity.confirm_round is None or result is None or not result.outcome.is_measured:
+            continue
+        found.setdefault((identity.candidate_hash, identity.confirm_round), []).append(trial)
+    return found
 
 
 def _rate(results: Sequence[TrialResult]) -> float | None:

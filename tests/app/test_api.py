@@ -100,9 +100,10 @@ def test_rows_of_a_frame_are_predicted() -> None:
         "seq_len": 4096,
         "n_gpus": 8,
         "global_batch": 64,
+        "micro_batch": 1,
     }
     rows = pd.DataFrame(
-        [{**run, "gpu_type": "H100", "micro_batch": 1}, {**run, "gpu_type": "Foo"}],
+        [{**run, "gpu_type": "H100", "vocab": 32000}, {**run, "gpu_type": "Foo"}],
         index=[10, 20],
     )
     found = autotune.estimate_rows(rows)
