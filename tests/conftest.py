@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import build, extensions_folder
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(
@@ -13,6 +13,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+
+EXTENSIONS = extensions_folder("cpu")
+"""Where every test finds DeepSpeed's extensions."""
 
 _GROUPS = {"package": ("package",), "ranks": ("real", "gpu"), "browser": ("browser",)}
 """Tests of a group run one after the other, in one process: group -> its markers. The first that
@@ -57,4 +60,6 @@ def built_extensions(request: pytest.FixtureRequest) -> None:
     A search sees to it itself; a test that starts ranks without one would compile in their middle.
     """
     if request.node.get_closest_marker("real") is not None:
+        now = extensions_folder("cpu")
+        assert now == EXTENSIONS, "a test has left this environment changed: all is compiled again"
         build("cpu", print)

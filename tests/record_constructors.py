@@ -3,11 +3,12 @@
 python -m tests.record_constructors [--check]
 
 Writes `autotune/engines/deepspeed/rules/constructors.json`, or says by its exit status whether it
-is up to date. Every parameter of every constructor is given a few values of each kind, and the
+is up to date, with the difference. Every parameter of every constructor is given a few values of each kind, and the
 thing that was built takes some steps: what raises is recorded with what it raised.
 """
 
 import contextlib
+import difflib
 import inspect
 import json
 import logging
@@ -67,7 +68,9 @@ def main(arguments: list[str]) -> int:
     """Write the file; with `--check` compare it instead."""
     text = as_text(recorded())
     if "--check" in arguments:
-        return 0 if DATA_FILE.read_text(encoding="utf-8") == text else 1
+        old = DATA_FILE.read_text(encoding="utf-8")
+        print(*difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm=""), sep="\n")
+        return 0 if old == text else 1
     DATA_FILE.write_text(text, encoding="utf-8")
     return 0
 
@@ -86,7 +89,7 @@ def _text(value: Any, depth: int) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    """What is recorded of the installed releases."""
+    """What is recorded of the installed releases; this process's environment is changed for it."""
     build("cpu", lambda line: print(line, file=sys.stderr))
     # Muon's kernels run as they are: compiling them would take longer than all the rest.
     os.environ.update(environment("cpu") | {"TORCHDYNAMO_DISABLE": "1"})
