@@ -12,21 +12,23 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
+.PHONY: demo test check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
 
 # One thread per rank: two CPU ranks on two cores would otherwise fight for them. Tests with real
-# ranks take turns, the others run beside them.
+# ranks take turns in two groups, those of fleets and faults, which wait much, beside all others.
 test: extensions  ## every test that can run on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-check: install  ## lint, types and the direction of imports
+check: lint  ## lint, types and the direction of imports
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 # CI runs a short form of both among the tests. With flags `chaos` only injects, and without both
 # run whatever comes of the first. A full run is recorded by room:

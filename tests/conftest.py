@@ -17,25 +17,40 @@ settings.load_profile("any machine")
 EXTENSIONS = extensions_folder("cpu")
 """Where every test finds DeepSpeed's extensions."""
 
-_GROUPS = {"package": ("package",), "ranks": ("real", "gpu"), "browser": ("browser",)}
+_GROUPS = {
+    "package": ("package",),
+    "fleets": ("compiles",),
+    "ranks": ("real", "gpu"),
+    "browser": ("browser",),
+}
 """Tests of a group run one after the other, in one process: group -> its markers. The first that
 fits."""
+_OF_FLEETS = ("tests/chaos/", "tests/fleet/")
+"""Where real CPU ranks are in the group "fleets": most of the time they wait, for time limits, for
+nodes to be lost, for servers to start."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with real ranks take turns where others run beside them: each wants every device.
+    """Tests with real ranks take turns in two groups, each of which leaves cores idle by itself.
 
-    What compiles for minutes comes first of the others: tests that load it have to wait for it.
+    What compiles for minutes comes first beside the ranks: tests that load it have to wait for it.
     """
     items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        for group, markers in _GROUPS.items():
-            if any(item.get_closest_marker(marker) is not None for marker in markers):
-                item.add_marker(pytest.mark.xdist_group(group))
-                break
+        if (group := _group_of(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group_of(item: pytest.Item) -> str | None:
+    marked = {mark.name for mark in item.iter_markers()}
+    for group, markers in _GROUPS.items():
+        if marked.intersection(markers):
+            waits = item.nodeid.startswith(_OF_FLEETS) and "gpu" not in marked
+            return "fleets" if group == "ranks" and waits else group
+    return None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,8 +3,8 @@
 python -m tests.record_constructors [--check]
 
 Writes `autotune/engines/deepspeed/rules/constructors.json`, or says by its exit status whether it
-is up to date, with the difference. Every parameter of every constructor is given a few values of each kind, and the
-thing that was built takes some steps: what raises is recorded with what it raised.
+is up to date, and what differs. Every parameter of every constructor is given a few values of each
+kind, and the thing that was built takes some steps: what raises is recorded with what it raised.
 """
 
 import contextlib

@@ -28,13 +28,17 @@ def fleet():
     fleet.close()
 
 
-def segments() -> set[str]:
-    return {p.name for p in Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")}
+def segments(port: int) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
+
+
+def submit(fleet, study, trial_spec, config=None):
+    folder = study.write_spec(trial_spec, files(config or ds_config()))
+    return fleet.submit(trial_spec, folder)
 
 
 def run(fleet, study, trial_spec, config=None) -> TrialResult:
-    folder = study.write_spec(trial_spec, files(config or ds_config()))
-    return fleet.submit(trial_spec, folder).wait()
+    return submit(fleet, study, trial_spec, config).wait()
 
 
 def sees_what_it_ran(result: TrialResult) -> None:
@@ -81,12 +85,13 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    before = segments()
     expected = {"stage": 1, "micro_batch": 2, "dp": 2}
-    result = run(fleet, study, spec(expected=expected, diagnoses=True))
+    trial = submit(fleet, study, spec(expected=expected, diagnoses=True))
+    wait_until(lambda: not trial.poll() and trial.port and segments(trial.port), "none is shared")
+    result = trial.wait()
 
     assert result.outcome is Outcome.OK, result.evidence
-    assert segments() <= before, "the trial left shared memory"
+    assert segments(trial.port) == [], "the trial left shared memory"
     assert 6 <= len(result.step_times_s) <= 8
     assert result.samples_per_s == pytest.approx(4 / result.step_time_s)
     assert result.samples_per_s_low <= result.samples_per_s <= result.samples_per_s_high

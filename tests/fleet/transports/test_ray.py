@@ -22,7 +22,7 @@ from tests.fleet.transports.answers import check_same_answer
 from tests.searches import Demo
 from tests.trials import ds_config, files, spec, wait_until
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = pytest.mark.xdist_group("fleets")
 """The cluster takes the machine's cores."""
 
 AGENT = "autotune.fleet.node.agent"
