@@ -34,12 +34,14 @@ _START = Constants(
     memory_share=0.8,
     unfused_traffic=2.5,
     score_traffic_bytes=12.0,
-    launch_s=2.5e-5,  # dispatching a kernel takes about that on CPU ranks, which is the host alone
+    # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.
+    launch_s=3e-5,
     kernels_per_layer=20.0,
     skew_share=0.03,
     micro_batch_s=1e-3,
     fetch_s=2e-3,
     cut_s=1e-5,
+    send_s=1e-3,
     step_s=1e-2,
     nvlink_share=0.75,
     network_share=0.75,

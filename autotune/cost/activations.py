@@ -46,7 +46,9 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
         * (2.0 * p.hidden / s.norm_split + (1.0 + p.gated_mlp) * p.ffn_hidden / p.tp)
     )
     is_recomputed = np.greater(p.recompute, Recompute.NONE)
-    head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / s.norm_split
+    # The head's input, and where sequence parallel ranks gather it whole, that and its gradient.
+    whole = p.keeps_gathered * (1.0 - 1.0 / s.norm_split)
+    head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden * (1.0 / s.norm_split + whole)
     chunk_tokens = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
     return Activations(
         first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),

@@ -27,6 +27,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "skew_share": 0.4,
     "micro_batch_s": 0.7,
     "cut_s": 0.5,
+    "send_s": 0.7,
     "step_s": 0.7,
     "nvlink_share": 0.4,
     "network_share": 0.5,

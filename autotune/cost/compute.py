@@ -12,6 +12,9 @@ _NORMS_SHARE = 0.2
 """Part of a layer's element-wise traffic that its norms are: 4 h of about 20 h, as `_elementwise`
 counts them for GPT."""
 
+_WRITTEN_KERNELS = 0.33
+"""Share by which a layer has more kernels where attention writes its scores."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
@@ -55,7 +58,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     forward = matmul_forward + attention_forward + elementwise_forward
     backward = matmul_backward + attention_backward + elementwise_backward
     kernels = c.kernels_per_layer * (2.0 - p.fused_kernels) * (3.0 + is_full)
-    kernels = kernels * (1.0 + c.skew_share * (p.tp - 1.0)) * _softmax_kernels(p)
+    kernels = kernels * (1.0 + c.skew_share * (p.tp - 1.0)) * _attention_kernels(p)
     # A measured layer is one of unfused kernels, without recomputation.
     measured_s = p.layer_host_s / (c.kernels_per_layer * 2.0 * 3.0)
     launch_s = np.where(np.greater(p.layer_host_s, 0), measured_s, c.launch_s)
@@ -112,16 +115,19 @@ def _mlp_share(s: Sizes) -> Column:
     return mlp / (mlp + s.attention_params)
 
 
-def _softmax_kernels(p: Plans) -> Column:
-    """How many times the kernels a layer has without Megatron's fused softmax.
+def _attention_kernels(p: Plans) -> Column:
+    """How many times the kernels of a layer with fused attention the layer has.
 
-    The fused kernel takes only a multiple of four heads x samples, where the scores are written.
-    Source:
-    NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
+    Where the scores are written, two batched products, softmax, dropout and copies of the heads'
+    layout stand for one kernel: some 20 forward in place of 15, counted in NVIDIA/Megatron-LM,
+    megatron/model/transformer.py (v2.5). Its fused softmax takes only a multiple of four heads x
+    samples. Source: NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py,
+    is_kernel_available.
     """
     rank_heads = p.micro_batch * p.n_heads / p.tp
     odd = np.not_equal(np.floor(rank_heads / 4.0) * 4.0, rank_heads)
-    return 1.0 + 0.3 * odd * np.equal(p.flash_attention, 0)
+    is_written = np.equal(p.flash_attention, 0)
+    return 1.0 + is_written * (_WRITTEN_KERNELS + 0.3 * odd)
 
 
 def _half_rate(p: Plans) -> Column:

@@ -65,6 +65,8 @@ class Constants:
     device: the modules' hooks take it."""
     cut_s: float
     """Host time to cut a tensor of stage 3 for one rank of its group, where it does."""
+    send_s: float
+    """Time of a rank's call that sends its part of the parameters to all, besides its bytes."""
     step_s: float
     """Host time per optimizer step: norms, synchronisation, the scheduler."""
     nvlink_share: float

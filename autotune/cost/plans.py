@@ -293,6 +293,9 @@ class Plans(PlanColumns):
     cuts_by_rank: Column = 0.0
     """The host cuts each tensor that is gathered or reduced into a part per rank, one at a time:
     DeepSpeed's stage 3."""
+    sends_by_owner: Column = 0.0
+    """Parameters that stages 1 and 2 updated are sent to all by calls of each rank's own, one
+    after the other: InternEvo."""
     reduces_whole: Column = 0.0
     """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8

@@ -103,7 +103,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "expert_comm_s": per_layer * expert_s,
         "context_comm_s": per_layer * context_s,
         "pipeline_comm_s": sends,
-        "data_comm_s": gather + reduce + gather_step,
+        "data_comm_s": gather + reduce + gather_step + traffic.owners_s(p, s, c),
         "offload_s": offload_micro + traffic.offload_step_s(p, s, c),
         "bubble_s": bubble,
         "pages_s": micro_batches * _pages_s(p, s, c),

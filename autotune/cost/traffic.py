@@ -69,6 +69,16 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     )
 
 
+def owners_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Calls by which each rank sends the parameters it updated, per step: one for every rank.
+
+    Their latencies add up, and nothing hides them. Source: InternLM/InternEvo,
+    internlm/solver/optimizer/hybrid_zero_optim.py, broadcast_params.
+    """
+    is_split = np.greater_equal(p.zero_stage, 1) & np.less(p.zero_stage, 3)
+    return p.sends_by_owner * is_split * (s.shard_ranks - 1.0) * c.send_s
+
+
 def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:
     """Whether stage 3 may gather a tensor while the largest one is in use.
 

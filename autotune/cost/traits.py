@@ -92,7 +92,12 @@ FRAMEWORKS = (
         # InternLM/InternEvo, doc/en/ and internlm/solver/optimizer/hybrid_zero_optim.py.
         name="internevo",
         zero_stage=1,
-        columns={"fused_kernels": 0.5, "optimizer_bytes": 16.0, "upcasts_grads": 2.0},
+        columns={
+            "fused_kernels": 0.5,
+            "optimizer_bytes": 16.0,
+            "upcasts_grads": 2.0,
+            "sends_by_owner": 1.0,
+        },
     ),
     Traits(
         # Megatron-DeepSpeed: the PipelineModule forces overlap_comm off (DeepSpeed,
