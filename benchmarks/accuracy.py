@@ -27,6 +27,7 @@ from autotune.cost.forecast import forecast
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.residual import (
     MEMORY_PRIOR,
+    MEMORY_VARIATION,
     PRIOR_DEGREES,
     TIME_PRIOR,
     Features,
@@ -34,7 +35,6 @@ from autotune.cost.residual import (
     Seen,
     calibrate,
 )
-from autotune.search.steering import MEMORY_VARIATION
 
 Values = NDArray[np.float64]
 

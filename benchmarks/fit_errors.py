@@ -25,6 +25,8 @@ Values = NDArray[np.float64]
 
 _LEAST = 0.01
 """Least size of a miss that is expected: a published figure is no better."""
+_ENOUGH = 5
+"""Runs of a framework on an accelerator that make both known: a handful says little."""
 _UNKNOWN = 0.5
 """Size where no run tells."""
 
@@ -46,13 +48,16 @@ class Misses:
         return Misses(**{name: values[kept] for name, values in vars(self).items()})
 
     def accelerators(self) -> dict[str, list[float]]:
-        """Framework -> peaks of its accelerators, in TFLOP/s."""
+        """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
         ran = np.isfinite(self.times)
-        return {
-            str(name): sorted({round(float(peak) / 1e12, 1) for peak in self.peak_flops[its]})
-            for name in np.unique(self.frameworks)
-            if (its := (self.frameworks == name) & ran).any()
-        }
+        found = {}
+        for name in np.unique(self.frameworks):
+            peaks, rows = np.unique(
+                self.peak_flops[(self.frameworks == name) & ran].round(-11), return_counts=True
+            )
+            if often := [float(peak) / 1e12 for peak in peaks[rows >= _ENOUGH]]:
+                found[str(name)] = often
+        return found
 
 
 def misses_of(runs: Runs, left_out: LeftOut) -> Misses:

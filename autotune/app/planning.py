@@ -1,7 +1,7 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ from autotune import DEFAULT_ENGINE
 from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job
 from autotune.app.steering import what_predicts
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, StudyError
+from autotune.cost.knowledge import Lesson, read_lessons
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
@@ -27,6 +28,7 @@ def open_outlook(
     *,
     engine: str = DEFAULT_ENGINE,
     agreed: Mapping[str, Any] | None = None,
+    lessons: Sequence[Lesson] = (),
 ) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
@@ -36,6 +38,7 @@ def open_outlook(
         wishes: The fleet.
         engine: Name of an installed one.
         agreed: As of `open_session`.
+        lessons: What trials on this machine taught; those on such devices correct predictions.
 
     Raises:
         JobError: The job, the space, the table or a description is not valid, or there is no such
@@ -54,7 +57,9 @@ def open_outlook(
         job = dataclasses.replace(job, accelerators=wishes.accelerators)
     lattice = lattice_of(job, bind_engine(job, environment))
     check_space_is_read(lattice, keys)
-    return Outlook(job=job, environment=environment, wishes=wishes, lattice=lattice)
+    return Outlook(
+        job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
+    )
 
 
 def open_agreed_outlook(
@@ -63,19 +68,30 @@ def open_agreed_outlook(
     wishes: FleetWishes,
     *,
     engine: str = DEFAULT_ENGINE,
+    knowledge: Path | None,
     is_trusted: bool,
     say: Callable[[str], None],
     ask: Callable[[str], bool] | None,
 ) -> Outlook:
     """The same, once the user has agreed to what the job runs and reads, as of `agree_to_job`.
 
-    Says what the predictions go by where the user named a table.
+    Says what the predictions go by where the user named a table. `knowledge` is the file of what
+    trials taught; None: nothing corrects the predictions.
     """
     agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
-    outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed)
+    lessons = () if knowledge is None else _lessons(knowledge, say)
+    outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed, lessons=lessons)
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
+
+
+def _lessons(knowledge: Path, say: Callable[[str], None]) -> Sequence[Lesson]:
+    try:
+        return read_lessons(knowledge)
+    except StudyError as error:
+        say(f"predictions are not corrected by trials: {error.message}")
+        return ()
 
 
 def export_ranked(

@@ -19,12 +19,12 @@ from autotune.cost.knowledge import (
     study_name,
     write_lessons,
 )
-from autotune.cost.problem import accelerator_of
+from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.search.history import History
 from autotune.search.prospect import Prospect, prospect_of
-from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
+from autotune.search.steering import Steering, lessons_of, steering_of
 
 FIGURES_FACT = "figures"
 """Key of `study.json`: the figures that its trials were predicted by."""

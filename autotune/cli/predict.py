@@ -164,6 +164,22 @@ def _fleet_flags(
     """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
 
 
+def _lesson_flags(
+    *,
+    knowledge: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of what trials on this machine taught; one in the user's cache by default.",
+            envvar="AUTOTUNE_KNOWLEDGE",
+        ),
+    ] = None,
+    no_knowledge: Annotated[
+        bool, typer.Option("--no-knowledge", help="Predict by the cost model alone.")
+    ] = False,
+) -> None:
+    """The flags of what trials taught, for `takes`."""
+
+
 def _show(found: "Shown[Any]", *, as_json: bool) -> None:
     print_json(found.as_dict()) if as_json else found.show(DATA)
 
@@ -177,11 +193,12 @@ def _ask() -> "Callable[[str], bool] | None":
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags)
+@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
 def plan(
     *,
     job: dict[str, Any],
     fleet: dict[str, Any],
+    lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
@@ -215,12 +232,14 @@ def plan(
     """Rank the candidates for a fleet by the cost model, with no trial.
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
+    What trials on this machine's devices measured corrects the predictions for them.
     """
     from autotune.app.api.predictions import plan as rank_candidates
 
     found = rank_candidates(
         **job,
         **fleet,
+        **lessons,
         engine=engine,
         top=top,
         min_fit=min_fit,
@@ -240,7 +259,7 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags)
+@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
 def explain(
     *,
     settings: Annotated[
@@ -249,6 +268,7 @@ def explain(
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
+    lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
     as_json: Json = False,
     debug: Debug = False,
@@ -262,7 +282,7 @@ def explain(
     from autotune.app.api.predictions import explain as explain_settings
 
     found = explain_settings(
-        *(settings or ()), **job, **fleet, engine=engine, note=say, ask=_ask()
+        *(settings or ()), **job, **fleet, **lessons, engine=engine, note=say, ask=_ask()
     )
     _show(found, as_json=as_json)
 
@@ -271,7 +291,7 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, without={"space"})
+@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags, without={"space"})
 def estimate(
     *,
     settings: Annotated[
@@ -280,6 +300,7 @@ def estimate(
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
+    lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
     trace: Annotated[
         bool,
@@ -320,7 +341,14 @@ def estimate(
     from autotune.app.api.predictions import estimate as estimate_settings
 
     found = estimate_settings(
-        *(settings or ()), **job, **fleet, engine=engine, trace=trace, note=say, ask=_ask()
+        *(settings or ()),
+        **job,
+        **fleet,
+        **lessons,
+        engine=engine,
+        trace=trace,
+        note=say,
+        ask=_ask(),
     )
     _show(found, as_json=as_json)
 

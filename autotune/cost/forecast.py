@@ -8,7 +8,7 @@ import numpy as np
 from autotune.cost.constants import Constants
 from autotune.cost.normal import Floats
 from autotune.cost.plans import Column, PlanColumns, Plans, Recompute, Tier
-from autotune.cost.predict import predict
+from autotune.cost.predict import Prediction, predict
 from autotune.cost.residual import Features
 
 _DOUBLED = ("tp", "pp", "vp", "cp", "ulysses", "ep", "micro_batch", "recompute_every")
@@ -48,9 +48,13 @@ class Forecast(PlanColumns):
 
 def forecast(plans: Plans, constants: Constants | None = None) -> Forecast:
     """Predict every candidate, with the parts of what is predicted."""
-    predicted = predict(plans, constants)
-    n = len(plans)
-    position = _position(plans, n)
+    return forecast_of(predict(plans, constants))
+
+
+def forecast_of(predicted: Prediction) -> Forecast:
+    """What was predicted of candidates, with its parts."""
+    plans = predicted.plans
+    position = _position(plans, len(plans))
     times = {
         field.name: getattr(predicted.times, field.name)
         for field in dataclasses.fields(predicted.times)

@@ -177,12 +177,41 @@ def choose_lessons(
     return tuple(lesson for _, lesson in sorted(others[:MOST_USED], key=lambda other: other[0]))
 
 
+_OF_JOB = (
+    *("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab", "seq_len"),
+    *("n_experts", "trained_share", "activation_bytes"),
+)
+"""Columns of `Plans` that all candidates of a job share."""
+_WORLD = ("dp", "tp", "pp", "cp", "ulysses")
+_GLOBAL_BATCH = ("dp", "micro_batch", "grad_accum")
+
+
+def is_of_job(lesson: Lesson, job: Plans, situation: Situation) -> bool:
+    """Whether a lesson is of a job's own candidates, on the same devices by the same releases."""
+    if lesson.situation != situation:
+        return False
+    own = columns_of(job, 0)
+    same = all(lesson.plan.get(name, own[name]) == own[name] for name in _OF_JOB)
+    products = (
+        math.prod(plan.get(name, 1.0) for name in names)
+        for names in (_WORLD, _GLOBAL_BATCH)
+        for plan in (lesson.plan, own)
+    )
+    return same and next(products) == next(products) and next(products) == next(products)
+
+
 def recall_lessons(
-    lessons: Sequence[Lesson], *, situation: Situation, study: str, constants: Constants
+    lessons: Sequence[Lesson],
+    *,
+    situation: Situation,
+    study: str,
+    constants: Constants,
+    job: Plans | None = None,
 ) -> Recalled | None:
     """The errors of other studies, by what the model says of their candidates today.
 
-    None: there is nothing to learn from.
+    Lessons of the same `job`, of which that is any candidate, count as trials of this study. None:
+    there is nothing to learn from.
     """
     used: Sequence[Lesson] = choose_lessons(lessons, situation=situation, study=study)
     if not used:
@@ -197,6 +226,7 @@ def recall_lessons(
     used = [used[row] for row in sound.tolist()]
     said = said.take(sound)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
+    is_here = np.array([job is not None and is_of_job(o, job, situation) for o in used])
 
     def errors(
         reached: list[float], predicted: Any, features: Any, *, is_bound: list[bool]
@@ -207,8 +237,8 @@ def recall_lessons(
             features=features,
             log_ratio=np.log(ratio),
             side=np.where(is_bound, 1.0, 0.0),
-            study=np.array([numbers[lesson.study] for lesson in used], dtype=np.intp),
-            kinship=_kinship_by_study(used, situation),
+            study=np.where(is_here, 0, [numbers[lesson.study] for lesson in used]),
+            kinship=np.where(is_here, 1.0, _kinship_by_study(used, situation)),
         )
         return seen.take(np.isfinite(ratio))
 

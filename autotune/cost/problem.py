@@ -1,9 +1,10 @@
 """Columns of `Plans` that describe a job and its fleet, whatever the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.base.errors import JobError
 from autotune.cost.device import device_columns
+from autotune.cost.knowledge import Situation
 from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import Topology
@@ -54,6 +55,17 @@ def unseen_model_columns(job: Job) -> dict[str, float]:
         "seq_len": job.seq_len,
         "trained_share": _trained_share(job.model.shape),
     }
+
+
+def situation_of(job: Job, environment: Environment) -> Situation:
+    """Facts that decide how wrong the model is here."""
+    config: Mapping[str, object] = job.model.source.get("config", {})
+    return Situation(
+        device=environment.device_name,
+        engine=f"{job.engine} {environment.deepspeed_version}",
+        torch=environment.torch_version,
+        family=str(config.get("model_type", job.model.name)),
+    )
 
 
 def accelerator_of(environment: Environment, table: Sequence[Accelerator]) -> Accelerator:

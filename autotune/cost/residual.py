@@ -25,6 +25,8 @@ from functools import cached_property
 
 import numpy as np
 
+from autotune.base.student_t import t_quantile
+from autotune.cost.errors import UPPER
 from autotune.cost.normal import Floats, beyond_bound
 from autotune.cost.plans import PlanColumns
 
@@ -36,6 +38,11 @@ _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
 PRIOR_DEGREES = 4
 """How many trials' worth the prior's scales are held to be right as a whole."""
+VARIATION = 0.03
+"""Deviation of log seconds by knobs that the forecast does not know, where a study has any."""
+MEMORY_VARIATION = 0.09
+"""Deviation of log peak by what allocators and meters do. With it intervals hold nine of ten
+published peaks, of the rows left after five (`benchmarks/accuracy.py`)."""
 _JITTER = 1e-10
 """Keeps the covariance of equal candidates invertible."""
 _LEAST_VARIANCE = 1e-12
@@ -180,6 +187,17 @@ class Calibration:
 
     mean: Floats
     deviation: Floats
+
+
+def reach_of(deviation: Floats, variation: float, *, n_measured: int) -> Floats:
+    """How far log(measured) may be from a calibrated figure, to either side, in 90% of cases.
+
+    The difference between runs, `variation`, adds to the uncertainty of the figure itself. A
+    Student-t process: what was measured adds to the prior's degrees of freedom.
+    """
+    quantile = t_quantile(UPPER, PRIOR_DEGREES + n_measured)
+    found: Floats = quantile * np.hypot(deviation, variation)
+    return found
 
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:

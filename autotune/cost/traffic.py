@@ -76,7 +76,7 @@ def owners_s(p: Plans, s: Sizes, c: Constants) -> Column:
     internlm/solver/optimizer/hybrid_zero_optim.py, broadcast_params.
     """
     is_split = np.greater_equal(p.zero_stage, 1) & np.less(p.zero_stage, 3)
-    return p.sends_by_owner * is_split * (s.shard_ranks - 1.0) * c.send_s
+    return np.where(is_split, p.sends_by_owner * (s.shard_ranks - 1.0) * c.send_s, 0.0)
 
 
 def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:

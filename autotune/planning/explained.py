@@ -11,6 +11,7 @@ from autotune.cost import Prediction
 from autotune.cost.errors import Margin
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
+from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import MIN_FIT, ranked
 from autotune.space.candidate import Candidate
@@ -59,6 +60,8 @@ class Estimated(JudgedCandidate):
     """Prediction of the cost model for the candidate alone."""
     reach: Margin
     """How far measured figures may be from the predicted ones."""
+    learned: Learned | None
+    """Trials that corrected the prediction; None: there were none on such devices."""
 
     @property
     def step_time_s(self) -> float:
@@ -127,8 +130,13 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
         JobError: A setting is not one.
     """
     candidate, notes = outlook.read(settings)
-    own = outlook.predict([candidate])
-    return Estimated(**judged(outlook, candidate, notes), prediction=own, reach=outlook.reach(own))
+    own, reach = outlook.predict_plans(outlook.plans([candidate]))
+    return Estimated(
+        **judged(outlook, candidate, notes),
+        prediction=own,
+        reach=reach,
+        learned=outlook.learned,
+    )
 
 
 def explain_candidate(
@@ -143,7 +151,8 @@ def explain_candidate(
     """
     candidate, notes = outlook.read(settings)
     lattice = outlook.lattice
-    found, own = outlook.predict(lattice.candidates), outlook.predict([candidate])
+    found = outlook.predict(lattice.candidates)
+    own, reach = outlook.predict_plans(outlook.plans([candidate]))
     index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
     # Outside the lattice it is ranked behind its equals.
     times_s = np.append(found.step_time_s, own.step_time_s)
@@ -152,7 +161,8 @@ def explain_candidate(
     return Explained(
         **judged(outlook, candidate, notes),
         prediction=own,
-        reach=outlook.reach(own),
+        reach=reach,
+        learned=outlook.learned,
         place=int(np.flatnonzero(order == at)[0]) + 1,
         n_ranked=len(lattice.candidates) + (index is None),
         index=index,

@@ -13,12 +13,14 @@ from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
 from autotune.cost.errors import Margin, load_errors
-from autotune.cost.problem import accelerator_of
+from autotune.cost.knowledge import Lesson
+from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
 
@@ -67,6 +69,8 @@ class Outlook:
     environment: Environment
     wishes: FleetWishes
     lattice: Lattice
+    lessons: Sequence[Lesson] = ()
+    """What trials on this machine taught; those on the same devices correct the predictions."""
 
     @cached_property
     def engine(self) -> Engine:
@@ -107,15 +111,30 @@ class Outlook:
         plans = self.engine.plans(candidates, needs_shape=needs_shape)
         return dataclasses.replace(plans, **self.wishes.links())
 
-    def predict(self, candidates: Sequence[Candidate]) -> Prediction:
-        """Predictions of the model for some candidates."""
-        return predict(self.plans(candidates), constants_of(self.environment))
+    @cached_property
+    def learned(self) -> Learned | None:
+        """What trials on such devices taught; None: nothing."""
+        if not self.lessons:
+            return None
+        return learned_from(
+            self.lessons,
+            situation=situation_of(self.job, self.environment),
+            job=self.plans(self.lattice.candidates[:1]),
+            constants=constants_of(self.environment),
+        )
 
-    def reach(self, predicted: Prediction) -> Margin:
-        """How far measured figures may be from predictions for this fleet."""
+    def predict(self, candidates: Sequence[Candidate]) -> Prediction:
+        """Predictions for some candidates, corrected by trials where there were any."""
+        return self.predict_plans(self.plans(candidates))[0]
+
+    def predict_plans(self, plans: Plans) -> tuple[Prediction, Margin]:
+        """Predictions, and how far measured figures may be from them."""
+        said = predict(plans, constants_of(self.environment))
+        if self.learned is not None:
+            return self.learned.correct(said)
         accelerator = accelerator_of(self.environment, self.table)
-        n = len(predicted.step_time_s)
-        return load_errors().reach([self.job.engine] * n, [accelerator] * n, predicted)
+        n = len(said.step_time_s)
+        return said, load_errors().reach([self.job.engine] * n, [accelerator] * n, said)
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

@@ -13,13 +13,12 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
 from autotune.cost import Prediction
-from autotune.cost.constants import constants_of
 from autotune.cost.errors import Margin
-from autotune.cost.predict import predict
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.job.job import Job
+from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
 
@@ -62,6 +61,8 @@ class Ranking:
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
+    learned: Learned | None = None
+    """Trials that corrected the predictions; None: there were none on such devices."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
 
@@ -101,7 +102,7 @@ def rank_lattice(
         JobError: A wish is not one.
     """
     candidates = outlook.lattice.candidates
-    found = outlook.predict(candidates)
+    found, reach = outlook.predict_plans(outlook.plans(candidates))
     order = ranked(found.step_time_s, found.fit_probability, min_fit)
     return Ranking(
         job=outlook.job,
@@ -113,7 +114,8 @@ def rank_lattice(
         on_front=_front(found, order, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
-        reach=outlook.reach(found),
+        reach=reach,
+        learned=outlook.learned,
         baseline=_baseline(outlook),
         variants=tuple(
             _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
@@ -127,13 +129,13 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
         return None
     engine, candidate = outlook.engine.baseline(path)
     plans = dataclasses.replace(engine.plans([candidate]), **outlook.wishes.links())
-    found = predict(plans, constants_of(outlook.environment))
+    found, reach = outlook.predict_plans(plans)
     return PredictedBaseline(
         path=str(path),
         described=engine.describe(candidate),
         candidate=candidate,
         prediction=found,
-        reach=outlook.reach(found),
+        reach=reach,
         notes={name: tuple(pair) for name, pair in engine.overridden(candidate).items()},
     )
 

@@ -28,14 +28,13 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.contract import KnobValue
 from autotune.cost.forecast import Forecast
 from autotune.cost.knowledge import Recalled
+from autotune.cost.residual import VARIATION
 from autotune.search.acquisition import Chooser, Shot
 
 PEAK_ATTRIBUTE = "peak_memory_bytes"
 """User attribute of a trial: what it needed per device."""
 MEMORY_CONSTRAINT = "memory"
 """Constraint of a trial; above 0 where it has no peak: it ran out of memory."""
-VARIATION = 0.03
-"""Deviation of log seconds by knobs that the forecast does not know, where a study has any."""
 
 _Key = tuple[KnobValue | None, ...]
 

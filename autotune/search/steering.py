@@ -6,7 +6,7 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
@@ -14,29 +14,34 @@ from itertools import starmap
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.base.student_t import t_quantile
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
-from autotune.cost.errors import UPPER
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.knowledge import (
     STUDY_KINSHIP,
     Lesson,
     Recalled,
-    Situation,
     columns_of,
     recall_lessons,
 )
 from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
-from autotune.cost.residual import MOST_SEEN, PRIOR_DEGREES, Seen, spread_over
+from autotune.cost.problem import situation_of
+from autotune.cost.residual import (
+    MEMORY_VARIATION,
+    MOST_SEEN,
+    VARIATION,
+    Seen,
+    reach_of,
+    spread_over,
+)
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
-from autotune.search.calibrated import VARIATION, CalibratedSampler
+from autotune.search.calibrated import CalibratedSampler
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
@@ -50,10 +55,6 @@ MiB with torch 2.13, DeepSpeed 0.19.8 and transformers 5 (psutil's `uss`)."""
 MODEL_MARGIN = 1.5
 """Factor by which the model may be wrong before any trial: further than for nearly all published
 runs that it had not seen (`benchmarks/accuracy.py`)."""
-MEMORY_VARIATION = 0.09
-"""Deviation of log peak by what allocators and meters do. With it intervals hold nine of ten
-published peaks, of the rows left after five (`benchmarks/accuracy.py`)."""
-
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -164,13 +165,16 @@ class Steering:
         """
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
-        deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
-        # A Student-t process: what was measured adds to the prior's degrees of freedom.
+        run = math.hypot(VARIATION, history.spread.variance**0.5)
         n_measured = sum(shot.seconds is not None for shot in believed.shots)
-        quantile = t_quantile(UPPER, PRIOR_DEGREES + n_measured)
-        reach = np.exp(quantile * math.hypot(*deviations))
-        peak_deviations = float(believed.memory.deviation[-1]), MEMORY_VARIATION
-        memory_reach = np.exp(quantile * math.hypot(*peak_deviations))
+        time_deviation, peak_deviation = (
+            believed.time.deviation[-1:],
+            believed.memory.deviation[-1:],
+        )
+        reach = float(np.exp(reach_of(time_deviation, run, n_measured=n_measured)[0]))
+        memory_reach = float(
+            np.exp(reach_of(peak_deviation, MEMORY_VARIATION, n_measured=n_measured)[0])
+        )
         step_time_s = float(np.exp(believed.log_seconds[-1]))
         peak_bytes = float(np.exp(believed.log_peak[-1]))
         return Predicted(
@@ -476,17 +480,6 @@ def steering_of(
         recalled=recall_lessons(
             lessons, situation=situation_of(job, environment), study=study, constants=constants
         ),
-    )
-
-
-def situation_of(job: Job, environment: Environment) -> Situation:
-    """Facts that decide how wrong the model is here."""
-    config: Mapping[str, object] = job.model.source.get("config", {})
-    return Situation(
-        device=environment.device_name,
-        engine=f"{job.engine} {environment.deepspeed_version}",
-        torch=environment.torch_version,
-        family=str(config.get("model_type", job.model.name)),
     )
 
 

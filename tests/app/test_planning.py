@@ -8,6 +8,8 @@ import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.cost.knowledge import Lesson, columns_of
+from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
@@ -52,6 +54,50 @@ def test_nothing_on_the_front_is_beaten_in_both(outlook):
         if index in found.on_front:
             assert not beaten
     assert int(found.order[0]) in found.on_front
+
+
+def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
+    engine, before = outlook.engine, rank_lattice(outlook)
+    ran = [outlook.lattice.candidates[int(at)] for at in before.order[:40:5]]
+    said = outlook.predict(ran)
+    plans = engine.plans(ran)
+    here = situation_of(outlook.job, outlook.environment)
+
+    def lessons(situation, slower, **changes):
+        return [
+            Lesson(
+                situation=situation,
+                study="one",
+                plan={**columns_of(plans, row), **changes},
+                seconds=float(said.step_time_s[row]) * slower,
+                peak_bytes=float(said.peak_memory_bytes[row]) * 1.1,
+                is_out_of_memory=False,
+                limit_bytes=80e9,
+            )
+            for row in range(len(ran))
+        ]
+
+    after = rank_lattice(dataclasses.replace(outlook, lessons=lessons(here, 1.3)))
+    best = int(before.order[0])
+    ratio = after.prediction.step_time_s[best] / before.prediction.step_time_s[best]
+    assert ratio == pytest.approx(1.3, rel=0.03)
+    assert after.prediction.peak_memory_bytes[best] > before.prediction.peak_memory_bytes[best]
+    # As narrow as a search's own, and narrower than what others' runs promise.
+    assert 1 < after.reach.step_time[best] < 1.15
+    assert after.reach.step_time[best] < before.reach.step_time[best]
+    assert after.learned.n_here == len(ran)
+    shown = ranking_as_dict(after, [1])
+    assert shown["n_trials_of_this_job"] == len(ran)
+    parts_s = shown["candidates"][0]["pred_time_parts_s"].values()
+    assert sum(parts_s) == pytest.approx(shown["candidates"][0]["pred_step_time_s"])
+    # Another batch is another job, on the same devices: it corrects less surely.
+    other = lessons(here, 1.3, grad_accum=64.0)
+    akin = rank_lattice(dataclasses.replace(outlook, lessons=other))
+    assert akin.learned.n_here == 0
+    assert akin.reach.step_time[best] > after.reach.step_time[best]
+    # Other devices teach nothing of these.
+    elsewhere = lessons(dataclasses.replace(here, device="A100"), 1.3)
+    assert rank_lattice(dataclasses.replace(outlook, lessons=elsewhere)).learned is None
 
 
 def test_slower_links_and_lesser_devices_are_slower(outlook):

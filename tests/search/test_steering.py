@@ -7,6 +7,7 @@ import pytest
 
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.cost.forecast import Forecast
+from autotune.cost.problem import situation_of
 from autotune.cost.residual import Features
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
@@ -17,7 +18,7 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
+from autotune.search.steering import Steering, lessons_of, steering_of
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,

@@ -10,6 +10,7 @@ from autotune.app.api.values import FleetFlags, Shown, texts
 from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.cost.knowledge import default_file
 from autotune.planning.explained import (
     Estimated,
     Explained,
@@ -312,11 +313,13 @@ def _outlook(
     if own.get("accelerators") is not None:
         own["accelerators"] = Path(own["accelerators"])
     keys = {name: value for name, value in flags.items() if name not in own}
+    no_knowledge, knowledge = keys.pop("no_knowledge", False), keys.pop("knowledge", None)
     return open_agreed_outlook(
         None if job is None else Path(job),
         texts(**keys),
         FleetWishes(**own),
         engine=engine,
+        knowledge=None if no_knowledge else Path(knowledge or default_file()),
         is_trusted=trust_job,
         say=note or (lambda _: None),
         ask=ask,

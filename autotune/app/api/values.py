@@ -69,6 +69,8 @@ class FleetFlags(JobFlags, total=False):
     network: str
     nvlink: str
     accelerators: str | Path
+    knowledge: str | Path
+    no_knowledge: bool
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

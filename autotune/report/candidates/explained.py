@@ -8,13 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
-from autotune.cost.errors import LEVEL
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     figures_as_dict,
+    learned_as_dict,
     parts_as_dict,
     parts_of,
     rank_facts,
+    said_held,
     shares,
 )
 from autotune.report.terminal.tables import plain_table, print_facts
@@ -43,6 +44,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
         **judged_as_dict(found),
         **figures_as_dict(found.job, found.prediction, 0, found.reach),
         **parts_as_dict(found.prediction, 0),
+        **learned_as_dict(found.learned),
     }
 
 
@@ -108,7 +110,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
             f"{format_bytes(high_bytes)}), fits with a probability of "
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
-        ("intervals", f"hold {LEVEL:.0%} of others' runs that the model had not seen"),
+        ("intervals", f"hold {said_held(found.learned)}"),
     ]
 
 

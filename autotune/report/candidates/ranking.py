@@ -14,6 +14,7 @@ from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
+from autotune.planning.learned import Learned
 from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_rate
@@ -64,6 +65,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "n_candidates": len(ranking.candidates),
         "n_likely_to_fit": ranking.n_likely,
         "pred_level": LEVEL,
+        **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
         "baseline": _baseline_as_dict(ranking),
         "what_if": [
@@ -115,9 +117,24 @@ def _interval(ranking: Ranking, index: int) -> str:
     low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
     return (
         f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
-        f"{format_bytes(high_bytes)}: such hold {LEVEL:.0%} of others' runs that the model had "
-        "not seen"
+        f"{format_bytes(high_bytes)}: such hold {said_held(ranking.learned)}"
     )
+
+
+def said_held(learned: Learned | None) -> str:
+    """What intervals hold, in words."""
+    if learned is None:
+        return f"{LEVEL:.0%} of others' runs that the model had not seen"
+    own = f"{learned.n_here} of this job" if learned.n_here else "none of this job"
+    return f"{LEVEL:.0%} of runs here, by {learned.n_trials} trials on these devices, {own}"
+
+
+def learned_as_dict(learned: Learned | None) -> dict[str, int]:
+    """Trials that corrected predictions, for programs."""
+    return {
+        "n_trials_learned_from": 0 if learned is None else learned.n_trials,
+        "n_trials_of_this_job": 0 if learned is None else learned.n_here,
+    }
 
 
 def _baseline_as_dict(ranking: Ranking) -> dict[str, Any] | None:
@@ -159,11 +176,15 @@ def _gain_of_best(ranking: Ranking, own: PredictedBaseline) -> float:
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes of a candidate by part in words, largest first, without empty ones."""
     one = prediction.take(np.array([index]))
-    return _parts(one.times, _TIME_PARTS), _parts(one.memory, MEMORY_PARTS)
+    seconds, peak_bytes = float(one.step_time_s[0]), float(one.peak_memory_bytes[0])
+    return _parts(one.times, _TIME_PARTS, seconds), _parts(one.memory, MEMORY_PARTS, peak_bytes)
 
 
-def _parts(side: object, names: Mapping[str, str]) -> dict[str, float]:
-    found = {words: float(getattr(side, name)[0]) for name, words in names.items()}
+def _parts(side: object, names: Mapping[str, str], total: float) -> dict[str, float]:
+    """The parts, which add up to the figure as trials have corrected it."""
+    said = {words: float(getattr(side, name)[0]) for name, words in names.items()}
+    scale = total / sum(said.values())
+    found = {words: part * scale for words, part in said.items()}
     return {
         words: found[words] for words in sorted(found, key=lambda w: -found[w]) if found[words] > 0
     }
