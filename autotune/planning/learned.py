@@ -45,7 +45,7 @@ class Learned:
 
         Parts of the step and of the peak stay as the model has them.
         """
-        which = _Alike.of(said)
+        which = _Kinds.of(said)
         known = forecast_of(said.take(which.first))
         peak_features = known.memory_features
         assert peak_features is not None, "the analytic model says how much memory is needed"
@@ -90,7 +90,7 @@ def learned_from(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Alike:
+class _Kinds:
     """Candidates of which the same is predicted: of millions, few differ to the model."""
 
     first: NDArray[np.intp]
