@@ -111,7 +111,7 @@ def check_files(
     targets = targets_of(names)
     if flags.choose and len(targets) > 1:
         raise JobError(
-            f"--choose {flags.choose[0]} with {len(targets)} files: a choice is of one file",
+            f"--choose {flags.choose[0]} with {len(targets)} files: a choice belongs to one file",
             "check the files one by one",
         )
     for target in targets:

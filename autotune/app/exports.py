@@ -77,8 +77,8 @@ def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = Fal
         )
     if (fidelity := trials[number].spec.identity.fidelity) is not None:
         raise StudyError(
-            f"study {study.name}: trial {number} ran {describe_fidelity(fidelity)}, less than the "
-            "job: there is nothing of it to hand out",
+            f"study {study.name}: trial {number} is a reduced one "
+            f"({describe_fidelity(fidelity)}): it cannot be exported",
             "name a trial of the report",
         )
     environment = _environment(facts, number)
@@ -151,7 +151,7 @@ def export_study(
         _check_measured(study, study.read_state())
         if trial is not None:
             raise StudyError(
-                f"--to {to} --trial {trial}: a storage holds the whole study",
+                f"--to {to} --trial {trial}: Optuna's file holds the whole study",
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
@@ -165,8 +165,8 @@ def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
         raise StudyError(
             f"study {study.name}: the losses of trial {number} drift from the baseline's: "
             f"{guard.why}",
-            "leave --trial out for the best that keeps to the baseline's, or hand it out as it is "
-            "with --allow-loss-drift",
+            "leave --trial out to export the best whose losses agree, or export this one with "
+            "--allow-loss-drift",
         )
 
 
@@ -200,8 +200,8 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
     origin = origin_of(facts)
     if origin is not Origin.MEASURED:
         raise StudyError(
-            f"study {study.name} is {origin}: nothing of it was measured here, so there is "
-            "nothing to hand out",
+            f"study {study.name} is {origin}: nothing of it was measured here, so it "
+            "cannot be exported",
             "search with --fleet local on the devices that will train",
         )
 

@@ -103,6 +103,6 @@ def check_writable(path: Path) -> None:
     folder = path.absolute().parent
     refuse_foreign(path, MARK.encode(), "as metrics by autotune")
     if not folder.is_dir():
-        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
+        raise StudyError(f"{path}: there is no such folder", "make it, or name another file")
     hint = "mend the folder's permissions, free some space, or name another file"
     try_folder(folder, named=path, hint=hint)

@@ -161,8 +161,8 @@ def refuse_said(flags: Mapping[str, Any], by_command: Sequence[str]) -> None:
     if said := [name for name in by_command if flags.get(name) is not None]:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
         raise JobError(
-            f"{names}: the command decides that",
-            "leave it out, and change the command where you want something else",
+            f"{names}: your command sets this",
+            "leave it out, and change the command instead",
         )
 
 

@@ -221,7 +221,7 @@ def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:
     place = find_place(fleet, None, {}, options)
     if not isinstance(place, Elsewhere):
         raise JobError(
-            f"--fleet {fleet} has no nodes to be asked",
+            f"--fleet {fleet} has no nodes to ask",
             "name a fleet of other machines, such as hostfile:FILE, or leave it out",
         )
     return place

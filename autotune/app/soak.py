@@ -43,7 +43,7 @@ def soak_study(
     Args:
         study: Its record is on a file system that the nodes of the fleet share: the checkpoint
             lies there.
-        minutes: Of training, both halves together.
+        minutes: Minutes of training, both halves together.
         note: Told what happens.
         fleet: Who runs it, as of `open_session`.
         options: What was said of the fleet besides.
@@ -106,9 +106,9 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
     fleet = place.gangs(subject.spec.layout.world)
     if blind := place.nodes_without(subject.folder):
         raise FleetError(
-            f"{subject.folder}: {', '.join(blind)} does not see this folder, and the checkpoint "
-            "that fresh processes resume lies in it",
-            "name one that all nodes share under one name: --results FOLDER, or --from FOLDER",
+            f"{subject.folder}: {', '.join(blind)} cannot see this folder, and a soak resumes "
+            "from a checkpoint in it",
+            "use a folder that all nodes share under one path: --results FOLDER, or --from FOLDER",
         )
     interrupt = Interrupt()
     record.lock()

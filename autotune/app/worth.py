@@ -99,7 +99,7 @@ def _baseline(study: Study) -> Chosen:
     answer = answer_of(study.read_state(), study, study.read())
     if answer is None or answer.baseline is None:
         raise StudyError(
-            f"study {study.name}: it has no baseline that a way could start from",
+            f"study {study.name}: it has no baseline to start from",
             "run the same search again to finish it, or name the baseline with --baseline FILE",
         )
     return find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)

@@ -32,7 +32,7 @@ def not_edited(source: Source) -> str:
     if is_accelerates(source):
         return ""
     if source.is_made:
-        return f"{source.reader} makes the configuration out of keys of its own"
+        return f"{source.reader} makes the configuration from keys of its own"
     return "" if _read(source) else "the text does not hold the section as it is read"
 
 

@@ -97,11 +97,14 @@ StudyName = Annotated[
     str | None, typer.Option("--study", help="Name of the study; the last one by default.")
 ]
 Dialect = Annotated[
-    str | None, typer.Option(help="Whose files: a dialect; by default the engine's own.")
+    str | None,
+    typer.Option(help="Tool whose files to write, such as hf; the engine's own by default."),
 ]
 LauncherName = Annotated[
     str | None,
-    typer.Option("--launcher", help="What starts its script; by default the dialect's own."),
+    typer.Option(
+        "--launcher", help="What starts the ranks, such as slurm; the tool's own by default."
+    ),
 ]
 FleetName = Annotated[
     str,
@@ -118,7 +121,7 @@ FleetOption = Annotated[
     typer.Option(
         "--fleet-option",
         metavar="KEY=VALUE",
-        help="Of other machines, such as python=/opt/venv/bin/python; may be repeated.",
+        help="Option of the fleet, such as python=/opt/venv/bin/python; repeat it.",
     ),
 ]
 Exclusive = Annotated[
@@ -132,7 +135,7 @@ TOPOLOGY_HELP = (
     "nodes_per_group, oversubscription, rails, hop."
 )
 JobPath = Annotated[
-    Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
+    Path | None, typer.Option("--job", help="Job file (YAML). Flags override its keys.")
 ]
 TrustJob = Annotated[
     bool,

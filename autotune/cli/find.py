@@ -68,11 +68,12 @@ def _job_keys(
         int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
     ] = None,
     world: Annotated[
-        int | None, typer.Option(help="Accelerators of the real run; all there are by default.")
+        int | None,
+        typer.Option(help="Accelerators of the real run; all of this machine by default."),
     ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
     lora_rank: Annotated[
-        int | None, typer.Option(help="Train LoRA adapters of this rank; all else is frozen.")
+        int | None, typer.Option(help="Rank of LoRA adapters; all other weights are frozen.")
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
@@ -103,7 +104,7 @@ def _job_keys(
     fidelity: Annotated[
         str | None,
         typer.Option(
-            help="First trials on less, such as layers=4 or world=smallest; they only teach."
+            help="Begin with reduced trials, such as layers=4 or world=smallest; they only teach."
         ),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,
@@ -125,7 +126,7 @@ def _job_keys(
         ),
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Per device, such as 24GiB; a cap on what trials get.")
+        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
     ] = None,
     head_room: Annotated[
         float | None, typer.Option(help="Share of the memory to leave free (0 to 1).")
@@ -142,7 +143,7 @@ def _job_keys(
         ),
     ] = None,
     base_config: Annotated[
-        Path | None, typer.Option(help="A ds_config.json to merge under the tuned knobs.")
+        Path | None, typer.Option(help="Your ds_config.json; the tuned knobs override its keys.")
     ] = None,
     templates: Annotated[
         Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
@@ -152,7 +153,9 @@ def _job_keys(
     ] = None,
     accelerators: Annotated[
         Path | None,
-        typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
+        typer.Option(
+            help="YAML of accelerators for predictions, such as the probe's hardware.yaml."
+        ),
     ] = None,
     network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
     megatron_path: Annotated[
@@ -171,7 +174,9 @@ def _job_keys(
     ] = None,
     no_diagnose: Annotated[
         bool,
-        typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
+        typer.Option(
+            "--no-diagnose", help="Leave out the watched steps that show where time goes."
+        ),
     ] = False,
     guard_steps: Annotated[
         int | None,
@@ -182,9 +187,9 @@ def _job_keys(
     ] = None,
     allow_loss_drift: Annotated[
         bool | None,
-        typer.Option("--allow-loss-drift", help="Hand out the best even if its losses drift."),
+        typer.Option("--allow-loss-drift", help="Export the best even if its losses drift."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
     ] = None,
@@ -218,12 +223,12 @@ def search(
     ] = False,
     metrics_file: Annotated[
         Path | None,
-        typer.Option(help="Keep Prometheus metrics there too, such as for node_exporter."),
+        typer.Option(help="File for a copy of the Prometheus metrics."),
     ] = None,
     knowledge: Annotated[
         Path | None,
         typer.Option(
-            help="File of what earlier studies taught; one in the user's cache by default.",
+            help="File of what earlier studies taught; in your cache by default.",
             envvar="AUTOTUNE_KNOWLEDGE",
         ),
     ] = None,
@@ -240,7 +245,7 @@ def search(
     ] = False,
     with_ladder: Annotated[
         bool,
-        typer.Option("--ladder", help="Then say what each change to the best one is worth."),
+        typer.Option("--ladder", help="Afterwards measure what each change is worth."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
@@ -308,20 +313,22 @@ def search(
 def _diagnose_keys(
     *,
     world: Annotated[
-        int | None, typer.Option(help="Ranks that the command starts, where it does not say.")
+        int | None, typer.Option(help="Ranks that the command starts, if it does not say so.")
     ] = None,
     space: Annotated[
         str | None, typer.Option(help="Knobs whose changes are predicted; script by default.")
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Per device, such as 24GiB; a cap on what it gets.")
+        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
     ] = None,
     trial_timeout: Annotated[
         str | None, typer.Option(help="Most time that the run may take, such as 10m.")
     ] = None,
     accelerators: Annotated[
         Path | None,
-        typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
+        typer.Option(
+            help="YAML of accelerators for predictions, such as the probe's hardware.yaml."
+        ),
     ] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the command by default.")
@@ -376,7 +383,9 @@ def render(
     job: JobPath = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="Such as zero.stage=2; repeat it."),
+        typer.Option(
+            "--set", metavar="KNOB=VALUE", help="A setting, such as zero.stage=2; repeat it."
+        ),
     ] = None,
     to: Dialect = None,
     launcher: LauncherName = None,

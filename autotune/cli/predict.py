@@ -40,17 +40,17 @@ _MOST_REASONS = 10
 def probe(
     world: Annotated[
         int | None,
-        typer.Option(help="Devices to measure on a node; as many as a search takes by default."),
+        typer.Option(help="Devices to measure on a node; as many as a search uses by default."),
     ] = None,
     nodes: Annotated[
-        int, typer.Option(help="Nodes that take part; the same is called on each of them.")
+        int, typer.Option(help="Nodes that take part; start the same command on each.")
     ] = 1,
     node_rank: Annotated[
         int | None, typer.Option(help="Which of them this is, from 0; node 0 writes the file.")
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of node 0, where they meet, by the network to measure."),
+        typer.Option(help="HOST:PORT of node 0 in the network to measure."),
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -63,7 +63,8 @@ def probe(
         Path | None, typer.Option(help="Folder whose disk is measured too, for offload to nvme.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repeats and sizes: sooner, and rougher.")
+        bool,
+        typer.Option("--quick", help="Measure fewer sizes and repeat less: sooner, less exact."),
     ] = False,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
@@ -135,7 +136,7 @@ def _job_flags(
         str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
     ] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Per accelerator, such as 24GiB.")
+        str | None, typer.Option(help="Most memory of each accelerator, such as 24GiB.")
     ] = None,
     network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
 ) -> None:
@@ -158,7 +159,7 @@ def _fleet_flags(
     ] = None,
     accelerators: Annotated[
         Path | None,
-        typer.Option(help="YAML with accelerators of your own, before the shipped ones."),
+        typer.Option(help="YAML of your own accelerators; they override the shipped ones."),
     ] = None,
 ) -> None:
     """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
@@ -202,10 +203,12 @@ def plan(
     engine: EngineName = DEFAULT_ENGINE,
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
-        float, typer.Option(help="Probability to fit, below which one comes last.", min=0, max=1)
+        float,
+        typer.Option(help="Candidates that fit with a lower probability come last.", min=0, max=1),
     ] = 0.9,
     price: Annotated[
-        float | None, typer.Option(help="Of one accelerator for an hour; adds what tokens cost.")
+        float | None,
+        typer.Option(help="Price of one accelerator for an hour; adds the cost of tokens."),
     ] = None,
     what_if: Annotated[
         list[str] | None,
@@ -264,7 +267,9 @@ def explain(
     *,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KNOB=VALUE]...", help="Such as zero.stage=2 micro_batch=4."),
+        typer.Argument(
+            metavar="[KNOB=VALUE]...", help="Settings, such as zero.stage=2 micro_batch=4."
+        ),
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
@@ -296,7 +301,7 @@ def estimate(
     *,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="Of one candidate; repeat it."),
+        typer.Option("--set", metavar="KNOB=VALUE", help="A setting of the candidate; repeat it."),
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
@@ -333,7 +338,7 @@ def estimate(
         about_one = settings or job != {"trust_job": False} or engine != DEFAULT_ENGINE or trace
         if about_one or fleet.keys() - {"accelerators"}:
             raise JobError(
-                "--rows: its rows say what is estimated",
+                "--rows: the rows say what to estimate",
                 "leave out --set, --trace, the engine, the job and the fleet; or leave out --rows",
             )
         _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)

@@ -160,9 +160,7 @@ def export(
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     allow_loss_drift: Annotated[
         bool,
-        typer.Option(
-            "--allow-loss-drift", help="The fastest one, even if its losses leave the baseline's."
-        ),
+        typer.Option("--allow-loss-drift", help="Export the fastest even if its losses drift."),
     ] = False,
     results: Results = RESULTS,
     yes: Annotated[

@@ -50,44 +50,45 @@ def check(
         ),
     ],
     world: Annotated[
-        int | None, typer.Option(help="Accelerators of the run; else as files and line say.")
+        int | None, typer.Option(help="Accelerators of the run; as the files say by default.")
     ] = None,
     accelerate: Annotated[
-        Path | None, typer.Option(help="The accelerate YAML that goes with it.")
+        Path | None, typer.Option(help="The accelerate YAML that goes with the file.")
     ] = None,
     launch: Annotated[
         str | None, typer.Option(help="The line that starts the training, quoted.")
     ] = None,
     consumer: Annotated[
         str | None,
-        typer.Option(help="deepspeed, trainer or accelerate reads it; else as files say."),
+        typer.Option(help="Who reads the file: deepspeed, trainer or accelerate."),
     ] = None,
     accelerator: Annotated[
         str | None,
-        typer.Option(help="Where it will run: cuda or cpu; as the export says, or cuda."),
+        typer.Option(help="Where it will run: cuda or cpu."),
     ] = None,
     deepspeed_version: Annotated[
-        str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
+        str | None,
+        typer.Option(help="Release of DeepSpeed, such as 0.18.9; the installed one by default."),
     ] = None,
     megatron_release: Annotated[
         str | None,
-        typer.Option(help="For a launch of Megatron-LM, such as 0.16; else the installed one."),
+        typer.Option(help="Release of Megatron Core, such as 0.16; the installed one by default."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE=N", help="Take a choice that check lists; may be repeated."),
+        typer.Option(metavar="RULE=N", help="Take a choice that check lists; repeat it."),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Leave out a rule, or zero.*; may be repeated."),
+        typer.Option(metavar="RULE", help="Leave out a rule, or several: zero.*; repeat it."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="A warning fails, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False,
     form: Annotated[
         CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
     ] = CheckFormat.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     debug: Debug = False,
 ) -> None:
     """Say what is wrong with any ds_config.json, and the fix.
@@ -138,7 +139,8 @@ def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> No
 @cli.command(cls=QuickCommand, epilog="autotune rule batch.product")
 def rule(
     name: Annotated[
-        str | None, typer.Argument(help="Such as batch.product; without one all are listed.")
+        str | None,
+        typer.Argument(help="Name of a rule, such as batch.product; without one all are listed."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -155,7 +157,9 @@ def soak(
     export: Annotated[
         Path | None, typer.Option("--from", help="Folder of an export, instead of a study.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(help="Minutes of training, both halves together.")
+    ] = 10.0,
     results: Results = RESULTS,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
@@ -241,7 +245,7 @@ def doctor(
     ] = True,
     links: Annotated[
         bool,
-        typer.Option("--links", help="Of a fleet: measure the links between devices, and nodes."),
+        typer.Option("--links", help="Measure the links between devices and nodes of a fleet."),
     ] = False,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,
@@ -256,7 +260,7 @@ def doctor(
         return
     if links:
         raise JobError(
-            "--links: this is about a fleet of other machines",
+            "--links: it needs a fleet of other machines",
             "name one with --fleet, or measure this machine: autotune probe",
         )
     if build:

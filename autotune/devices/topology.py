@@ -176,7 +176,7 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
         if not equals or not given:
             raise JobError(f"{where}: {_shown(part)} is no KEY=VALUE", _HOW)
         if key in said:
-            raise JobError(f"{where}: {_shown(key)} stands there twice", "say it once")
+            raise JobError(f"{where}: {_shown(key)} stands there twice", "write it once")
         said[key] = given
     return said
 

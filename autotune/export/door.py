@@ -132,7 +132,7 @@ def export_handout(
         )
     if handout.engine not in dialect.engines:
         raise RenderError(
-            f"--to {to}: a configuration of {handout.engine} is not written for that",
+            f"--to {to}: a configuration of {handout.engine} cannot be written in that form",
             f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     release = to.partition("@")[2]
@@ -260,7 +260,7 @@ def write_export(
     theirs = [name for name in files if os.path.lexists(folder / name)]
     if theirs and not _is_ours(folder):
         raise RenderError(
-            f"{folder}: holds {', '.join(theirs)}, and not from an earlier export",
+            f"{folder}: holds {', '.join(theirs)}, which no earlier export wrote",
             "name a new folder with --out, or move those files away",
         )
     # The marker first: it marks an export that was cut short as ours, to be replaced.

@@ -474,12 +474,13 @@ def _check_checkout(file: JobFile) -> None:
         return
     if file.engine == DEFAULT_ENGINE:
         raise JobError(
-            f"megatron_path: {file.megatron_path}: the engine {file.engine} runs no checkout",
+            f"megatron_path: {file.megatron_path}: the engine {file.engine} cannot run a checkout",
             "add --engine megatron",
         )
     if file.workload not in (DEFAULT_WORKLOAD, CHECKOUT_WORKLOAD):
         raise JobError(
-            f"megatron_path: {file.megatron_path}: the workload {file.workload} runs no checkout",
+            f"megatron_path: {file.megatron_path}: the workload {file.workload} cannot run a "
+            "checkout",
             "leave one of the two out",
         )
 
@@ -497,8 +498,8 @@ def _fidelity(
         if teaches:
             continue
         raise JobError(
-            f"{where}: fidelity: reduced trials teach the forecast alone, and with {key} "
-            f"{getattr(file, key)} nothing goes by it",
+            f"{where}: fidelity: reduced trials only correct predictions, and with {key} "
+            f"{getattr(file, key)} nothing uses them",
             f"leave fidelity out, or choose {key} {needed}",
         )
     try:

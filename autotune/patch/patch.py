@@ -270,7 +270,7 @@ class _PatchPlan:
         is_accelerates = source.at == (_SECTION,) or source.syntax == "shell"
         if source.is_made and not is_accelerates:
             raise JobError(
-                f"{self._path}: {source.reader} makes the configuration out of keys of its own",
+                f"{self._path}: {source.reader} makes the configuration from keys of its own",
                 "name the ds_config itself, or export to a new folder with --out",
             )
 

@@ -51,7 +51,7 @@ def check_writable(path: Path) -> None:
     """
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise JobError(f"--out {path}: its folder is not there", f"make it, or {_NAME_HINT}")
+        raise JobError(f"--out {path}: there is no such folder", f"make it, or {_NAME_HINT}")
     try:
         foreign = is_foreign(path, MARK.encode())
         if not foreign:

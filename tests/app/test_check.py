@@ -99,7 +99,7 @@ def test_warnings_alone_end_with_0(tmp_path):
         (("--deepspeed-version", "new"), "--deepspeed-version new"),
         (("--launch", "torchrun 'x"), "No closing quotation"),
         (("--ignore", "batch.produkt"), "batch.product"),
-        (("--choose", "batch.product=1", "settings.json"), "a choice is of one file"),
+        (("--choose", "batch.product=1", "settings.json"), "a choice belongs to one file"),
     ],
 )
 def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):

@@ -17,6 +17,8 @@ COMMANDS = (
     "search",
     "diagnose",
     "render",
+    "plan",
+    "explain",
     "probe",
     "status",
     "report",

@@ -219,7 +219,9 @@ def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
         export(tmp_path, to="fairscale")
     family = "megatron, megatron-bridge, megatron-core, megatron-deepspeed"
     assert f"hf, lightning, llama-factory, {family}, optuna" in caught.value.hint
-    with pytest.raises(RenderError, match="a configuration of deepspeed is not written for that"):
+    with pytest.raises(
+        RenderError, match="a configuration of deepspeed cannot be written in that form"
+    ):
         export(tmp_path, to="megatron")
     with pytest.raises(RenderError, match="holds a whole study"):
         export(tmp_path, to="optuna")
@@ -240,7 +242,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_files_of_somebody_else_are_not_written_over(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text("my own")
-    with pytest.raises(RenderError, match=r"out: holds README.md, and not from an earlier export"):
+    with pytest.raises(RenderError, match=r"out: holds README.md, which no earlier export wrote"):
         export(tmp_path)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["README.md"]
     (tmp_path / "out" / "README.md").unlink()
@@ -251,7 +253,7 @@ def test_files_of_somebody_else_are_not_written_over(tmp_path):
 def test_no_dialect_writes_over_files_of_somebody_else(tmp_path):
     """Whatever its files are called: what says that a folder is ours is no file of a dialect's."""
     (tmp_path / "config.yaml").write_text("my own")
-    with pytest.raises(RenderError, match=r"holds config.yaml, and not from an ear") as caught:
+    with pytest.raises(RenderError, match=r"holds config.yaml, which no earlier ex") as caught:
         write_export(tmp_path, {"config.yaml": "ours", "run.sh": ""}, marker={"dialect": "other"})
     assert "--out" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
@@ -271,7 +273,7 @@ def test_an_export_of_before_there_was_one_marker_is_replaced(tmp_path):
     export(tmp_path, zero__stage=2)
     (tmp_path / "out" / MARKER_FILE).unlink()
     (tmp_path / "out" / "settings.json").write_text('{"theme": "dark"}')
-    with pytest.raises(RenderError, match="not from an earlier export"):
+    with pytest.raises(RenderError, match="which no earlier export wrote"):
         export(tmp_path)
 
 
@@ -376,6 +378,6 @@ def test_a_link_of_somebody_elses_is_not_taken_for_a_free_name(tmp_path, target)
     out = tmp_path / "out"
     out.mkdir()
     (out / "run.sh").symlink_to(tmp_path / target)
-    with pytest.raises(RenderError, match=r"holds run\.sh, and not from an earlier export"):
+    with pytest.raises(RenderError, match=r"holds run\.sh, which no earlier export wrote"):
         write_export(out, {"run.sh": "ours"}, marker={"dialect": "other"})
     assert not (tmp_path / "nowhere").exists()

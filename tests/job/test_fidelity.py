@@ -60,7 +60,7 @@ def test_a_world_that_leaves_a_rest_is_refused_with_those_that_do_not() -> None:
     "changes", [{"sampler": "tpe"}, {"objective": "pareto"}, {"objective": "peak_memory"}]
 )
 def test_what_does_not_go_by_the_forecast_is_not_taught(changes: dict[str, str]) -> None:
-    with pytest.raises(JobError, match="reduced trials teach the forecast alone"):
+    with pytest.raises(JobError, match="reduced trials only correct predictions"):
         make(fidelity="layers=2", **changes)
 
 

@@ -156,7 +156,7 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="its folder is not there"):
+    with pytest.raises(JobError, match="there is no such folder"):
         check_writable(tmp_path / "nowhere" / "hardware.yaml")
     with pytest.raises(JobError, match="hardware"):
         check_writable(Path("/proc/hardware.yaml"))

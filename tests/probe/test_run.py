@@ -158,5 +158,5 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere" / "hardware.yaml"
     done = autotune("probe", "--out", str(nowhere), folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
-    assert "its folder is not there" in done.stderr
+    assert "there is no such folder" in done.stderr
     assert not out.exists()

@@ -268,7 +268,7 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
     theirs.write_text("node_load1 0.5\n")
     with pytest.raises(StudyError, match="not written as metrics by autotune"):
         check_writable(theirs)
-    with pytest.raises(StudyError, match="its folder is not there"):
+    with pytest.raises(StudyError, match="there is no such folder"):
         check_writable(tmp_path / "none" / "x.prom")
     ours = tmp_path / "ours.prom"
     ours.write_text(render(()))

@@ -131,7 +131,7 @@ def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> N
 
 def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
     number = read_report(study).history.reduced.trials[0].spec.identity.number
-    with pytest.raises(StudyError, match=f"trial {number} ran 1 layer, less than the job"):
+    with pytest.raises(StudyError, match=f"trial {number} is a reduced one .1 layer"):
         find_chosen(study, trial=number)
 
 

@@ -84,8 +84,8 @@ def test_on_gpus_it_keeps_its_kernels_and_its_workers(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"engine": "deepspeed"}, "the engine deepspeed runs no checkout"),
-        ({"workload": "script"}, "the workload script runs no checkout"),
+        ({"engine": "deepspeed"}, "the engine deepspeed cannot run a checkout"),
+        ({"workload": "script"}, "the workload script cannot run a checkout"),
     ],
 )
 def test_a_checkout_beside_something_else_is_refused(tmp_path, keys, said):

@@ -208,7 +208,7 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
 
     done = soak("--results", str(search.study.root))
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    said = f"{', '.join(nodes.names)} does not see this folder"
+    said = f"{', '.join(nodes.names)} cannot see this folder"
     assert said in " ".join(done.stderr.split())
     shutil.copytree(best, tmp_path / "shared")
     done = soak("--from", str(tmp_path / "shared"))

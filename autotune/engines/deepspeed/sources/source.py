@@ -77,7 +77,7 @@ class Source:
     """The program that hands the configuration to the consumer, where it has a name: GPT-NeoX,
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
-    """Whether the reader makes the configuration out of keys of its own."""
+    """Whether the reader makes the configuration from keys of its own."""
     unasked: frozenset[str] = frozenset()
     """Keys, dotted, that the reader puts in at defaults of its own: nobody wrote them."""
     twice: tuple[str, ...] = ()
