@@ -104,7 +104,7 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
             succeed and nobody wants to try.
     """
     if call.command and call.job_file is not None:
-        raise JobError("--job: a command says itself what it trains", "leave --job out")
+        raise JobError("--job: your command says what it trains", "leave --job out")
     agreed = None
     if not call.command:
         agreed = agree_to_job(

@@ -169,7 +169,7 @@ def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> 
     say(request)
     if dry_run:
         raise JobError(
-            "--dry-run: the nodes are known once they are given, and nothing was asked for",
+            "--dry-run: nodes are not known before they are allocated; nothing was requested",
             "plan on devices that you name, such as --fleet simulate:8xH100",
         )
     if not yes and is_answered() and not confirm("Ask for them?"):

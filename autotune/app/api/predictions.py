@@ -139,7 +139,7 @@ def plan(
     """Rank the candidates for a fleet by the cost model, as `autotune plan` does.
 
     Args:
-        job: A job as YAML; flags come before its keys.
+        job: Job file (YAML). Flags override its keys.
         engine: What trains: `deepspeed` or `megatron`.
         top: Candidates to show.
         min_fit: Probability to fit, below which a candidate comes last.

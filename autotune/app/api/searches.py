@@ -105,7 +105,7 @@ def search(
 
     Args:
         command: The command that starts your own training, which is tuned unchanged.
-        job: A job as YAML; flags come before its keys.
+        job: Job file (YAML). Flags override its keys.
         results: Folder of all studies.
         fleet: Who runs the trials, such as `local`, `hostfile:FILE` or `simulate:8xH100`.
         fleet_option: Options of other machines, `KEY=VALUE` each.
