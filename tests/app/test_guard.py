@@ -12,6 +12,7 @@ from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.record.answer import Speedup
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.charts import losses
@@ -62,6 +63,29 @@ def test_the_report_names_both(study: Study) -> None:
     text = shown(report, 120)
     assert "drifts" in text
     assert "drifted" in render_markdown(report)
+
+
+def test_the_first_screen_names_the_one_that_is_not_handed_out(study: Study) -> None:
+    page = render_page(read_report(study), load_table(study.folder), Templates())
+    number = drifted_trial(study)
+    assert f"Trial {number} was " in page
+    assert "leave the baseline&#x27;s: it is not handed out." in page
+    row = page.partition(f'<tr data-trial="{number}"')[2].partition("</tr>")[0]
+    assert '<span class="tag t-drifts">drifts</span>' in row
+
+
+def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(study: Study) -> None:
+    report = read_report(study)
+    assert report.answer is not None
+    noisy = dataclasses.replace(
+        report.answer,
+        best=report.answer.baseline,
+        speedup=Speedup(ratio=1.0, low=0.5, high=2.0),
+        drifted=None,
+    )
+    report = dataclasses.replace(report, answer=noisy)
+    page = render_page(report, load_table(study.folder), Templates())
+    assert "a gain of less than 2.00x would not show" in page
 
 
 def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:

@@ -78,7 +78,7 @@ def test_where_there_is_no_split_none_is_told(kinds: list[KindFigures]) -> None:
 def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
     kinds = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
     said = dict(describe_kinds(kinds))
-    assert said["kind A"].endswith("45000 samples for 1 at a price of 3 an hour")
+    assert said["A"].endswith("45000 samples for 1 at a price of 3 an hour")
     assert said["speed"] == "A (device A) does most per accelerator, 1.50x B"
     assert said["money"] == "B (device B) does most for the same money, 2.00x A"
     assert "training loop of your own" in said["uneven split"]

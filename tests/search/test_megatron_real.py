@@ -54,9 +54,12 @@ def test_each_engine_has_a_study_and_they_are_compared(folder: Path) -> None:
     said = json.loads((folder / "said.txt").read_text())
     comparison = said["comparison"]
     assert all(answer["best"] is not None for answer in said["answers"])
-    assert comparison["warnings"][0] == "engine differs (A deepspeed, B megatron)"
+    assert (
+        comparison["warnings"][0]
+        == "engine differs (it-deepspeed deepspeed, it-megatron megatron)"
+    )
     assert len(comparison["verdicts"]) == 1
-    assert "B's best is" in comparison["verdicts"][0]
+    assert "it-megatron's best is" in comparison["verdicts"][0]
 
 
 def test_trials_of_megatron_are_measured_as_others_are(folder: Path) -> None:

@@ -76,8 +76,8 @@ class StudyComparison:
     """The same candidate of the same job in the first study and in another: the ratio of the
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
-    verdicts: Sequence[str]
-    """A sentence per further study of the same work: its best against the first one's."""
+    verdicts: Sequence["Against"]
+    """Of each further study of the same work: its best against the first one's."""
     kinds: Sequence[KindFigures]
     """The bests of studies of one work on different kinds of accelerator; empty: they are none."""
     warnings: Sequence[str]
@@ -92,10 +92,41 @@ class StudyComparison:
             "bests": _plain(self.bests, "records"),
             "knobs": _plain(self.knobs, "columns"),
             "candidates": _plain(self.candidates, "records"),
-            "verdicts": list(self.verdicts),
+            "verdicts": list(map(str, self.verdicts)),
             "kinds": [kind.as_dict() for kind in self.kinds],
             "uneven_split": split.as_dict() if (split := split_of(self.kinds)) else None,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """The best of a study against the first one's."""
+
+    name: str
+    first: str
+    ratio: float
+    low: float
+    """Lower end of its 95% interval."""
+    high: float
+    engines: tuple[str, str]
+    """Names of the packages that trained: of the first one's, of the other's."""
+
+    @property
+    def faster(self) -> str:
+        """The one to use; empty: no difference is proven."""
+        return self.name if self.low > 1 else self.first if self.high < 1 else ""
+
+    def __str__(self) -> str:
+        text = f"{self.name}'s best is {self.ratio:.2f}x as fast as {self.first}'s "
+        text += f"({self.low:.2f} to {self.high:.2f}): "
+        return text + (f"use {self.advice}" if self.faster else "no proven difference")
+
+    @property
+    def advice(self) -> str:
+        """The one to use, and its engine where the two have different ones."""
+        first, other = self.engines
+        engine = other if self.faster == self.name else first
+        return self.faster + (f" ({engine})" if first != other and engine else "")
 
 
 def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
@@ -206,27 +237,25 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
         yield cells
 
 
-def _verdict(first: ComparedRun, other: ComparedRun) -> str:
-    """How the best of a study does against the first one's; empty where nobody can say."""
+def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
+    """How the best of a study does against the first one's; None where nobody can say."""
     bests = [_best_of(run) for run in (first, other)]
     is_same_work = all(_seen(first.frame, c) == _seen(other.frame, c) for c in _JOB)
     if not is_same_work or None in bests:
-        return ""
+        return None
     ours, theirs = (best for best in bests if best is not None)
     runs = telling_runs(theirs.trials), telling_runs(ours.trials)
     if not all(runs):
-        return ""
+        return None
     ratio = ratio_of(runs[0], runs[1], spreads=(theirs.spread, ours.spread))
-    interval = (
-        f"{ratio.ratio:.2f}x as fast as {first.name}'s ({ratio.low:.2f} to {ratio.high:.2f})"
+    return Against(
+        name=other.name,
+        first=first.name,
+        ratio=ratio.ratio,
+        low=ratio.low,
+        high=ratio.high,
+        engines=(_package(first), _package(other)),
     )
-    if ratio.low > 1:
-        advice = f": use {other.name}{_engine_in_words(other)}"
-    elif ratio.high < 1:
-        advice = f": use {first.name}{_engine_in_words(first)}"
-    else:
-        advice = ": no proven difference"
-    return f"{other.name}'s best is {interval}{advice}"
 
 
 def _best_of(run: ComparedRun) -> Tried | None:
@@ -235,9 +264,9 @@ def _best_of(run: ComparedRun) -> Tried | None:
     return next((t for t in run.report.history.tried if t.candidate.hash == wanted), None)
 
 
-def _engine_in_words(run: ComparedRun) -> str:
+def _package(run: ComparedRun) -> str:
     packages = find_engine(engine_name_of(run.report.facts)).packages
-    return f", {packages[0].title}" if packages else ""
+    return packages[0].title if packages else ""
 
 
 def _identity(tried: Tried) -> str:

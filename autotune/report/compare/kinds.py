@@ -129,7 +129,7 @@ def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
         if kind.price_per_hour is not None:
             bought = format_rate(kind.per_money(kind.samples_per_s))
             text += f", {bought} samples for 1 at a price of {kind.price_per_hour:g} an hour"
-        facts.append((f"kind {kind.run}", text))
+        facts.append((kind.run, text))
     if not facts:
         return []
     facts.append(("speed", _best(kinds, KindFigures.per_accelerator, "per accelerator")))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
-from autotune.report.compare.comparison import StudyComparison
+from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
     BEST_COLUMNS,
@@ -23,6 +23,8 @@ from autotune.report.page.shapes import Bar, Chart, Curve, LegendEntry, Mark, Pa
 from autotune.report.words import format_rate
 
 _MOST_MARKS = 400
+_TITLES = {"best of": "study", "speedup": "over its own baseline"}
+"""Headers of a terminal that a page has room to say in full."""
 
 
 def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
@@ -39,16 +41,31 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "banners": [banner for banner in banners if banner],
         "runs": [(run.name, str(run.report.folder)) for run in comparison.runs],
         "warnings": list(comparison.warnings),
-        "verdicts": list(comparison.verdicts),
+        # Of several, no one is the headline.
+        "lead": _lead(comparison.verdicts[0]) if len(comparison.verdicts) == 1 else None,
+        "verdicts": list(map(str, comparison.verdicts)),
         "named": {"bests": _bests(comparison), "ratios": _ratios(comparison)},
         "outcomes": _table(outcome_columns(comparison), outcome_rows(comparison)),
-        "bests": _table(BEST_COLUMNS, best_rows(comparison)),
+        "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison)),
         "kinds": describe_kinds(comparison.kinds),
         "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
         "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
         "about_ratios": about_ratios(comparison),
     }
     return templates.text("report/compare.html.j2", values)
+
+
+def _lead(verdict: Against) -> tuple[str, str, str]:
+    """Large print, the sentence under it, and its tone."""
+    ratio, low, high = verdict.ratio, verdict.low, verdict.high
+    slower = verdict.first
+    if verdict.faster == verdict.first:
+        ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, verdict.name
+    interval = f"95% interval {low:.2f} to {high:.2f}"
+    if not verdict.faster:
+        words = f"{verdict.name} is {ratio:.2f}x as fast as {verdict.first}, {interval}."
+        return "No proven difference", words, ""
+    return f"{verdict.faster}: {ratio:.2f}x {slower}", f"{interval}. Use {verdict.advice}.", "good"
 
 
 def _table(columns: Iterable[Any], rows: list[list[str]]) -> dict[str, Any]:
@@ -75,7 +92,14 @@ def _bests(comparison: StudyComparison) -> Chart | None:
         for row in rows
     ]
     said = ", ".join(f"{bar.label} {bar.value} samples/s" for bar in bars)
-    return Chart(name="bests", alt=said, kind="bars", bars=bars, x_title="samples/s of the best")
+    return Chart(
+        name="bests",
+        alt=said,
+        is_plain=True,
+        kind="bars",
+        bars=bars,
+        x_title="samples/s of the best, with the 95% interval",
+    )
 
 
 def _ratios(comparison: StudyComparison) -> Chart | None:

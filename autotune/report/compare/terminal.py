@@ -28,7 +28,7 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
     if len(comparison.knobs):
         _print_knobs(console, comparison)
     for verdict in comparison.verdicts:
-        console.print(Text(verdict))
+        console.print(Text(str(verdict)))
     if comparison.candidates.empty:
         console.print("no candidate was measured for the same job in two of them")
         return
@@ -40,7 +40,7 @@ def about_ratios(comparison: StudyComparison) -> str:
     """What the ratios of the shared candidates are, and what their intervals do not cover."""
     return (
         f"Ratios are the other's samples/s over those of {comparison.runs[0].name}. Intervals "
-        "(95%) of `runs` come from the spread between runs of the two studies; `assumed`: that "
+        '(95%) from "runs" rest on the spread between runs of the two studies; "assumed": that '
         "was measured elsewhere, one of them ran nothing twice. The studies ran at different "
         "times: drift of the machine between them is in neither. A star: the configuration files "
         "differ."

@@ -218,7 +218,7 @@ def outcomes(report: StudyReport) -> Chart | None:
         for o, n in counts.items()
     ]
     alt = ", ".join(f"{outcome.value} {n}" for outcome, n in counts.items())
-    return Chart(name="outcomes", alt=alt, kind="bars", bars=bars)
+    return Chart(name="outcomes", alt=alt, is_plain=True, kind="bars", bars=bars)
 
 
 def phases(report: StudyReport) -> Chart | None:

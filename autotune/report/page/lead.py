@@ -11,7 +11,7 @@ import pandas as pd
 
 from autotune.base.units import format_seconds
 from autotune.contract import Origin
-from autotune.record.answer import Standing
+from autotune.record.answer import SearchAnswer, Speedup, Standing
 from autotune.record.facts import origin_of
 from autotune.record.study import Trial
 from autotune.report.page.charts import Standings, needs_of
@@ -140,7 +140,8 @@ def _headline(
         return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed.", ""
     if best.trial == baseline.trial:
         beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
-        return beaten, f"Trial {best.trial} is both, at {rate}.", ""
+        both = [f"Trial {best.trial} is both, at {rate}.", _missed(speedup), _drifted(answer)]
+        return beaten, " ".join(filter(None, both)), ""
     over = "a substitute baseline" if answer.is_substitute else "the baseline"
     interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
     gain = f"{speedup.ratio:.2f}x {over}"
@@ -155,12 +156,36 @@ def _headline(
         peaks = f"{gib(best.peak_memory_bytes)}, the baseline {gib(baseline.peak_memory_bytes)}"
         return f"Peak {peaks}", f"{rate} is {gain} ({interval}): {said}.", ""
     # The large print must not claim what the interval does not.
+    others = _drifted(answer)
     if speedup.low <= 1:
-        return "No proven gain", f"Trial {best.trial}: {gain}, {interval}.", ""
+        words = f"Trial {best.trial}: {gain}, {interval}. {others}"
+        return "No proven gain", words.rstrip(), ""
     is_drift = answer.guard is not None and answer.guard.is_drift
-    drift = " Its losses drift from the baseline's." if is_drift else ""
+    drift = "Its losses drift from the baseline's." if is_drift else others
     tone = "" if answer.is_substitute or is_drift else "good"
-    return gain, f"{interval}.{drift}", tone
+    return gain, f"{interval}. {drift}".rstrip(), tone
+
+
+_WIDE = 1.1
+"""A missed gain that is worth a sentence."""
+
+
+def _missed(speedup: Speedup) -> str:
+    """What the runs of a baseline that stays the best could not have shown."""
+    if speedup.high < _WIDE:
+        return ""
+    return f"Runs differed so much that a gain of less than {speedup.high:.2f}x would not show."
+
+
+def _drifted(answer: SearchAnswer) -> str:
+    """A faster one that is not handed out."""
+    if answer.drifted is None or answer.baseline is None:
+        return ""
+    one = answer.drifted.standing
+    return (
+        f"Trial {one.trial} was {one.samples_per_s / answer.baseline.samples_per_s:.2f}x, but its "
+        "losses leave the baseline's: it is not handed out."
+    )
 
 
 def _so_far(standings: Standings) -> tuple[str, str, str]:

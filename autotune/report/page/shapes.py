@@ -125,6 +125,8 @@ class Chart:
     """Identifies it in the page."""
     alt: str
     """Caption, in a sentence or two, for those who do not see it as well."""
+    is_plain: bool = False
+    """Whether the chart spells all that its caption says, so that none is shown."""
     kind: Literal["plot", "bars", "tracks"]
     keys: Sequence[LegendEntry] = ()
     x_title: str = ""

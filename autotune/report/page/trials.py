@@ -38,7 +38,8 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
     """Every trial of the record: the fastest first, those without a figure last."""
     base = standings.get("baseline")
     baseline = report.row_of(base.trial) if base else None
-    words = {"best": best_word(report), "baseline": "baseline"}
+    words = {"best": best_word(report), "baseline": "baseline", "drifts": "drifts"}
+    drifting = {key for key, guard in report.guards.items() if guard.is_drift}
     # Where one trial is both, it is the best.
     named = [(name, standings.get(name)) for name in ("baseline", "best")]
     marks = {s.trial: name for name, s in named if s is not None}
@@ -49,7 +50,8 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
         if baseline is not None:
             settings = describe_difference(candidate, baseline.candidate, report.context)
         number = trial.spec.identity.number
-        mark = marks.get(number, "")
+        drifts = trial.spec.identity.candidate_hash in drifting
+        mark = marks.get(number, "drifts" if drifts else "")
         rate = None if result is None or not is_figure(result) else result.samples_per_s
         rows.append(
             {

@@ -57,9 +57,7 @@ def describe_gain(pairs: Sequence[Pair]) -> str:
 
 def describe_cost(pairs: Sequence[Pair]) -> str:
     """Effect of one change alone on the peak memory."""
-    if not pairs:
-        return _NOT_ALONE
-    memory_bytes = pairs[0].memory_bytes
+    memory_bytes = pairs[0].memory_bytes if pairs else None
     if memory_bytes is None:
         return "-"
     return f"{'-' if memory_bytes < 0 else '+'}{format_bytes(abs(memory_bytes))}"
