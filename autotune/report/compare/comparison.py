@@ -77,7 +77,7 @@ class StudyComparison:
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
     verdicts: Sequence["Against"]
-    """Of each further study of the same work: its best against the first one's."""
+    """Bests of the further studies of the same work, each against the first one's."""
     kinds: Sequence[KindFigures]
     """The bests of studies of one work on different kinds of accelerator; empty: they are none."""
     warnings: Sequence[str]
