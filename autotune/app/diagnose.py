@@ -10,7 +10,8 @@ from autotune.app.run import begin_study
 from autotune.app.session import Session
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
-from autotune.base.errors import StudyError
+from autotune.base.errors import JobError, StudyError
+from autotune.base.units import format_bytes
 from autotune.contract import Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
@@ -63,6 +64,13 @@ def diagnose(
             begin_study(session, note)
             adopt_first_run(session)
             write_table(study)
+        if not study.next_number():
+            raise JobError(
+                "the command, as it is, does not fit in --memory-limit: without one it takes "
+                f"{format_bytes(script.measured.peak_memory_bytes)} of a device",
+                "raise the limit, lower its micro-batch in the command, or search: that finds "
+                "what fits",
+            )
     finally:
         study.unlock()
     notes: list[str] = []

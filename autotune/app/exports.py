@@ -15,7 +15,8 @@ from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
-from autotune.job.job import make_job, read_job_file
+from autotune.job.job import Job, make_job, read_job_file
+from autotune.job.observed import OBSERVED_FILE
 from autotune.patch.patch import Patched, patched_all
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
@@ -84,7 +85,8 @@ def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = Fal
     environment = _environment(facts, number)
     data = read_job_file(study.job_file)
     refuse_code_of_others(study.job_file, data.get("model"))
-    job = make_job(data, where=str(study.job_file))
+    job = make_job(_from_here(data, study), where=str(study.job_file))
+    _check_folder(job, study)
     candidate = candidate_of(trials[number].spec)
     guards = guards_of(
         history_of(recorded, facts).trials,
@@ -112,6 +114,28 @@ def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = Fal
         hosts=_hosts_of(trials[number]),
     )
     return Chosen(trial=trials[number], engine=engine, handout=handout)
+
+
+def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
+    """A job's keys; what its first run showed is read from where the study is now."""
+    observed = study.folder / OBSERVED_FILE
+    if data.get("script") is None or not observed.is_file():
+        return dict(data)
+    return {**data, "script": str(observed), "model": str(observed)}
+
+
+def _check_folder(job: Job, study: Study) -> None:
+    """Refuse to hand out a command whose own folder is gone.
+
+    Raises:
+        StudyError: It is.
+    """
+    if job.script is not None and not Path(job.script.folder).is_dir():
+        raise StudyError(
+            f"study {study.name}: its command ran in {job.script.folder}, which is not there",
+            f"put that folder back, or link it: ln -s NEW_FOLDER {job.script.folder}; or search "
+            "again where your script is now",
+        )
 
 
 def _hosts_of(trial: Trial) -> list[str]:

@@ -14,7 +14,7 @@ from autotune.base.errors import JobError, StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
-from autotune.base.units import parse_seconds
+from autotune.base.units import format_bytes, parse_bytes, parse_seconds
 from autotune.contract import (
     CONFIG_DIR,
     RANKS_DIR,
@@ -25,6 +25,7 @@ from autotune.contract import (
     EngineSettings,
     Identity,
     Layout,
+    Outcome,
     Role,
     TrialResult,
     TrialSpec,
@@ -45,6 +46,7 @@ from autotune.job.command import (
     name_of,
     sources_of,
 )
+from autotune.job.job import enforced_limit_bytes
 from autotune.job.observed import (
     OBSERVED_FILE,
     Observed,
@@ -189,21 +191,28 @@ def observe(
     note(f"first, the command runs as it is for a few steps: {typed}")
     study.lock()
     try:
-        for _ in range(2):
+        limit_bytes = _limit_bytes(flags, place.environment)
+        for _ in range(3):
             result, seen = _run_once(
                 command,
                 flags,
                 world=world,
+                limit_bytes=limit_bytes,
                 place=place,
                 study=study,
                 folder=folder,
                 note=note,
             )
             started = int(seen.get("world", 0)) or _n_ranks(study)
-            if started in (0, world):
+            if started not in (0, world):
+                note(f"it starts {started} ranks, not {world}: once more, with as many")
+                world = started
+            elif limit_bytes is not None and result.outcome is Outcome.OOM:
+                within = f"it does not fit in {format_bytes(limit_bytes)} as it is"
+                note(f"{within}: once more without the limit, to see what it trains")
+                limit_bytes = None
+            else:
                 break
-            note(f"it starts {started} ranks, not {world}: once more, with as many")
-            world = started
         refuse_unobserved(result, study.folder / FIRST_RUN / STDERR_FILE)
         if not seen:
             raise JobError(
@@ -218,6 +227,7 @@ def observe(
             description=scrubbed(seen),
             result=scrubbed(to_dict(result)),
             sources=sources,
+            memory_limit_bytes=limit_bytes,
             observed_digest=digest_of(list(command), sources),
         )
         text = canonical_json(dataclasses.asdict(script))
@@ -230,11 +240,16 @@ def observe(
 def adopt_first_run(session: Session) -> None:
     """Put the first run of a command into an empty record as its trial 0: the baseline.
 
+    One with another memory limit than the job's is none of its trials.
+
     Raises:
         StudyError: The record cannot be written.
     """
     script, study = session.job.script, session.study
     if script is None or study.next_number():
+        return
+    limit_bytes = session.job.enforced_limit_bytes(session.environment.device_memory_bytes)
+    if script.memory_limit_bytes != limit_bytes:
         return
     own = own_candidate(session)
     state = study.read_state()
@@ -284,6 +299,7 @@ def _run_once(
     flags: Mapping[str, Any],
     *,
     world: int,
+    limit_bytes: int | None,
     place: Place,
     study: Study,
     folder: str,
@@ -315,6 +331,7 @@ def _run_once(
         measure=dataclasses.replace(
             MEASURE,
             diagnoses=bool(flags.get("diagnose", True)),
+            memory_limit_bytes=limit_bytes,
             timeout_s=(
                 _FIRST_TIMEOUT_S
                 if timeout is None
@@ -336,6 +353,13 @@ def _run_once(
         return result, read_json(where / RANKS_DIR / DESCRIPTION_FILE)
     except ContractError:
         return result, {}
+
+
+def _limit_bytes(flags: Mapping[str, Any], environment: Environment) -> int | None:
+    """What a trial of the job may take per device, by its flags: as `Job` has it."""
+    said, room = flags.get("memory_limit"), flags.get("head_room")
+    limit_bytes = None if said is None else parse_bytes(said, where="--memory-limit")
+    return enforced_limit_bytes(limit_bytes, room or 0.0, environment.device_memory_bytes)
 
 
 def _n_ranks(study: Study) -> int:

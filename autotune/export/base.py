@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.base.errors import JobError
 from autotune.base.templates import Templates
@@ -19,6 +19,9 @@ from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
+
+if TYPE_CHECKING:
+    from autotune.export.own import OwnFiles, OwnTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +180,8 @@ class Dialect(ABC):
     node where that starts nodes."""
     only_launcher: ClassVar[str] = ""
     """Why no other launcher of ranks can start the script; empty: others can."""
+    frameworks: ClassVar[tuple[str, ...]] = ()
+    """Frameworks whose scripts read its files, as `Observed.framework` names them."""
 
     @abstractmethod
     def files(
@@ -195,6 +200,14 @@ class Dialect(ABC):
         Raises:
             RenderError: A template does not render.
         """
+
+    def of_command(self, own: "OwnTraining") -> "OwnFiles":
+        """A user's own command in the consumer's words; asked of those of `frameworks` alone.
+
+        Raises:
+            RenderError: The command cannot be told so.
+        """
+        raise NotImplementedError(f"{type(self).__name__} names frameworks, and writes none of it")
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> "Subject":
         """An export read back, for a soak of it.

@@ -16,6 +16,7 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
+from autotune.engines.launches.line import parts_of
 from autotune.export.base import (
     Dialect,
     Handout,
@@ -26,7 +27,9 @@ from autotune.export.base import (
     RecordDialect,
     Subject,
 )
+from autotune.export.own import files_of_command
 from autotune.job.job import Job
+from autotune.job.observed import Observed
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
@@ -116,19 +119,12 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
-    own = _dialect_of(handout)
-    to = to or own
+    to = to or _dialect_of(handout)
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
             f"--to {to}: holds a whole study, and this is one configuration",
             f"run a search, then `autotune export --to {to}`",
-        )
-    if handout.workload.command and to != own:
-        raise RenderError(
-            f"--to {to}: the study trains a command of your own, and that writes a script of ours",
-            "leave --to out for your command with its edits, or put them into your own files with "
-            "--patch FILE",
         )
     if handout.engine not in dialect.engines:
         raise RenderError(
@@ -142,12 +138,20 @@ def export_handout(
         )
     handout = dataclasses.replace(handout, release=release)
     templates = Templates(handout.job.templates)
-    launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
-    if launch is None and launcher is not None:
-        raise RenderError(
-            f"--to {to} --launcher {launcher}: there is no script to start", "leave --launcher out"
-        )
-    files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+    launch: Launch | None
+    if handout.job.script is not None:
+        _check_reads(dialect, handout.job.script, to)
+        files = files_of_command(dialect, handout, templates, folder)
+        launch = _launch_of_command(handout, files["launch.sh"], templates, launcher=launcher)
+        files |= launch.files
+    else:
+        launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
+        if launch is None and launcher is not None:
+            raise RenderError(
+                f"--to {to} --launcher {launcher}: there is no script to start",
+                "leave --launcher out",
+            )
+        files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
     if handout.prediction is not None:
         files[PREDICTION_FILE] = canonical_json(handout.prediction)
     marker = {
@@ -159,6 +163,62 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
+
+
+def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
+    """Refuse a dialect that nothing reads in a user's own command."""
+    if script.framework in dialect.frameworks:
+        return
+    fits = [name for name in plugin_names("dialect") if _is_read_in(name, script.framework)]
+    readers = " or ".join(_READERS.get(name, name) for name in dialect.frameworks) or "no command"
+    raise RenderError(
+        f"--to {to}: its files are read by {readers}, and your command trains by "
+        f"{_READERS.get(script.framework, script.framework)}, which reads none of them",
+        f"name one of those that it reads: {', '.join(fits)}; or put the settings into your own "
+        "files with --patch FILE",
+    )
+
+
+def _is_read_in(name: str, framework: str) -> bool:
+    dialect = load_plugin("dialect", name)
+    return isinstance(dialect, Dialect) and framework in dialect.frameworks
+
+
+_READERS = {
+    "deepspeed": "a script that calls deepspeed.initialize itself",
+    "trainer": "Hugging Face Trainer",
+    "trl": "TRL",
+    "llama-factory": "LLaMA-Factory",
+    "lightning": "Lightning",
+}
+"""Frameworks in words."""
+
+
+def _launch_of_command(
+    handout: Handout, script: str, templates: Templates, *, launcher: str | None
+) -> Launch:
+    """What starts a user's command: `script`, its `launch.sh`, alone or on a cluster's node."""
+    ranks = Launch(name="command", files={"launch.sh": script}, usage="`bash launch.sh`")
+    if launcher is None:
+        return ranks
+    starter: Launcher | NodeLauncher = load_plugin("launcher", launcher, where="--launcher")
+    if isinstance(starter, NodeLauncher):
+        files = {**ranks.files, **starter.files(handout, ranks, templates)}
+        return Launch(name=launcher, files=files, usage=starter.usage(handout, ranks, templates))
+    own = parts_of(handout.workload.command).kind
+    if launcher == own:
+        return ranks
+    nodes = [n for n in plugin_names("launcher") if isinstance(_starter(n), NodeLauncher)]
+    said = f"by {own}" if own else "itself"
+    raise RenderError(
+        f"--launcher {launcher}: your command starts its ranks {said}",
+        f"leave --launcher out, or name what starts it on a node: {', '.join(nodes)}",
+    )
+
+
+def _starter(name: str) -> Launcher | NodeLauncher:
+    found: Launcher | NodeLauncher = load_plugin("launcher", name)
+    return found
 
 
 def _dialect_of(handout: Handout) -> str:

@@ -33,6 +33,7 @@ def choice_values(handout: Handout) -> dict[str, Any]:
             ("memory limit per device", limit),
         ],
         "untried": handout.untried,
+        "study": handout.study,
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(handout.overridden.items())

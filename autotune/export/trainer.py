@@ -20,7 +20,7 @@ from autotune.export.base import Handout
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 AUTO = "auto"
-_OWNED: Mapping[str, tuple[str, ...]] = {
+OWNED: Mapping[str, tuple[str, ...]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
     "gradient_accumulation_steps": ("gradient_accumulation_steps",),
     "gradient_clipping": ("max_grad_norm",),
@@ -33,7 +33,7 @@ _OWNED: Mapping[str, tuple[str, ...]] = {
     "fp16.enabled": ("fp16",),
 }
 """Key that Trainer compares with its arguments -> those arguments."""
-_FOLLOWING = (
+FOLLOWING = (
     *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
     "scheduler.params.total_num_steps",
 )
@@ -74,14 +74,14 @@ def trained(handout: Handout) -> Trained:
     """What Trainer is told, each value in one place."""
     config = family_config(handout)
     arguments: dict[str, Any] = {}
-    for key, names in _OWNED.items():
+    for key, names in OWNED.items():
         value = look_up(config, key)
         if value is None:
             continue
         values = value if isinstance(value, list) else [value]
         arguments |= dict(zip(names, values, strict=True))
         config = _with_auto(config, key)
-    for key in _FOLLOWING:
+    for key in FOLLOWING:
         if look_up(config, key) is not None:
             config = _with_auto(config, key)
     return Trained(config=config, arguments=arguments)

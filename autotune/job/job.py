@@ -163,10 +163,16 @@ class Job:
         A trial that ends well within it fits by that alone. An allocator fills what it is given,
         so its peak under a wider limit would not tell whether the candidate needs the room.
         """
-        if self.memory_limit_bytes is None and not self.head_room:
-            return None
-        limit_bytes = self.memory_limit_bytes or device_memory_bytes
-        return int(limit_bytes * (1 - self.head_room))
+        return enforced_limit_bytes(self.memory_limit_bytes, self.head_room, device_memory_bytes)
+
+
+def enforced_limit_bytes(
+    limit_bytes: int | None, head_room: float, device_memory_bytes: int
+) -> int | None:
+    """See `Job.enforced_limit_bytes`: a limit less the head room."""
+    if limit_bytes is None and not head_room:
+        return None
+    return int((limit_bytes or device_memory_bytes) * (1 - head_room))
 
 
 def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:

@@ -6,7 +6,6 @@ file, and takes them from here.
 
 import dataclasses
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +32,8 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
 _LARGEST_SOURCE_BYTES = 2**20
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
+FRAMEWORKS = ("deepspeed", "accelerate", "lightning", *_TRAINERS)
+"""All that a command is told to train by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Observed(Stored):
     """The trial's result, by the fields of `TrialResult`."""
     sources: list[str] = field(default_factory=list)
     """Files of the user's that the run read as code or as settings: their text is the digest."""
+    memory_limit_bytes: int | None = None
+    """What a rank was given in that run; None: all there is."""
     observed_digest: str = ""
     """`digest` as it was then: files that have changed since are observed anew."""
     schema_version: int = 1
@@ -102,6 +105,11 @@ class Observed(Stored):
     def arguments(self) -> Mapping[str, Any]:
         """Its TrainingArguments as the user set them; empty: there are none."""
         return cast(Mapping[str, Any], self.description.get("arguments") or {})
+
+    @property
+    def arguments_set(self) -> list[str]:
+        """Names of those that are not at their defaults."""
+        return list(self.description.get("arguments_set") or ())
 
     @property
     def micro_batch(self) -> int:
@@ -237,7 +245,8 @@ class Observed(Stored):
         config = dict(said.get("model_config") or {})
         name = str(said.get("model_class") or "model")
         shape = _shape_by_sizes(said, counts)
-        source: dict[str, Any] = {"observed": os.path.abspath(path), "vocab": 0}
+        # What tells it from another model; no path, for a study may be moved.
+        source: dict[str, Any] = {"observed": f"{name}, {counts['n_params']}", "vocab": 0}
         if config.get("model_type"):
             try:
                 known = model_from_config(name, config, where=str(path)).shape
@@ -310,8 +319,7 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     if result.outcome.is_measured:
         return
     hints = {
-        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch, or name a smaller "
-        "start with --baseline",
+        Outcome.OOM: "it runs out of memory as it is: lower its micro-batch in the command",
         Outcome.TIMEOUT: "give it longer with --trial-timeout, or a smaller first batch",
         Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
         Outcome.LAUNCH: "see the log, and try the same command without autotune",
@@ -321,6 +329,11 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         hint = (
             "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
             "--use_deepspeed for accelerate launch, deepspeed.initialize in a script"
+        )
+    if "fp16 is not supported" in result.evidence:
+        hint = (
+            "train in bf16, or on a GPU: DeepSpeed takes fp16 on CPU ranks only where the "
+            "processor computes in it (AVX512-FP16: torch.ops.mkldnn._is_mkldnn_fp16_supported())"
         )
     if "not reached through PYTHONPATH" in result.evidence:
         hint = (

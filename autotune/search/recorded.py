@@ -121,6 +121,8 @@ script applies of the knobs is the candidate's, and the script is known by its d
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
     """Facts that a figure depends on besides the candidate."""
     trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
+    # In older records it is a path, and a study may be moved.
+    trained["model"] = {k: v for k, v in trained["model"].items() if k != "observed"}
     return {
         **trained,
         "world": layout.world,

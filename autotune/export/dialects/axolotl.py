@@ -10,6 +10,7 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import SCRIPT, from_config, readme
+from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import Setting, refuse_unsaid, trained
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -35,6 +36,7 @@ class Axolotl(Dialect):
 
     engines = ("deepspeed",)
     script = SCRIPT
+    frameworks = ("axolotl",)
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
@@ -57,6 +59,10 @@ class Axolotl(Dialect):
             **from_config(handout, "axolotl/train.py", templates),
             **readme(handout, launch, templates, "axolotl/README.md.j2", more),
         }
+
+    def of_command(self, own: OwnTraining) -> OwnFiles:
+        """See `Dialect.of_command`: the file of the command with the edits."""
+        return file_of_command(own, YAML_FILE)
 
 
 def decided_fields(handout: Handout) -> dict[str, Any]:

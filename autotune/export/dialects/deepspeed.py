@@ -24,7 +24,9 @@ from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import training_script, trial_script
+from autotune.export.own import OwnFiles, OwnTraining, autos
 from autotune.export.readme import choice_values, figures_file
+from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
@@ -45,6 +47,7 @@ class DeepSpeedFiles(Dialect):
 
     engines = ("deepspeed",)
     script = "train.py"
+    frameworks = FRAMEWORKS
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
@@ -66,6 +69,19 @@ class DeepSpeedFiles(Dialect):
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         return {**files, **figures_file(handout)}
+
+    def of_command(self, own: OwnTraining) -> OwnFiles:
+        """See `Dialect.of_command`: concrete numbers; what only Trainer knows stays "auto"."""
+        config = own.config_in_numbers
+        left = ", ".join(f"`{key}`" for key in autos(config))
+        notes = [f'{left}: "auto", since it follows from the length of the training']
+        return OwnFiles(
+            files={CONFIG_FILE: canonical_json(config)},
+            command=own.command(),
+            about={CONFIG_FILE: "your configuration with the edits, in numbers"},
+            notes=notes if left else (),
+            in_code=dict(own.in_code()),
+        )
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.base.templates import Templates, canonical_json
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import SCRIPT, material, readme
+from autotune.export.own import OwnFiles, OwnTraining
 from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -26,6 +27,7 @@ class HuggingFaceTrainer(Dialect):
 
     engines = ("deepspeed",)
     script = SCRIPT
+    frameworks = ("trainer", "trl", "ms-swift")
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
@@ -43,10 +45,41 @@ class HuggingFaceTrainer(Dialect):
             **readme(handout, launch, templates, "hf/README.md.j2", more),
         }
 
+    def of_command(self, own: OwnTraining) -> OwnFiles:
+        """See `Dialect.of_command`."""
+        lines = "".join(f"--{name} {text}\n" for name, text in spelled(own.arguments) if text)
+        files = {CONFIG_FILE: canonical_json(own.config_for_trainer), ARGUMENTS_FILE: lines}
+        about = {
+            CONFIG_FILE: '"auto" wherever Trainer owns the key: its arguments hold the value',
+            ARGUMENTS_FILE: "TrainingArguments that you set or that change, as a command line has "
+            "them",
+        }
+        if not own.takes_arguments and own.argument_file is not None:
+            name, text = own.edited_arguments()
+            files[name], about[name] = text, "your file of arguments with the edits"
+            return OwnFiles(files=files, command=own.command_with_file(name), about=about)
+        notes = ['Trainer refuses numbers that differ from its arguments: leave "auto"']
+        if not own.takes_arguments:
+            fields = ", ".join(f"{name}={value!r}" for name, value in own.arguments.items())
+            notes.append(f"in your code: `TrainingArguments(..., {fields})`")
+        return OwnFiles(
+            files=files,
+            command=own.command(),
+            about=about,
+            notes=notes,
+            in_code=dict(own.in_code()),
+        )
+
 
 def spelled(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Arguments as a command line spells them, one word each: a file of them has no quotes."""
-    return [
-        (name, value if isinstance(value, str) else json.dumps(value, separators=(",", ":")))
-        for name, value in arguments.items()
-    ]
+    """Arguments as a command line spells them, one word each: a file of them has no quotes.
+
+    A list is a word for each item, which ends with the next flag.
+    """
+    return [(name, _text(value)) for name, value in arguments.items() if value is not None]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -10,6 +10,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.material import SCRIPT, material, readme
+from autotune.export.own import OwnFiles, OwnTraining
 from autotune.export.trainer import family_config, refuse_unsaid
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -24,6 +25,7 @@ class Lightning(Dialect):
 
     engines = ("deepspeed",)
     script = SCRIPT
+    frameworks = ("lightning",)
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
@@ -42,6 +44,27 @@ class Lightning(Dialect):
             **material(handout, "lightning/train.py", templates),
             **readme(handout, launch, templates, "lightning/README.md.j2", more),
         }
+
+    def of_command(self, own: OwnTraining) -> OwnFiles:
+        """See `Dialect.of_command`: the accumulation is the Trainer's, which raises on two."""
+        config = own.config_in_numbers
+        steps = config.pop("gradient_accumulation_steps", 1)
+        fields = {
+            "accumulate_grad_batches": steps,
+            "strategy": {"class_path": STRATEGY, "init_args": {"config": CONFIG_FILE}},
+        }
+        return OwnFiles(
+            files={
+                CONFIG_FILE: canonical_json(config),
+                YAML_FILE: dump_yaml({"trainer": fields}),
+            },
+            command=own.command(),
+            about={
+                CONFIG_FILE: "your configuration with the edits, without the accumulation",
+                YAML_FILE: "what LightningCLI reads, or your `Trainer(...)` says, of it",
+            },
+            in_code=dict(own.in_code()),
+        )
 
 
 def trainer_fields(handout: Handout) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.material import SCRIPT, material, readme
+from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -18,6 +19,7 @@ class SupervisedTrainer(Dialect):
 
     engines = ("deepspeed",)
     script = SCRIPT
+    frameworks = ("trl",)
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
@@ -35,6 +37,10 @@ class SupervisedTrainer(Dialect):
             **material(handout, "trl/train.py", templates),
             **readme(handout, launch, templates, "trl/README.md.j2", more),
         }
+
+    def of_command(self, own: OwnTraining) -> OwnFiles:
+        """See `Dialect.of_command`: the file of the command, or the settings as one."""
+        return file_of_command(own, YAML_FILE)
 
 
 def sft_fields(handout: Handout) -> dict[str, Any]:

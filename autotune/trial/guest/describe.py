@@ -40,6 +40,7 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "config_written": seen.get("config_written", {}),
         "config_file": seen.get("config_file", ""),
         "arguments": _short(seen.get("arguments", {})),
+        "arguments_set": seen.get("arguments_set", []),
         "arguments_class": seen.get("arguments_class", ""),
         "parses_arguments": seen["parses_arguments"],
         "micro_batches": seen.get("micro_batches", []),

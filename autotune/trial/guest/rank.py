@@ -6,6 +6,7 @@ The script runs as it is. What it hands to DeepSpeed and to its framework is edi
 
 import atexit
 import copy
+import dataclasses
 import faulthandler
 import functools
 import inspect
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -158,6 +159,7 @@ class Guest:
         def edited(arguments: Any, *args: Any, **kwargs: Any) -> Any:
             self.seen["arguments"] = _plain(vars(arguments))
             self.seen["arguments_class"] = type(arguments).__name__
+            self.seen["arguments_set"] = list(_set_by_user(arguments))
             for name, value in self.edits.arguments.items():
                 if name == frameworks.ATTENTION_ARGUMENT:
                     continue  # none of Trainer's
@@ -438,6 +440,16 @@ def _built_variables() -> dict[str, str]:
     """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
     return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
+
+
+def _set_by_user(arguments: Any) -> Iterator[str]:
+    """Fields of a dataclass that are not at their defaults."""
+    for each in dataclasses.fields(arguments):
+        default = each.default
+        if each.default_factory is not dataclasses.MISSING:
+            default = each.default_factory()
+        if each.init and getattr(arguments, each.name, default) != default:
+            yield each.name
 
 
 def _class_of(value: Any) -> str:

@@ -1,12 +1,21 @@
 """A user's own command with the edits in it: in the words that its program takes."""
 
+import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from autotune.export.dialects.command import edited_command, in_code_of
+from autotune.base.errors import RenderError
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.export.base import Handout
+from autotune.export.door import export_handout, handout_of
+from autotune.export.own import OwnTraining
 from autotune.trial.guest.edits import Edits
-from tests.observed import TRAINER, observed
+from tests.observed import RAW, TRAINER, job_of, observed
+from tests.trials import CPU
 
 EDITS = Edits(
     configuration={
@@ -32,9 +41,12 @@ FLAGS = (
 FILE = "AUTOTUNE_EXPORT_FOLDER/ds_config.json"
 
 
-def script_of(command: str, **said: Any) -> Any:
+def own_of(command: str, edits: Edits = EDITS, **said: Any) -> OwnTraining:
     description = {**TRAINER, "config_written": FILLED_IN, **said}
-    return observed(description, command=command.split())
+    script = observed(description, command=command.split())
+    return OwnTraining(
+        script=script, edits=edits, arrived=script.config, values={}, folder=Path("out")
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,9 +85,9 @@ def script_of(command: str, **said: Any) -> Any:
 def test_a_program_is_told_in_its_own_words(
     command: str, said: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    script = script_of(command, **said)
-    assert edited_command(script, EDITS, {}) == " ".join(expected).split()
-    assert not dict(in_code_of(script, EDITS))
+    own = own_of(command, **said)
+    assert own.command() == " ".join(expected).split()
+    assert not dict(own.in_code())
 
 
 @pytest.mark.parametrize(
@@ -90,10 +102,10 @@ def test_an_optimizer_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
     edits = Edits(arguments={"optim": "adamw_torch_fused"})
-    script = script_of(command, framework=framework, parses_arguments=True)
+    own = own_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
-    assert edited_command(script, edits, {})[-len(words) :] == words
-    assert "adamw_torch" not in edited_command(script, edits, {})
+    assert own.command()[-len(words) :] == words
+    assert "adamw_torch" not in own.command()
 
 
 @pytest.mark.parametrize(
@@ -107,18 +119,189 @@ def test_an_optimizer_is_called_as_the_program_does(
 def test_an_attention_is_called_as_the_program_does(
     framework: str, command: str, expected: str
 ) -> None:
-    script = script_of(command, framework=framework, parses_arguments=True)
     edits = Edits(arguments={"attn_implementation": "eager"})
+    own = own_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
-    assert edited_command(script, edits, {})[-len(words) :] == words
+    assert own.command()[-len(words) :] == words
 
 
 def test_what_is_set_in_code_is_listed() -> None:
     """It names one argument, and reads the others from nowhere."""
-    script = script_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")
-    assert edited_command(script, EDITS, {})[2:] == ["--gradient_accumulation_steps", "1"]
-    assert dict(in_code_of(script, EDITS)) == {
+    own = own_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")
+    assert own.command()[2:] == ["--gradient_accumulation_steps", "1"]
+    assert dict(own.in_code()) == {
         "per_device_train_batch_size": 8,
         "gradient_checkpointing": False,
         "DeepSpeed's configuration: zero_optimization.stage": 1,
     }
+
+
+WRITTEN = {
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    "gradient_clipping": 1.0,
+    "train_batch_size": "auto",
+    **FILLED_IN,
+}
+ARRIVED = {
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 16384},
+    "gradient_clipping": 1.0,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+}
+SET = {"output_dir": "out", "learning_rate": 3e-4, "report_to": ["tensorboard"]}
+ARGUMENTS = {**TRAINER["arguments"], **SET, "max_grad_norm": 1.0, "bf16": False}
+
+
+def handed_out(
+    folder: Path, command: str, framework: str, files: dict[str, str] | None = None, **said: Any
+) -> Handout:
+    """Stage 1 of a command that trains with stage 2; of a Trainer with 8 samples, not 4."""
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    is_trainer = framework not in ("deepspeed", "accelerate")
+    description = {
+        **(TRAINER if is_trainer else RAW),
+        "framework": framework,
+        "config_written": WRITTEN,
+        "config": ARRIVED,
+        "config_file": "",
+        **({"arguments": ARGUMENTS, "arguments_set": list(SET)} if is_trainer else {}),
+        **said,
+    }
+    script = dataclasses.replace(
+        observed(description, command=command.split()), folder=str(folder)
+    )
+    job = job_of(script, folder)
+    engine = ScriptEngine(job, CPU)
+    chosen = {**engine.own.values, "zero.stage": 1, **({"micro_batch": 8} if is_trainer else {})}
+    candidate = dataclasses.replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    return handout_of(candidate, engine=engine, job=job, environment=CPU)
+
+
+def exported(handout: Handout, folder: Path, to: str, launcher: str | None = None) -> Path:
+    export_handout(handout, folder / "out", to=to, launcher=launcher)
+    return folder / "out"
+
+
+def started(out: Path) -> str:
+    """The line that starts the training."""
+    (line,) = [x for x in (out / "launch.sh").read_text().splitlines() if x.startswith("exec ")]
+    return line.removeprefix("exec ").removesuffix(' "$@"').replace('"$here"', str(out))
+
+
+TRAINS = "torchrun --nproc-per-node 2 train.py --per_device_train_batch_size 4"
+
+
+def test_trainer_gets_its_arguments_and_a_file_that_they_fill_in(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, TRAINS, "trainer", parses_arguments=True)
+    out = exported(handout, tmp_path, "hf")
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config["zero_optimization"] == {"stage": 1}
+    assert config["gradient_clipping"] == "auto"
+    assert config["train_micro_batch_size_per_gpu"] == "auto"
+    assert "train_batch_size" not in config
+    lines = (out / "train.args").read_text().splitlines()
+    assert "--per_device_train_batch_size 8" in lines
+    assert "--learning_rate 0.0003" in lines, "the user's own"
+    assert "--report_to tensorboard" in lines
+    assert "--max_grad_norm 1.0" in lines, "what the file leaves to it"
+    assert started(out).endswith(
+        f"--per_device_train_batch_size 8 --deepspeed {out}/ds_config.json "
+        "--gradient_accumulation_steps 1"
+    )
+
+
+def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "python train.py", "trainer", parses_arguments=False)
+    text = (exported(handout, tmp_path, "hf") / "README.md").read_text()
+    assert "TrainingArguments(..., deepspeed='ds_config.json'" in text
+    assert "per_device_train_batch_size=8" in text
+    assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
+
+
+@pytest.mark.parametrize("to", ["command", "hf"])
+def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: str) -> None:
+    theirs = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
+    handout = handed_out(tmp_path, "torchrun run.py args.json", "trainer", {"args.json": theirs})
+    out = exported(handout, tmp_path, to)
+    told = json.loads((out / "args.json").read_text())
+    assert (told["per_device_train_batch_size"], told["d_model"]) == (8, 64)
+    assert told["deepspeed"] == str(out / "ds_config.json")
+    assert started(out) == f"torchrun run.py {out}/args.json"
+
+
+@pytest.mark.parametrize(
+    ("to", "command", "micro_batch"),
+    [
+        ("llama-factory", "llamafactory-cli train mine.yaml", "per_device_train_batch_size"),
+        ("axolotl", "axolotl train mine.yaml -- --nproc-per-node 2", "micro_batch_size"),
+        ("trl", "accelerate launch train.py --config mine.yaml", "per_device_train_batch_size"),
+    ],
+)
+def test_a_framework_s_own_file_is_edited(
+    tmp_path: Path, to: str, command: str, micro_batch: str
+) -> None:
+    theirs = f"learning_rate: 1.0e-4\n{micro_batch}: 4\nlora_r: 8\n"
+    out = exported(handed_out(tmp_path, command, to, {"mine.yaml": theirs}), tmp_path, to)
+    (path,) = out.glob("*.yaml")
+    told = yaml.safe_load(path.read_text())
+    assert told == {
+        "learning_rate": 1e-4,
+        micro_batch: 8,
+        "lora_r": 8,
+        "deepspeed": str(out / "ds_config.json"),
+        "gradient_accumulation_steps": 1,
+    }
+    assert started(out) == command.replace("mine.yaml", str(path))
+
+
+def test_accelerate_starts_the_script_with_its_own_file_edited(tmp_path: Path) -> None:
+    theirs = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
+    command = "accelerate launch --config_file a.yaml --zero_stage 2 --main_process_port 0 t.py 3"
+    handout = handed_out(tmp_path, command, "accelerate", {"a.yaml": theirs})
+    out = exported(handout, tmp_path, "accelerate")
+    told = yaml.safe_load((out / "accelerate.yaml").read_text())
+    assert told["mixed_precision"] == "bf16"
+    assert told["deepspeed_config"] == {
+        "deepspeed_config_file": "ds_config.json",
+        "zero3_init_flag": False,
+    }
+    files = f"--config_file {out}/accelerate.yaml --deepspeed_config_file {out}/ds_config.json"
+    assert started(out) == f"accelerate launch {files} --main_process_port 0 t.py 3"
+
+
+def test_a_trainer_goes_to_accelerate_without_a_file_of_its_own(tmp_path: Path) -> None:
+    """`--deepspeed` would beat accelerate's."""
+    handout = handed_out(
+        tmp_path, f"{TRAINS} --deepspeed ds.json", "trainer", parses_arguments=True
+    )
+    line = started(exported(handout, tmp_path, "accelerate"))
+    assert line.startswith("accelerate launch --config_file")
+    assert "--deepspeed " not in line
+    assert "--per_device_train_batch_size 8" in line
+
+
+def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "torchrun train.py", "deepspeed")
+    out = exported(handout, tmp_path, "deepspeed", "slurm")
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config == {**ARRIVED, "zero_optimization": {"stage": 1}}
+    assert (out / "job.sbatch").is_file()
+
+
+@pytest.mark.parametrize(
+    ("framework", "to", "launcher", "says"),
+    [
+        ("deepspeed", "hf", None, "calls deepspeed.initialize itself"),
+        ("trainer", "llama-factory", None, "accelerate, command, deepspeed, hf"),
+        ("trainer", "megatron", None, "deepspeed"),
+        ("trainer", "hf", "accelerate", "starts its ranks by torchrun"),
+    ],
+)
+def test_what_nothing_in_the_command_reads_is_refused(
+    tmp_path: Path, framework: str, to: str, launcher: str | None, says: str
+) -> None:
+    handout = handed_out(tmp_path, "torchrun train.py", framework)
+    with pytest.raises(RenderError) as refused:
+        exported(handout, tmp_path, to, launcher)
+    assert says in f"{refused.value.message} {refused.value.hint}"

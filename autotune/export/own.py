@@ -1,0 +1,407 @@
+"""A user's own command to hand out: its files and its words, with the edits of a candidate.
+
+What the user set and no edit touches stays as it is.
+"""
+
+import copy
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
+
+from autotune.base.errors import AutotuneError, RenderError
+from autotune.base.nested import look_up
+from autotune.base.templates import Templates, canonical_json
+from autotune.base.user_text import read_text
+from autotune.base.yaml_file import dump_yaml
+from autotune.contract import KnobValue
+from autotune.engines.base import Engine, bind_engine
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
+from autotune.engines.launches.line import LineParts, flags_of, parts_of
+from autotune.export.base import Dialect, Handout
+from autotune.export.readme import choice_values, figures_file
+from autotune.export.trainer import AUTO, FOLLOWING, OWNED
+from autotune.job.observed import Observed, filled_in
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.edits import Edits
+from autotune.trial.guest.frameworks import told
+
+HERE = "AUTOTUNE_EXPORT_FOLDER"
+"""Stands in a command for the folder of the export until it is quoted for the shell."""
+_OWN_PROGRAMS = ("llama-factory", "axolotl")
+"""Frameworks whose own program reads a file and takes any of its fields as an argument."""
+_DATA = (".yaml", ".yml", ".json")
+_BATCH = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFiles:
+    """What a dialect writes for a user's own command."""
+
+    files: Mapping[str, str]
+    """Path below the export folder -> text."""
+    command: Sequence[str]
+    """Words of the command, `HERE` for the folder of the export."""
+    about: Mapping[str, str]
+    """File -> what it is, as Markdown for the README."""
+    notes: Sequence[str] = ()
+    """What the user has to know or to do besides, as Markdown of one line each."""
+    in_code: Mapping[str, Any] = field(default_factory=dict)
+    """What neither the files nor the command carry: the script sets it in its own code."""
+
+
+def files_of_command(
+    dialect: Dialect, handout: Handout, templates: Templates, folder: Path
+) -> dict[str, str]:
+    """The files of an export of a user's own command: path below the folder -> text.
+
+    Raises:
+        RenderError: The job has no command, or the command cannot be told so.
+    """
+    own = OwnTraining.of(handout, folder)
+    made, script = dialect.of_command(own), own.script
+    values = {
+        "command": _quoted(made.command),
+        "typed": shlex.join(script.command),
+        "folder": shlex.quote(script.folder),
+        "variables": sorted(handout.variables.items()),
+        "configuration": [
+            (key, "removed" if value is None else value)
+            for key, value in sorted(own.edits.configuration.items())
+        ],
+        "arguments": sorted(own.edits.arguments.items()),
+        "in_code": sorted(made.in_code.items()),
+        "about": list(made.about.items()),
+        "notes": list(made.notes),
+        **choice_values(handout),
+    }
+    return {
+        **made.files,
+        "launch.sh": templates.text("command/launch.sh.j2", values),
+        "README.md": templates.text("command/README.md.j2", values),
+        **figures_file(handout),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTraining:
+    """A user's own command with a candidate's edits."""
+
+    script: Observed
+    edits: Edits
+    arrived: Mapping[str, Any]
+    """DeepSpeed's configuration as the candidate's trial has it, every "auto" filled in."""
+    values: Mapping[str, KnobValue]
+    """The candidate's, for placeholders."""
+    folder: Path
+    """The export's."""
+
+    @classmethod
+    def of(cls, handout: Handout, folder: Path) -> "OwnTraining":
+        """A handout whose job has a command.
+
+        Raises:
+            RenderError: It has none.
+        """
+        script = handout.job.script
+        if script is None:
+            raise RenderError(
+                "--to command: this study trains no command of your own", "leave --to out"
+            )
+        engine: Engine = bind_engine(handout.job, handout.environment)
+        assert isinstance(engine, ScriptEngine), "the job has a command"
+        return cls(
+            script=script,
+            edits=engine.edits(handout.candidate),
+            arrived=json.loads(handout.files[CONFIG_FILE]),
+            values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},
+            folder=folder,
+        )
+
+    # ------------------------------------------------ DeepSpeed's configuration
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """As the user wrote it, every "auto" kept, with the edits in it."""
+        script = self.script
+        written: Mapping[str, Any] = script.description.get("config_written") or script.config
+        config: dict[str, Any] = copy.deepcopy(dict(written))
+        self.edits.apply(config, drops_product=True)
+        for key, name in {**_BATCH, "train_batch_size": _BATCH[next(iter(_BATCH))]}.items():
+            # What Trainer fills in by itself, from the arguments that are edited as well.
+            if script.is_trainer and written.get(key) == AUTO and name in script.arguments:
+                config[key] = AUTO
+        return config
+
+    @cached_property
+    def config_for_trainer(self) -> dict[str, Any]:
+        """With "auto" wherever Trainer owns the key: its arguments hold the same value."""
+        config = copy.deepcopy(self.config)
+        config.pop("train_batch_size", None)  # see `trainer.family_config`
+        for key, names in OWNED.items():
+            value = look_up(config, key)
+            if value is not None and all(name in self.script.arguments for name in names):
+                _set(config, key, AUTO)
+        return config
+
+    @cached_property
+    def config_in_numbers(self) -> dict[str, Any]:
+        """With no "auto" but for what follows from the length of the training."""
+        config = copy.deepcopy(self.config)
+        for key in list(autos(config)):
+            value = look_up(self.arrived, key)
+            # A trial is told another number of steps than the training has.
+            if key not in FOLLOWING and value is not None:
+                _set(config, key, value)
+        for key in _BATCH:
+            if key in self.arrived:
+                config[key] = self.arrived[key]
+        config.pop("train_batch_size", None)  # it follows
+        return config
+
+    # ------------------------------------------------ Trainer's arguments
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """Fields of TrainingArguments that the user set, or that the candidate changes."""
+        script = self.script
+        given = {name: script.arguments[name] for name in script.arguments_set}
+        for key, names in OWNED.items():
+            if look_up(self.config, key) is not None:
+                given |= {n: script.arguments[n] for n in names if n in script.arguments}
+        given |= self.edits.arguments
+        given.pop("deepspeed", None)
+        return {"deepspeed": CONFIG_FILE, **given}
+
+    @cached_property
+    def argument_file(self) -> tuple[str, Path, Parsed] | None:
+        """The file of the framework's arguments that the command names, with its word in it.
+
+        None: it names none that can be read.
+        """
+        for word in self.script.command:
+            name = word.rpartition("=")[2]
+            path = Path(self.script.folder, name)
+            if not name.endswith(_DATA) or str(path) == self.script.description.get("config_file"):
+                continue
+            try:
+                found = parsed(read_text(path), path)
+            except AutotuneError:
+                continue
+            if has_arguments(found.data):
+                return word, path, found
+        return None
+
+    def edited_arguments(self, **more: Any) -> tuple[str, str]:
+        """Name and text of the user's file of arguments with the edits, and more keys, in it.
+
+        Raises:
+            RenderError: The command names no such file.
+        """
+        if self.argument_file is None:
+            raise RenderError("the command names no file of arguments", "leave --to out")
+        _, path, found = self.argument_file
+        framework = self.script.framework
+        wanted = dict(found.data)
+        wanted |= dict(told(framework, n, value) for n, value in self.edits.arguments.items())
+        wanted["deepspeed"] = str(self.folder.resolve() / CONFIG_FILE)
+        wanted |= more
+        is_yaml = found.syntax == "yaml"
+        text = dump_yaml(wanted) if is_yaml else json.dumps(wanted, indent=2) + "\n"
+        return path.name, text
+
+    # ------------------------------------------------ the command
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The command, every placeholder filled in."""
+        return filled_in(self.script.command, self.values)
+
+    @cached_property
+    def parts(self) -> LineParts:
+        """Where the launcher's words are, and where the script's."""
+        return parts_of(self.words)
+
+    @property
+    def launcher(self) -> str:
+        """The launcher that the command starts with; empty: none that is known."""
+        return self.parts.kind
+
+    def command(self) -> list[str]:
+        """The user's command with the edits in it."""
+        script, edits = self.script, self.edits
+        words = self.words
+        if self.names_config:
+            config = script.description["config_file"]
+            words = [_with_config(word, config, script.folder) for word in words]
+        elif self.takes("deepspeed") and any(self.in_file()):
+            words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
+        for name, value in edits.arguments.items():
+            if self.takes(name):
+                words = self.with_argument(words, name, value)
+        return words
+
+    def command_with_file(self, name: str) -> list[str]:
+        """The command with a file of the export in place of the user's file of arguments."""
+        assert self.argument_file is not None, "it is edited"
+        theirs = self.argument_file[0]
+        flag = theirs.rpartition("=")[0]
+        ours = f"{flag}=" if flag else ""
+        words = [f"{ours}{HERE}/{name}" if word == theirs else word for word in self.words]
+        changed = {"deepspeed": f"{HERE}/{CONFIG_FILE}", **self.edits.arguments}
+        for name, value in changed.items():
+            # The command line comes before the file.
+            if self.is_flag(name):
+                words = self.with_argument(words, name, value)
+        return words
+
+    def in_code(self) -> Iterator[tuple[str, Any]]:
+        """Edits that the command line cannot carry: its script sets them in its own code."""
+        for name, value in self.edits.arguments.items():
+            if not self.takes(name):
+                yield name, value
+        if not self.names_config and not self.takes("deepspeed"):
+            for key, value in self.in_file():
+                yield f"DeepSpeed's configuration: {key}", value
+
+    @cached_property
+    def names_config(self) -> bool:
+        """Whether a word of the command is DeepSpeed's file."""
+        script = self.script
+        config = script.description.get("config_file", "")
+        return any(_with_config(word, config, script.folder) != word for word in script.command)
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether the command line takes any of Trainer's arguments."""
+        said = self.script.description.get("parses_arguments")
+        return self.script.is_trainer and bool(said or self.script.framework in _OWN_PROGRAMS)
+
+    def takes(self, name: str) -> bool:
+        """Whether the command line takes one of Trainer's arguments, or names it."""
+        return self.takes_arguments or self.is_flag(name)
+
+    def is_flag(self, name: str) -> bool:
+        """Whether a flag of that name, or a setting `NAME=`, stands in the command."""
+        name, _ = told(self.script.framework, name, value=True)
+        given = {word.partition("=")[0] for word in self.words if "=" in word}
+        given |= {f"--{flag}" for flag, _ in flags_of(self.words)}
+        plain = {word.lstrip("-").replace("-", "_") for word in given if word.startswith("--")}
+        return name in plain or (self.script.framework == "llama-factory" and name in given)
+
+    def in_file(self) -> Iterator[tuple[str, Any]]:
+        """Edits of DeepSpeed's configuration but for what Trainer fills in from its arguments."""
+        for key, value in self.edits.configuration.items():
+            if self.config.get(key) != AUTO:
+                yield key, value
+
+    def with_argument(self, words: list[str], name: str, value: Any) -> list[str]:
+        """A command in which one of Trainer's arguments has a value."""
+        framework = self.script.framework
+        name, value = told(framework, name, value)
+        text = str(value)
+        if framework == "llama-factory":
+            kept = [word for word in words if word.partition("=")[0] != name]
+            return [*kept, f"{name}={text.lower() if isinstance(value, bool) else text}"]
+        if framework == "axolotl":
+            end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
+            return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
+        return _with_flag(words, name, text)
+
+
+def _quoted(words: Sequence[str]) -> str:
+    """The words for a shell, with the export's folder where it stands."""
+    quoted = []
+    for word in words:
+        before, here, after = word.partition(HERE)
+        text = shlex.quote(before) if before or not here else ""
+        quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
+    return " ".join(quoted)
+
+
+def file_of_command(own: OwnTraining, name: str) -> OwnFiles:
+    """A user's file of arguments with the edits, beside a ds_config that they fill in.
+
+    Args:
+        own: The command.
+        name: Name of the file in the export; of JSON its ending is another.
+    """
+    files = {CONFIG_FILE: canonical_json(own.config_for_trainer)}
+    about = {CONFIG_FILE: '"auto" wherever the arguments hold the value'}
+    if own.argument_file is None:
+        fields = {**own.arguments, "deepspeed": str(own.folder.resolve() / CONFIG_FILE)}
+        return OwnFiles(
+            files={**files, name: dump_yaml(fields)},
+            command=own.command(),
+            about={**about, name: "the fields that you set or that change"},
+            notes=[f"your command reads no file: `launch.sh` gives the same by flags, not {name}"],
+            in_code=dict(own.in_code()),
+        )
+    theirs, text = own.edited_arguments()
+    name = str(PurePath(name).with_suffix(PurePath(theirs).suffix))
+    return OwnFiles(
+        files={**files, name: text},
+        command=own.command_with_file(name),
+        about={**about, name: f"your {theirs} with the edits"},
+        notes=[f"{name} names this folder: export again where that moves"],
+    )
+
+
+def without_flags(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Words without some flags and their values; names with underscores."""
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        is_flag = word.startswith("--")
+        if skips and not is_flag:
+            skips = False
+            continue
+        name, equals, _ = word.lstrip("-").partition("=")
+        skips = is_flag and name.replace("-", "_") in names
+        if not skips:
+            kept.append(word)
+        skips = skips and not equals
+    return kept
+
+
+def _with_flag(words: list[str], name: str, text: str) -> list[str]:
+    """A command line in which a flag has a value, in the place where it stands already if any."""
+    flags = (f"--{name}", f"--{name.replace('_', '-')}")
+    for index, word in enumerate(words):
+        if word in flags:
+            has_value = index + 1 < len(words) and not words[index + 1].startswith("--")
+            return [*words[: index + 1], text, *words[index + 1 + has_value :]]
+        if word.partition("=")[0] in flags and "=" in word:
+            return [*words[:index], f"{word.partition('=')[0]}={text}", *words[index + 1 :]]
+    return [*words, flags[0], text]
+
+
+def _with_config(word: str, config: str, folder: str) -> str:
+    flag, equals, path = word.rpartition("=")
+    if path and config and os.path.abspath(os.path.join(folder, path)) == config:
+        return f"{flag}{equals}{HERE}/{CONFIG_FILE}"
+    return word
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
+
+
+def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys whose value is "auto"."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from autos(value, f"{prefix}{name}.")
+        elif value == AUTO:
+            yield f"{prefix}{name}"
