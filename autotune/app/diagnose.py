@@ -18,6 +18,7 @@ from autotune.cost.predict import predict
 from autotune.engines.base import Engine
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import as_typed
+from autotune.job.observed import Observed
 from autotune.record.study import Study
 from autotune.record.table import make_table, write_table
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
@@ -65,12 +66,7 @@ def diagnose(
             adopt_first_run(session)
             write_table(study)
         if not study.next_number():
-            raise JobError(
-                "the command, as it is, does not fit in --memory-limit: without one it takes "
-                f"{format_bytes(script.measured.peak_memory_bytes)} of a device",
-                "raise the limit, lower its micro-batch in the command, or search: that finds "
-                "what fits",
-            )
+            raise _other_limit(session, script)
     finally:
         study.unlock()
     notes: list[str] = []
@@ -106,6 +102,23 @@ def diagnose(
         if steering is None
         else tuple(_changes(session, steering, history, own, result)),
         notes=tuple(notes),
+    )
+
+
+def _other_limit(session: Session, script: Observed) -> JobError:
+    """The refusal of a first run that had another memory limit than is asked for."""
+    asked_bytes = session.job.enforced_limit_bytes(session.environment.device_memory_bytes)
+    peak_bytes = script.measured.peak_memory_bytes
+    if asked_bytes is not None and peak_bytes is not None and peak_bytes > asked_bytes:
+        return JobError(
+            f"the command, as it is, does not fit in {format_bytes(asked_bytes)}: without a limit "
+            f"it takes {format_bytes(peak_bytes)} of a device",
+            "raise --memory-limit, lower its micro-batch in the command, or search: that finds "
+            "what fits",
+        )
+    return JobError(
+        "the command ran with another memory limit than is asked for now",
+        "run it anew with --fresh, or leave --memory-limit as it was",
     )
 
 

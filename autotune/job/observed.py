@@ -146,7 +146,10 @@ class Observed(Stored):
             return int(named) if named.isdecimal() else 0
         if self.is_trainer or said.get("gives_data") or said.get("asks_micro_batch"):
             return int(self.measured.read_back.get("micro_batch", 0))
-        return 0
+        stated = int(self.measured.read_back.get("micro_batch", 0))
+        # Beside a reference model, twice as many rows are the two answers of a preference.
+        has_reference = int(said.get("engines", 1)) > int(said.get("engines_trained", 1))
+        return stated if has_reference and self._rows == 2 * stated else 0
 
     @property
     def grad_accum(self) -> int:

@@ -1,9 +1,22 @@
 """What is known of a user's own command before it has run."""
 
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from autotune.app.diagnose import diagnose
+from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import world_of
+from autotune.app.studies import find_study
+from autotune.base.errors import JobError, StudyError
+from autotune.contract import to_dict, write_json
+from autotune.job.observed import OBSERVED_FILE
 from tests.jobs import CPU
+from tests.observed import TRAINER, observed
 
 
 @pytest.mark.parametrize(
@@ -20,3 +33,50 @@ def test_the_ranks_that_a_command_is_expected_to_start(
 ) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", variable)
     assert world_of(command.split(), CPU) == world
+
+
+def studied(results: Path, **said: Any) -> tuple[list[str], Path]:
+    """A command whose first run is there already, and where it ran."""
+    folder = results.parent / "project"
+    folder.mkdir()
+    script = dataclasses.replace(observed(TRAINER), folder=str(folder), **said)
+    (results / "own").mkdir(parents=True)
+    write_json(results / "own" / OBSERVED_FILE, to_dict(script))
+    return script.command, folder
+
+
+def test_a_study_of_a_command_may_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, folder = studied(tmp_path / "results")
+    monkeypatch.chdir(folder)
+    diagnose(command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print)
+    (tmp_path / "results").rename(tmp_path / "elsewhere")
+    study = find_study(tmp_path / "elsewhere", "own")
+    files = export_study(study, tmp_path / "tuned", to="hf", trial=0)
+    assert tmp_path / "tuned" / "train.args" in files
+    assert "per_device_train_batch_size" in (tmp_path / "tuned" / "train.args").read_text()
+    (patched,) = patch_study(study, [written(folder / "ds.json")], trial=0)
+    assert not patched.is_changed, "it is the command as it is"
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(folder)
+    with pytest.raises(StudyError, match="which is not there") as refused:
+        export_study(study, tmp_path / "tuned", trial=0)
+    assert "ln -s" in refused.value.hint
+
+
+def written(path: Path) -> Path:
+    """The configuration that arrived, as a file."""
+    path.write_text(json.dumps(TRAINER["config"]), encoding="utf-8")
+    return path
+
+
+def test_a_first_run_without_the_limit_is_no_trial_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 1 GiB."""
+    command, folder = studied(tmp_path / "results")
+    monkeypatch.chdir(folder)
+    limited = {"study": "own", "memory_limit": "512MiB"}
+    with pytest.raises(JobError, match=r"does not fit in 512 MiB: .* takes 1 GiB"):
+        diagnose(command, limited, results=tmp_path / "results", fresh=False, note=print)

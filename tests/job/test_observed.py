@@ -143,6 +143,11 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
             "more epochs",
         ),
         (Outcome.CRASH, "KeyError: 'x'", "without autotune"),
+        (
+            Outcome.INVALID,
+            "ValueError: Type fp16 is not supported on your device.",
+            "AVX512-FP16",
+        ),
     ],
 )
 def test_a_first_run_that_measured_nothing_says_what_helps(

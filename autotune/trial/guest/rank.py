@@ -448,7 +448,9 @@ def _set_by_user(arguments: Any) -> Iterator[str]:
         default = each.default
         if each.default_factory is not dataclasses.MISSING:
             default = each.default_factory()
-        if each.init and getattr(arguments, each.name, default) != default:
+        value = getattr(arguments, each.name, default)
+        is_switched_off = value is False and default == "no"  # as HfArgumentParser reads it
+        if each.init and value != default and not is_switched_off:
             yield each.name
 
 
