@@ -8,20 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from autotune.base.errors import JobError
 from autotune.base.templates import Templates
 from autotune.contract import Layout, Measure, TrialSpec, Workload
 from autotune.devices.hardware import Environment
+from autotune.export.own import OwnFiles, OwnTraining
 from autotune.job.job import Job
 from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
-
-if TYPE_CHECKING:
-    from autotune.export.own import OwnFiles, OwnTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +199,7 @@ class Dialect(ABC):
             RenderError: A template does not render.
         """
 
-    def of_command(self, own: "OwnTraining") -> "OwnFiles":
+    def of_command(self, own: OwnTraining) -> OwnFiles:
         """A user's own command in the consumer's words; asked of those of `frameworks` alone.
 
         Raises:

@@ -27,7 +27,7 @@ from autotune.export.base import (
     RecordDialect,
     Subject,
 )
-from autotune.export.own import files_of_command
+from autotune.export.command_files import files_of_command
 from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.record.soak import SoakResult

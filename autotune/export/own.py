@@ -6,7 +6,6 @@ What the user set and no edit touches stays as it is.
 import copy
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,17 +14,13 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError, RenderError
 from autotune.base.nested import look_up
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import KnobValue
-from autotune.engines.base import Engine, bind_engine
-from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
-from autotune.export.base import Dialect, Handout
-from autotune.export.readme import choice_values, figures_file
-from autotune.export.trainer import AUTO, FOLLOWING, OWNED
+from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
 from autotune.job.observed import Observed, filled_in
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
@@ -58,39 +53,6 @@ class OwnFiles:
     """What neither the files nor the command carry: the script sets it in its own code."""
 
 
-def files_of_command(
-    dialect: Dialect, handout: Handout, templates: Templates, folder: Path
-) -> dict[str, str]:
-    """The files of an export of a user's own command: path below the folder -> text.
-
-    Raises:
-        RenderError: The job has no command, or the command cannot be told so.
-    """
-    own = OwnTraining.of(handout, folder)
-    made, script = dialect.of_command(own), own.script
-    values = {
-        "command": _quoted(made.command),
-        "typed": shlex.join(script.command),
-        "folder": shlex.quote(script.folder),
-        "variables": sorted(handout.variables.items()),
-        "configuration": [
-            (key, "removed" if value is None else value)
-            for key, value in sorted(own.edits.configuration.items())
-        ],
-        "arguments": sorted(own.edits.arguments.items()),
-        "in_code": sorted(made.in_code.items()),
-        "about": list(made.about.items()),
-        "notes": list(made.notes),
-        **choice_values(handout),
-    }
-    return {
-        **made.files,
-        "launch.sh": templates.text("command/launch.sh.j2", values),
-        "README.md": templates.text("command/README.md.j2", values),
-        **figures_file(handout),
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnTraining:
     """A user's own command with a candidate's edits."""
@@ -103,28 +65,6 @@ class OwnTraining:
     """The candidate's, for placeholders."""
     folder: Path
     """The export's."""
-
-    @classmethod
-    def of(cls, handout: Handout, folder: Path) -> "OwnTraining":
-        """A handout whose job has a command.
-
-        Raises:
-            RenderError: It has none.
-        """
-        script = handout.job.script
-        if script is None:
-            raise RenderError(
-                "--to command: this study trains no command of your own", "leave --to out"
-            )
-        engine: Engine = bind_engine(handout.job, handout.environment)
-        assert isinstance(engine, ScriptEngine), "the job has a command"
-        return cls(
-            script=script,
-            edits=engine.edits(handout.candidate),
-            arrived=json.loads(handout.files[CONFIG_FILE]),
-            values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},
-            folder=folder,
-        )
 
     # ------------------------------------------------ DeepSpeed's configuration
 
@@ -315,16 +255,6 @@ class OwnTraining:
             end = words.index("--") if "--" in words else len(words)  # the rest: the launcher's
             return [*_with_flag(words[:end], name.replace("_", "-"), text), *words[end:]]
         return _with_flag(words, name, text)
-
-
-def _quoted(words: Sequence[str]) -> str:
-    """The words for a shell, with the export's folder where it stands."""
-    quoted = []
-    for word in words:
-        before, here, after = word.partition(HERE)
-        text = shlex.quote(before) if before or not here else ""
-        quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
-    return " ".join(quoted)
 
 
 def file_of_command(own: OwnTraining, name: str) -> OwnFiles:

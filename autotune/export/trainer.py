@@ -17,27 +17,9 @@ from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
 from autotune.export.base import Handout
+from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
-AUTO = "auto"
-OWNED: Mapping[str, tuple[str, ...]] = {
-    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("max_grad_norm",),
-    "optimizer.params.lr": ("learning_rate",),
-    "optimizer.params.betas": ("adam_beta1", "adam_beta2"),
-    "optimizer.params.eps": ("adam_epsilon",),
-    "optimizer.params.weight_decay": ("weight_decay",),
-    "scheduler.params.warmup_num_steps": ("warmup_steps",),
-    "bf16.enabled": ("bf16",),
-    "fp16.enabled": ("fp16",),
-}
-"""Key that Trainer compares with its arguments -> those arguments."""
-FOLLOWING = (
-    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
-    "scheduler.params.total_num_steps",
-)
-"""Keys that Trainer works out from its other arguments."""
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
 """The name of the argument, the newest first."""
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.own import OwnFiles, OwnTraining, files_of_command
+from autotune.export.command_files import files_of_command
+from autotune.export.own import OwnFiles, OwnTraining
 from autotune.job.observed import FRAMEWORKS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 

@@ -1,0 +1,80 @@
+"""The files of an export of a user's own command, whatever the dialect."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.base.errors import RenderError
+from autotune.base.templates import Templates
+from autotune.engines.base import Engine, bind_engine
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.export.base import Dialect, Handout
+from autotune.export.own import HERE, OwnTraining
+from autotune.export.readme import choice_values, figures_file
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+
+def files_of_command(
+    dialect: Dialect, handout: Handout, templates: Templates, folder: Path
+) -> dict[str, str]:
+    """The files of an export of a user's own command: path below the folder -> text.
+
+    Raises:
+        RenderError: The job has no command, or the command cannot be told so.
+    """
+    own = _training_of(handout, folder)
+    made, script = dialect.of_command(own), own.script
+    values = {
+        "command": _quoted(made.command),
+        "typed": shlex.join(script.command),
+        "folder": shlex.quote(script.folder),
+        "variables": sorted(handout.variables.items()),
+        "configuration": [
+            (key, "removed" if value is None else value)
+            for key, value in sorted(own.edits.configuration.items())
+        ],
+        "arguments": sorted(own.edits.arguments.items()),
+        "in_code": sorted(made.in_code.items()),
+        "about": list(made.about.items()),
+        "notes": list(made.notes),
+        **choice_values(handout),
+    }
+    return {
+        **made.files,
+        "launch.sh": templates.text("command/launch.sh.j2", values),
+        "README.md": templates.text("command/README.md.j2", values),
+        **figures_file(handout),
+    }
+
+
+def _training_of(handout: Handout, folder: Path) -> OwnTraining:
+    """A handout whose job has a command.
+
+    Raises:
+        RenderError: It has none.
+    """
+    script = handout.job.script
+    if script is None:
+        raise RenderError(
+            "--to command: this study trains no command of your own", "leave --to out"
+        )
+    engine: Engine = bind_engine(handout.job, handout.environment)
+    assert isinstance(engine, ScriptEngine), "the job has a command"
+    return OwnTraining(
+        script=script,
+        edits=engine.edits(handout.candidate),
+        arrived=json.loads(handout.files[CONFIG_FILE]),
+        values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},
+        folder=folder,
+    )
+
+
+def _quoted(words: Sequence[str]) -> str:
+    """The words for a shell, with the export's folder where it stands."""
+    quoted = []
+    for word in words:
+        before, here, after = word.partition(HERE)
+        text = shlex.quote(before) if before or not here else ""
+        quoted.append(f'{text}"$here"{shlex.quote(after)}' if here else text)
+    return " ".join(quoted)

@@ -1,0 +1,26 @@
+"""Keys of DeepSpeed's configuration that Hugging Face's Trainer fills in from its arguments.
+
+Source: transformers/integrations/deepspeed.py (trainer_config_process).
+"""
+
+from collections.abc import Mapping
+
+AUTO = "auto"
+OWNED: Mapping[str, tuple[str, ...]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("max_grad_norm",),
+    "optimizer.params.lr": ("learning_rate",),
+    "optimizer.params.betas": ("adam_beta1", "adam_beta2"),
+    "optimizer.params.eps": ("adam_epsilon",),
+    "optimizer.params.weight_decay": ("weight_decay",),
+    "scheduler.params.warmup_num_steps": ("warmup_steps",),
+    "bf16.enabled": ("bf16",),
+    "fp16.enabled": ("fp16",),
+}
+"""Key that Trainer compares with its arguments -> those arguments."""
+FOLLOWING = (
+    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
+    "scheduler.params.total_num_steps",
+)
+"""Keys that Trainer works out from its other arguments."""
