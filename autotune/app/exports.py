@@ -216,7 +216,7 @@ def patch_study(study: Study, files: Sequence[Path], *, trial: int | None = None
         RenderError: A file cannot be read, or its text cannot be changed.
     """
     chosen = find_chosen(study, trial=trial)
-    return patched_all(files, wanted_of(chosen.handout, chosen.engine.context))
+    return patched_all(files, wanted_of(chosen.handout, chosen.engine))
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:

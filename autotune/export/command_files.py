@@ -23,7 +23,7 @@ def files_of_command(
     Raises:
         RenderError: The job has no command, or the command cannot be told so.
     """
-    own = _training_of(handout, folder)
+    own = training_of(handout, folder)
     made, script = dialect.of_command(own), own.script
     values = {
         "command": _quoted(made.command),
@@ -48,7 +48,7 @@ def files_of_command(
     }
 
 
-def _training_of(handout: Handout, folder: Path) -> OwnTraining:
+def training_of(handout: Handout, folder: Path) -> OwnTraining:
     """A handout whose job has a command.
 
     Raises:

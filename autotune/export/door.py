@@ -29,7 +29,7 @@ from autotune.export.base import (
 )
 from autotune.export.command_files import files_of_command
 from autotune.job.job import Job
-from autotune.job.observed import Observed
+from autotune.job.observed import FRAMEWORKS, Observed
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
@@ -170,10 +170,12 @@ def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
     if script.framework in dialect.frameworks:
         return
     fits = [name for name in plugin_names("dialect") if _is_read_in(name, script.framework)]
-    readers = " or ".join(_READERS.get(name, name) for name in dialect.frameworks) or "no command"
+    readers = (
+        " or ".join(FRAMEWORKS.get(name, name) for name in dialect.frameworks) or "no command"
+    )
     raise RenderError(
         f"--to {to}: its files are read by {readers}, and your command trains by "
-        f"{_READERS.get(script.framework, script.framework)}, which reads none of them",
+        f"{FRAMEWORKS.get(script.framework, script.framework)}, which reads none of them",
         f"name one of those that it reads: {', '.join(fits)}; or put the settings into your own "
         "files with --patch FILE",
     )
@@ -182,16 +184,6 @@ def _check_reads(dialect: Dialect, script: Observed, to: str) -> None:
 def _is_read_in(name: str, framework: str) -> bool:
     dialect = load_plugin("dialect", name)
     return isinstance(dialect, Dialect) and framework in dialect.frameworks
-
-
-_READERS = {
-    "deepspeed": "a script that calls deepspeed.initialize itself",
-    "trainer": "Hugging Face Trainer",
-    "trl": "TRL",
-    "llama-factory": "LLaMA-Factory",
-    "lightning": "Lightning",
-}
-"""Frameworks in words."""
 
 
 def _launch_of_command(

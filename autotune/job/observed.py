@@ -32,8 +32,17 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
 _LARGEST_SOURCE_BYTES = 2**20
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
-FRAMEWORKS = ("deepspeed", "accelerate", "lightning", *_TRAINERS)
-"""All that a command is told to train by."""
+FRAMEWORKS: Mapping[str, str] = {
+    "deepspeed": "a script that calls deepspeed.initialize itself",
+    "accelerate": "accelerate",
+    "lightning": "Lightning",
+    "trainer": "Hugging Face Trainer",
+    "trl": "TRL",
+    "llama-factory": "LLaMA-Factory",
+    "axolotl": "axolotl",
+    "ms-swift": "ms-swift",
+}
+"""What a command may train by -> in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +156,10 @@ class Observed(Stored):
         if self.is_trainer or said.get("gives_data") or said.get("asks_micro_batch"):
             return int(self.measured.read_back.get("micro_batch", 0))
         stated = int(self.measured.read_back.get("micro_batch", 0))
-        # Beside a reference model, twice as many rows are the two answers of a preference.
-        has_reference = int(said.get("engines", 1)) > int(said.get("engines_trained", 1))
-        return stated if has_reference and self._rows == 2 * stated else 0
+        # Beside another model, twice as many rows are a preference's two answers, or a real
+        # sample and a generated one.
+        has_other = int(said.get("engines", 1)) > 1
+        return stated if has_other and self._rows == 2 * stated else 0
 
     @property
     def grad_accum(self) -> int:
@@ -344,7 +354,12 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
             "command begins; a container or another machine has to be entered first"
         )
     if "ended by itself" in result.evidence and "steps" in result.evidence:
-        hint = "give it more data or more epochs, so that it takes as many steps"
+        hint = (
+            "give it more data or more epochs, so that it takes as many steps; where it gave up, "
+            "the log says why"
+        )
+    if "EOF when reading" in result.evidence:
+        hint = "let it ask nothing: a trial has no terminal, and its standard input is empty"
     raise JobError(
         f"the command, as it is, was not measured: {result.outcome}: {result.evidence} "
         f"(log: {log})",

@@ -68,11 +68,19 @@ class ArgumentChanges:
 
     def _batch(self) -> None:
         candidate = self._wanted.candidate
+        if self._wanted.keeps_batch:
+            return
         sizes = {"micro_batch": candidate.micro_batch, "grad_accum": candidate.grad_accum}
         for is_given in (True, False):  # what is there already may bring the other along
             for knob, name in _BATCH.items():
                 own = self._name(name)
-                if (own in self._given) is is_given and self._now()[name] != sizes[knob]:
+                if (own in self._given) is not is_given or self._now()[name] == sizes[knob]:
+                    continue
+                if own not in self._given and name in self._wanted.in_code:
+                    self.left.append(
+                        Left(what=f"{name}={sizes[knob]}", place="your code, which sets it")
+                    )
+                else:
                     self.names[own] = sizes[knob]
 
     def _recompute(self) -> None:
@@ -113,7 +121,7 @@ class ArgumentChanges:
     def _attention(self) -> None:
         want = self._wanted.candidate.get("attention")
         have = script_knobs(self._now(), self._reader).get("attention", "default")
-        if want in (None, "default", have):
+        if want in (None, "default", have) or self._wanted.is_own("attention"):
             return  # by default nobody chose one: the user's stays
         if self._reader == FACTORY:
             self.names["flash_attn"] = next(n for n, knob in FLASH_ATTN.items() if knob == want)
@@ -143,7 +151,7 @@ class ArgumentChanges:
         """Whose Adam, where no ds_config says."""
         name = "optimizer.implementation"
         want = self._wanted.candidate.get(name)
-        if want is None or self._has_optimizer:
+        if want is None or self._has_optimizer or self._wanted.is_own(name):
             return
         own = optimizer_argument(self._reader)
         have = IMPLEMENTATIONS.get(str(self._given.get(own, DEFAULT_OPTIM)))
@@ -177,6 +185,11 @@ def _knows_every(given: Mapping[str, Any]) -> bool:
 def of_script(wanted: Wanted, *, has_arguments: bool) -> Iterator[Left]:
     """What no file carries: the script does it, or nobody."""
     candidate = wanted.candidate
+    for name, chosen in wanted.in_words.items():
+        yield Left(
+            what=f"{name}={chosen}",
+            place=f"the word of your command that the search got as {{{name}=...}}",
+        )
     if candidate.pp > 1:
         yield Left(
             what=f"pp={candidate.pp}", place="the script: a PipelineModule of so many stages"

@@ -110,7 +110,24 @@ def patched(path: Path, wanted: Wanted, *, others: Sequence[Path] = ()) -> Patch
 
 def patched_all(paths: Sequence[Path], wanted: Wanted) -> list[Patched]:
     """Several files of one training, each as of `patched`."""
-    return [patched(path, wanted, others=paths) for path in paths]
+    found = [patched(path, wanted, others=paths) for path in paths]
+    telling = next((one for one in found if _has_arguments(one)), None)
+    if telling is None:
+        return found
+    # What another file cannot carry, the file of the arguments may.
+    return [
+        one
+        if one is telling or one.path.name not in telling.before
+        else replace(one, left=tuple(left for left in one.left if left in telling.left))
+        for one in found
+    ]
+
+
+def _has_arguments(one: Patched) -> bool:
+    """Whether a file carries the arguments of the script, and names the configuration."""
+    if is_shell(one.before, one.path):
+        return True
+    return isinstance(_data(one.path, one.before).get("deepspeed"), str)
 
 
 def write_patched(patch: Patched) -> None:
@@ -340,7 +357,7 @@ class _PatchPlan:
                 "micro_batch": ("per_device_train_batch_size", candidate.micro_batch),
                 "grad_accum": ("gradient_accumulation_steps", candidate.grad_accum),
             }
-            for knob in found.left_to_arguments:
+            for knob in () if self._wanted.keeps_batch else found.left_to_arguments:
                 name, size = sizes[knob]
                 self._left.append(
                     Left(
@@ -348,7 +365,7 @@ class _PatchPlan:
                         place=f"the Trainer's arguments: --{name} {size}",
                     )
                 )
-        elif "micro_batch" in found.left_to_arguments:
+        elif "micro_batch" in found.left_to_arguments and not self._wanted.keeps_batch:
             self._left.append(
                 Left(
                     what=f"micro_batch={candidate.micro_batch}",

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.engines.base import Engine
+from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
+from autotune.export.command_files import training_of
+from autotune.job.observed import placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -29,6 +33,12 @@ class Wanted:
     """Without what a base configuration sets: the files say it themselves."""
     variables: Mapping[str, str]
     """Environment variables of its ranks."""
+    own: Candidate | None = None
+    """A user's command as it is, which the candidate is an edit of; None: there is none."""
+    in_code: frozenset[str] = frozenset()
+    """Trainer's arguments that the script of such a command sets itself."""
+    in_words: Mapping[str, KnobValue] = field(default_factory=dict)
+    """Knobs that stand in such a command as words of its script's own -> their values."""
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
         """What a knob is with some value, the others being the candidate's.
@@ -41,13 +51,23 @@ class Wanted:
         given = others if value is None else {**others, name: value}
         return canonical(given, self.context).get(name)
 
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether the batch is that of the command as it is."""
+        own, candidate = self.own, self.candidate
+        return own is not None and own.micro_batch == candidate.micro_batch
+
+    def is_own(self, name: str) -> bool:
+        """Whether a knob is as the user's command has it already."""
+        return self.own is not None and self.candidate.get(name) == self.own.get(name)
+
     def is_untouched(self, name: str) -> bool:
-        """Whether a knob is what it would be if nobody chose it."""
-        return self.candidate.get(name) == self.alone(name, None)
+        """Whether a knob is what it would be if nobody chose it, or what the command has."""
+        return self.is_own(name) or self.candidate.get(name) == self.alone(name, None)
 
 
-def wanted_of(handout: Handout, context: Context) -> Wanted:
-    """What a handout brings into a user's files.
+def wanted_of(handout: Handout, engine: Engine) -> Wanted:
+    """What a handout brings into a user's files; `engine` is bound to its job.
 
     Raises:
         JobError: It configures an engine whose files are not patched.
@@ -57,11 +77,25 @@ def wanted_of(handout: Handout, context: Context) -> Wanted:
             f"--patch: a configuration of {handout.engine} is not written into others' files",
             "export it to a new folder with --out",
         )
-    return Wanted(
+    wanted = Wanted(
         candidate=handout.candidate,
         config=json.loads(handout.files[CONFIG_FILE]),
-        context=replace(context, base={}),
+        context=replace(engine.context, base={}),
         variables=handout.variables,
+    )
+    if not isinstance(engine, ScriptEngine):
+        return wanted
+    own = training_of(handout, Path())
+    named = placeholders_of(own.script.command)
+    return replace(
+        wanted,
+        own=engine.own,
+        in_code=frozenset(name for name in own.edits.arguments if not own.takes(name)),
+        in_words={
+            name: value
+            for name, value in own.values.items()
+            if name in named and str(value) != named[name]
+        },
     )
 
 

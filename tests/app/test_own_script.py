@@ -58,6 +58,7 @@ def test_a_study_of_a_command_may_be_moved(
     assert "per_device_train_batch_size" in (tmp_path / "tuned" / "train.args").read_text()
     (patched,) = patch_study(study, [written(folder / "ds.json")], trial=0)
     assert not patched.is_changed, "it is the command as it is"
+    assert not patched.left
     monkeypatch.chdir(tmp_path)
     shutil.rmtree(folder)
     with pytest.raises(StudyError, match="which is not there") as refused:

@@ -37,6 +37,14 @@ def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
     assert untold.micro_batch == max(arrived), "its own loader may make what it likes"
 
 
+def test_twice_as_many_rows_beside_another_model_are_pairs() -> None:
+    """Of a script that makes its batches itself: a reference model, or a GAN."""
+    pairs = {**RAW, "asks_micro_batch": False, "micro_batches": [8, 8], "engines": 2}
+    assert (observed(pairs).rows_per_sample, observed(pairs).micro_batch) == (2, 4)
+    alone = observed({**pairs, "engines": 1})
+    assert (alone.rows_per_sample, alone.micro_batch) == (1, 8)
+
+
 def test_a_placeholder_tells_the_samples_of_a_batch() -> None:
     own = {**RAW, "asks_micro_batch": False, "micro_batches": [6, 6]}
     script = observed(own, command=["torchrun", "train.py", "--batch={micro_batch=3}"])
@@ -142,6 +150,7 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
             "8 are needed",
             "more epochs",
         ),
+        (Outcome.INVALID, "EOFError: EOF when reading a line", "ask nothing"),
         (Outcome.CRASH, "KeyError: 'x'", "without autotune"),
         (
             Outcome.INVALID,

@@ -107,7 +107,7 @@ def wanted(folder, **knobs):
     engine = DeepSpeedEngine(job, CPU)
     candidate = canonical_candidate(job, **knobs)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
-    return wanted_of(handout, engine.context)
+    return wanted_of(handout, engine)
 
 
 def write(folder, text, name):
@@ -526,4 +526,4 @@ def test_another_engine_is_told(folder):
     candidate = canonical_candidate(job)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     with pytest.raises(JobError, match="megatron"):
-        wanted_of(replace(handout, engine="megatron", files={}), engine.context)
+        wanted_of(replace(handout, engine="megatron", files={}), engine)

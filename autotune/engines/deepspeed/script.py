@@ -56,6 +56,10 @@ _FUSED_ON_CPU = "2.4"
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
+_GLOBAL_BATCH = "batch.global_batch"
+"""The rule that a configuration makes the job's global batch."""
+
+
 class ScriptEngine(DeepSpeedEngine):
     """DeepSpeed for the command that a job observed."""
 
@@ -260,13 +264,25 @@ class ScriptEngine(DeepSpeedEngine):
     def remarks(self) -> list[str]:
         """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""
         found = [
-            f"{violation.message}; {violation.fix}" for violation in judge(self.setup(self.own))
+            f"{violation.message}; {violation.fix}"
+            for violation in judge(self.setup(self.own))
+            # The script makes its batches: more steps in the file would change what it trains.
+            if violation.rule != _GLOBAL_BATCH
         ]
+        stated = int(self._script.measured.read_back.get("micro_batch", 0))
+        if stated and stated != self._script.micro_batch:
+            found.append(
+                f"the configuration says {stated} samples a pass, and {self._script.micro_batch} "
+                "arrived: DeepSpeed does not look at the batch; write that into "
+                f"{_BATCH_KEYS[0]}"
+            )
         written = self._script.description.get("config_written") or {}
         for path, value in leaves(written):
             key = ".".join(path)
             arrived = look_up(self._script.config, key)
-            if value not in ("auto", arrived) and value != {}:
+            # accelerate sets it to infinity.
+            is_print = key == "steps_per_print" and self._script.framework != "deepspeed"
+            if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
         n_trained = int(self._script.description.get("engines_trained", 1))
         if n_trained > 1:

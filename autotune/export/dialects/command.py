@@ -14,7 +14,7 @@ class OwnCommand(Dialect):
     """`launch.sh` starts the training as the user does, with the edits that were measured."""
 
     engines = ("deepspeed",)
-    frameworks = FRAMEWORKS
+    frameworks = tuple(FRAMEWORKS)
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates

@@ -47,7 +47,7 @@ class DeepSpeedFiles(Dialect):
 
     engines = ("deepspeed",)
     script = "train.py"
-    frameworks = FRAMEWORKS
+    frameworks = tuple(FRAMEWORKS)
 
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates

@@ -85,6 +85,8 @@ class Guest:
         self._last_error: BaseException | None = None
         """What the script caught and went on after; None: it has taken a step since."""
         self._n_plain_steps = 0
+        self._exit_code: Any = None
+        """What the script gave to `sys.exit`."""
         self._is_over = False
         self._lock = threading.RLock()
 
@@ -100,6 +102,8 @@ class Guest:
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
         quiet.watch_files()
+        sys.exit = guest.noting_exit(sys.exit)
+        os._exit = guest.ending(os._exit)  # type: ignore[assignment]
         call_after_imports(guest.hooks())
         return guest
 
@@ -377,6 +381,29 @@ class Guest:
         if not isinstance(error, KeyboardInterrupt) and self._is_here:
             self._record(error)
 
+    def noting_exit(self, leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """`sys.exit`, whose code nobody is told at the end of the interpreter."""
+
+        @functools.wraps(leave)
+        def noting(code: Any = None, /) -> NoReturn:
+            if self._is_here:
+                self._exit_code = code
+            leave(code)
+
+        return noting
+
+    def ending(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        """`os._exit`, which ends a rank past all that would tell of it."""
+
+        @functools.wraps(leave)
+        def ended(status: int) -> NoReturn:
+            if self._is_here and not self._is_over:
+                self._exit_code = status
+                self.on_exit()
+            leave(status)
+
+        return ended
+
     def on_exit(self) -> None:
         """The interpreter ends: the script is done, or has given up."""
         if self._is_over or not self._is_here:
@@ -396,7 +423,8 @@ class Guest:
             said = "no engine that it made has an optimizer"
         else:
             said = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
-        ended = ScriptEndedError(f"the script ended by itself: {said}")
+        code = f" with exit code {self._exit_code}" if self._exit_code else ""
+        ended = ScriptEndedError(f"the script ended by itself{code}: {said}")
         self._record(ended, Outcome.INVALID)
 
     @property

@@ -53,6 +53,19 @@ def test_the_command_as_it_is_breaks_no_rule_whatever_it_does(tmp_path: Path) ->
     assert not engine.judge(engine.own)
 
 
+def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(
+    tmp_path: Path,
+) -> None:
+    """Another number of steps in the file would change what a script by hand trains."""
+    by_hand = {**RAW, "micro_batches": [2, 2, 2], "asks_micro_batch": False}
+    config = {**RAW["config"], "gradient_accumulation_steps": 1}
+    engine = engine_of(tmp_path, {**by_hand, "config": config}, read_back={"grad_accum": 1})
+    said = " ".join(engine.remarks())
+    assert "the configuration says 4 samples a pass, and 2 arrived" in said
+    assert "3 passes in a step by itself" in said
+    assert "set gradient_accumulation_steps" not in said
+
+
 def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(
     tmp_path: Path,
 ) -> None:

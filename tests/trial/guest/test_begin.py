@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import PARENT_ENV, RANKS_DIR
+from autotune.contract import (
+    CONFIG_DIR,
+    PARENT_ENV,
+    RANKS_DIR,
+    SPEC_FILE,
+    read_json,
+    to_dict,
+    write_json,
+)
 from autotune.trial.guest.begin import (
     GUEST_ENV,
     OWNER_FILE,
@@ -17,8 +25,10 @@ from autotune.trial.guest.begin import (
     owner_text,
     take_rank,
 )
+from autotune.trial.guest.edits import EDITS_FILE
 from autotune.trial.guest.launcher import SITE, guest_environment, with_port
-from autotune.trial.variables import BUILT_ENV
+from autotune.trial.variables import BUILT_ENV, SUBMITTED_ENV
+from tests.trials import spec
 
 
 @pytest.fixture
@@ -192,3 +202,20 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
     rank._use_what_is_built()
     assert os.environ.get("TORCH_EXTENSIONS_DIR") == ("/built" if is_ours else None)
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys; sys.exit(3)", "ended by itself with exit code 3"),
+        ("import os; os._exit(0)", "ended by itself: it never called deepspeed.initialize"),
+    ],
+)
+def test_a_rank_that_leaves_by_itself_says_how(folder: Path, code: str, says: str) -> None:
+    """`os._exit` passes everything by that the interpreter does at its end."""
+    (folder / CONFIG_DIR).mkdir()
+    write_json(folder / SPEC_FILE, to_dict(spec()))
+    write_json(folder / CONFIG_DIR / EDITS_FILE, {"observes": True})
+    ran = python(code, folder=folder, RANK="0", LOCAL_RANK="0", **{SUBMITTED_ENV: "0"})
+    report = read_json(folder / RANKS_DIR / "00.json")
+    assert says in report["evidence"], ran.stderr
