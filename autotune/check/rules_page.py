@@ -206,14 +206,23 @@ def _level(rule: Rule[Setup], witnesses: Sequence[Witness]) -> Level:
 
 _INTRODUCTION = """# Rules
 
-Every rule of `check`: what breaks it, what `check` says of that, and what DeepSpeed does with it.
-`python -m autotune rule NAME` prints one of them. Tests run the examples on DeepSpeed. An example
-differs from a small legal configuration (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO
-stage 0) in the part shown; a key at null is left out. Rules about NCCL and gloo judge knobs of a
-search, and have no examples: they are read off their sources. So are those named `megatron.`, of
-launches and layouts of Megatron-LM: tests train layouts, break each rule that can be broken on CPU
-ranks, and ask checkouts about arguments ([megatron.md](megatron.md)). `python -m
-autotune.check.rules_page > docs/rules.md` makes this page.
+Every rule of [`check`](check.md) and of a search. To read one of them in the terminal:
+
+```sh
+python -m autotune rule batch.product
+```
+
+Each rule shows a part of a configuration that breaks it, what `check` says, what DeepSpeed does
+with it, the fix, and the legal form.
+
+- Tests run the examples on DeepSpeed. An example differs from a small legal configuration
+  (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO stage 0) in the part shown.
+  A key at null is left out.
+- Rules about NCCL and gloo judge knobs of a search. They come from the sources and have no
+  examples.
+- Rules named `megatron.` are about launches and layouts of Megatron-LM. Tests train layouts, break
+  each rule that can be broken on CPU ranks, and ask checkouts about arguments
+  ([megatron.md](megatron.md)).
 
 """
 

@@ -198,9 +198,7 @@ class JobFile(BaseModel):
     model: str = Field(
         description="preset, Hugging Face folder or config.json, or package.module:factory"
     )
-    seq_len: int = Field(
-        ge=SHORTEST, le=_LARGEST, description="tokens per sample; one alone has no next to predict"
-    )
+    seq_len: int = Field(ge=SHORTEST, le=_LARGEST, description="tokens per sample, at least 2")
     global_batch: int = Field(
         ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
     )

@@ -327,12 +327,20 @@ def write_table(study: Study) -> pd.DataFrame:
 
 _ABOUT = f"""# The results table
 
-One row per trial, in `results/<study>/table.parquet` and `table.csv`, rebuilt from the
-trial folders when a search ends. Figures are measured; a trial that measured nothing
-leaves them empty. In a notebook, `autotune.load(study)` is the table as a pandas frame,
-read from the trials themselves; `frame.attrs` holds the `units` and `meanings` below.
-This is version {TABLE_VERSION} of the schema; it rises when a column changes or goes,
-not when one is added.
+```python
+import autotune
+
+frame = autotune.load("STUDY")
+frame.attrs["units"]["step_time_s"], frame.attrs["meanings"]["step_time_s"]
+```
+
+The table has one row per trial. It is in `results/<study>/table.parquet` and `table.csv`, made
+from the trial folders when a search ends. `autotune.load` reads it from the trials themselves,
+as a pandas frame.
+
+- Figures are measured. A trial that measured nothing leaves them empty.
+- This is version {TABLE_VERSION} of the schema. It rises when a column changes or goes, not when
+  one is added.
 
 | column | type | unit | meaning |
 |---|---|---|---|

@@ -112,28 +112,44 @@ _GROUPS = {
 
 _INTRODUCTION = """# Knobs
 
-Every knob there is: what it does, where it acts, and on what it was really tried. The list is
-made by `python -m autotune.report.knobs_page > docs/knobs.md`. A knob is left out of a candidate
-where it changes nothing, and values that mean the same run become one.
+Every knob: what it does, its values, where it acts, and on what it was really tried. To search
+some of them, write a [space](spaces.md):
 
-No knobs, but part of every trial: variables of the environment that move speed (`NCCL_*`,
-`TORCH_NCCL_*`, `GLOO_*`, `OMP_*`, `KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) reach the
-ranks as you set them, and each trial's `result.json` records those that were set.
+```yaml
+name: mine
+description: Two knobs.
+knobs:
+  zero.stage: [1, 2, 3]
+  micro_batch: {powers_of_two: [1, 16]}
+```
 
-Where "releases" says so, DeepSpeed has taken a knob out: with a newer one the rules refuse all of
-its values but the one that is off. [compression.md](compression.md) says how these are priced, and
-why `elasticity` and the other methods of `compression_training` are no knobs.
+How to read an entry:
 
-"Tried on" is the honest limit: which values trained real steps and were read back from the live
-engine. What was never run on a GPU, or nowhere, says so here, in `search --help`, in the plan, in
-the report and in the export. Behind it are these runs, under `results/recorded/`:
+- **values**: what a space may list.
+- **default**: what runs if nobody sets the knob.
+- **acts**: when the knob changes anything. Elsewhere it is left out of a candidate, and values
+  that mean the same run become one.
+- **tried on**: the honest limit, which values trained real steps and were read back from the live
+  engine.
+- **releases**: DeepSpeed has removed the knob. With a newer release the rules refuse all of its
+  values but the one that is off ([compression](compression.md)).
+- **decided in**: the file of the engine's source.
+
+`search --help`, the plan, the report and the export also say what was never run on a GPU, or
+nowhere.
+
+**Variables of the environment** that change speed (`NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `OMP_*`,
+`KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) are no knobs. They reach the ranks as you
+set them. Each trial's `result.json` records those that were set.
+
+"Tried on" rests on these runs, under `results/recorded/`:
 
 | date | hardware | device | versions |
 |---|---|---|---|"""
 
 _OF_ANOTHER = """# Knobs of ENGINE
 
-Other knobs than the ones above, even where a name is the same.
+These are other knobs than the ones above, even if a name is the same.
 
 | date | hardware | device | versions |
 |---|---|---|---|"""

@@ -46,7 +46,7 @@ _HELP = {
     "search_trials_budget": "Candidates that the search proper may try.",
     "elapsed_seconds": "Time with a trial in flight, earlier sessions included.",
     "remaining_seconds": "Estimate until the end; absent while nothing is known.",
-    "best_samples_per_second": "Of the best trial so far.",
+    "best_samples_per_second": "Samples per second of the best trial so far.",
     "best_peak_memory_bytes": "Highest peak of any device in the best trial so far.",
     "baseline_samples_per_second": "Of the baseline's trial.",
     "speedup_ratio": "Best over baseline so far, one trial each: no claim before the final "
@@ -113,20 +113,24 @@ def render_metrics(snapshot: Snapshot, *, study: str, version: str, accelerator:
 
 _ABOUT = """# Metrics of a running search
 
-Every search keeps `results/<study>/metrics.prom` in Prometheus' text format, and
-`--metrics-file FILE` writes the same to a file of your choice, such as one ending in
-`.prom` in the folder of node_exporter's textfile collector. The file is written aside
-and moved, so that a scrape never meets a part of it: when something changes, and at
-least every 5 seconds while trials run, each time the search looks at them. That of a
-long record is written less often: writing takes at most half a percent of the time. A file
-that cannot be written is named once and tried again. Nothing listens on a port.
+```sh
+python -m autotune search --job job.yaml --metrics-file autotune.prom
+```
 
-All samples carry the label `study`. A sample whose value is not known is absent. When
-the search has ended, however it did, the file stays with its last state
-(`autotune_stage` is `done`);
-a search that was killed leaves an old file, which node_exporter's
-`node_textfile_mtime_seconds` tells. Counters count the record: they go on where a
-search is resumed, and begin anew with `--fresh`.
+Every search keeps `results/<study>/metrics.prom` in Prometheus' text format.
+`--metrics-file FILE` writes the same to a file of your choice, such as one in the folder
+of node_exporter's textfile collector. Nothing listens on a port.
+
+- The file is written aside and moved, so a scrape never meets a part of it.
+- It is written when something changes, and at least every 5 seconds while trials run. That
+  of a long record is written less often: writing takes at most half a percent of the time.
+- A file that cannot be written is named once and tried again.
+- All samples carry the label `study`. A sample whose value is not known is absent.
+- When the search has ended, the file stays with its last state (`autotune_stage` is
+  `done`). A search that was killed leaves an old file: node_exporter's
+  `node_textfile_mtime_seconds` tells.
+- Counters count the record. They go on if a search is resumed, and begin anew with
+  `--fresh`.
 
 | metric | type | labels besides `study` | meaning |
 |---|---|---|---|

@@ -87,7 +87,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     console.print(Text("\n".join(lines)), soft_wrap=False)
     shown = [int(index) for index in ranking.order[:top]]
     console.print(_table(ranking, shown))
-    print_facts(console, [("*", "no other that fits is faster and takes less memory as well")])
+    print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
@@ -124,7 +124,7 @@ def _interval(ranking: Ranking, index: int) -> str:
 def said_held(learned: Learned | None) -> str:
     """What intervals hold, in words."""
     if learned is None:
-        return f"{LEVEL:.0%} of others' runs that the model had not seen"
+        return f"{LEVEL:.0%} of runs that the model has not seen"
     own = f"{learned.n_here} of this job" if learned.n_here else "none of this job"
     return f"{LEVEL:.0%} of runs here, by {learned.n_trials} trials on these devices, {own}"
 
