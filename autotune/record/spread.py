@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.contract import Role, TrialResult
 from autotune.record.study import Trial
+from autotune.trial.statistics import MIN_SAMPLES, n_effective
 
 PRIOR_DEVIATION = 0.03
 """Deviation of log samples/s between processes. Over 50 runs of 10 candidates it was 2.8% on one
@@ -24,6 +25,12 @@ PRIOR_DEGREES = 4
 """Degrees of freedom that the prior counts as: those of a final comparison of two, so that a
 study's own repeats weigh as much once it has one."""
 
+_QUARTILES_OF_NORMAL = 1.349
+"""Distance of a standard normal distribution's quartiles."""
+_ENOUGH_RUNS = 4
+"""Runs from which it is known what variance by steps is typical."""
+_ALLOWANCE = 3.0
+"""Factor for what the quartiles of few steps miss."""
 _NORMAL = 1.96
 """The normal distribution's quantile: an interval of steps reaches so many standard errors."""
 
@@ -44,6 +51,8 @@ class Spread:
 
     variance: float = PRIOR_DEVIATION**2
     degrees: int = PRIOR_DEGREES
+    of_steps: float | None = None
+    """Typical variance of a run's median by its own steps, over the study; None: not known."""
 
     @property
     def knows_repeats(self) -> bool:
@@ -63,7 +72,7 @@ class Spread:
         if not runs or not all(map(is_figure, runs)):
             raise ValueError("no runs, or one without samples/s")
         mean = mean_log_rate(runs)
-        own_variance = statistics.fmean(map(variance_of_steps, runs))
+        own_variance = statistics.fmean(map(self._variance_of_steps, runs))
         half_width = self.half_width(own_variance, n_runs=len(runs))
         return Interval(
             rate=math.exp(mean),
@@ -73,7 +82,20 @@ class Spread:
 
     def variance_of_mean(self, runs: Sequence[TrialResult]) -> float:
         """Variance of the mean log samples/s of one configuration's runs; at least one run."""
-        return (self.variance + statistics.fmean(map(variance_of_steps, runs))) / len(runs)
+        own_variance = statistics.fmean(map(self._variance_of_steps, runs))
+        return (self.variance + own_variance) / len(runs)
+
+    def _variance_of_steps(self, run: TrialResult) -> float:
+        """As of `variance_of_steps`, weighted with what is typical of the study's runs.
+
+        The steps of one run count as the degrees of freedom that their independent ones have,
+        what is typical as `PRIOR_DEGREES`: few steps say little of their own variance.
+        """
+        own = variance_of_steps(run)
+        if self.of_steps is None or not run.step_times_s:
+            return own
+        degrees = max(0.0, n_effective(run.step_times_s) - 1.0)
+        return (PRIOR_DEGREES * self.of_steps + degrees * own) / (PRIOR_DEGREES + degrees)
 
     def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
         """How far a re-run may be from the mean of some runs, in log samples/s.
@@ -113,11 +135,14 @@ def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
     Args:
         groups: Runs for which `is_figure` holds; a group of one says nothing.
     """
-    squares, degrees = between(groups)
+    known = list(groups)
+    squares, degrees = between(known)
     prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
+    own = [variance_of_steps(run) for runs in known for run in runs if run.step_times_s]
     return Spread(
         variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),
         degrees=PRIOR_DEGREES + degrees,
+        of_steps=statistics.median(own) if len(own) >= _ENOUGH_RUNS else None,
     )
 
 
@@ -148,11 +173,26 @@ def mean_log_rate(runs: Sequence[TrialResult]) -> float:
 
 
 def variance_of_steps(result: TrialResult) -> float:
-    """Variance of log samples/s by the interval of the run's own steps; 0 where it has none."""
+    """Variance of log samples/s that the run's own steps leave in their median; 0: none known.
+
+    The interval of the median by order statistics asks for six independent steps; where a busy
+    machine makes neighbours alike there are fewer, and it is the whole range then, which one odd
+    step decides. So the variance is at most that of a median of `n_effective` normal steps,
+    pi/2 s^2 / n, and never more than one step's, s^2; s is the range of the middle half of the
+    steps over 1.349 (Kenney and Keeping, Mathematics of Statistics 2, 1951, section 7.12, for the
+    median; David and Nagaraja, Order Statistics, section 9.1, for the quartiles).
+    `benchmarks/single_runs.py` says what such intervals hold.
+    """
     low, high = result.samples_per_s_low, result.samples_per_s_high
     if low is None or high is None or not (_is_rate(low) and _is_rate(high)):
         return 0.0
-    return (math.log(high / low) / 2 / _NORMAL) ** 2
+    by_order = (math.log(high / low) / 2 / _NORMAL) ** 2
+    steps_s = result.step_times_s
+    if len(steps_s) < MIN_SAMPLES:
+        return by_order
+    first, _, third = statistics.quantiles(map(math.log, steps_s), n=4)
+    of_step = _ALLOWANCE * ((third - first) / _QUARTILES_OF_NORMAL) ** 2
+    return min(by_order, of_step * min(1.0, math.pi / 2 / n_effective(steps_s)))
 
 
 def _is_rate(samples_per_s: float | None) -> bool:
