@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError("this pytest-xdist does not group the tests of this pytest")
 
 
+@pytest.fixture(scope="session")
+def folder_of_knowledge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: thousands of them need no folder, and pytest counts all to make one."""
+    return tmp_path_factory.mktemp("knowledge")
+
+
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_knowledge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_knowledge(folder_of_knowledge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test learns from the user's studies or from another test's, nor teaches them."""
-    monkeypatch.setenv("AUTOTUNE_KNOWLEDGE", str(tmp_path / "knowledge.json"))
+    file = folder_of_knowledge / f"{next(_numbers)}.json"
+    monkeypatch.setenv("AUTOTUNE_KNOWLEDGE", str(file))
 
 
 @pytest.fixture(autouse=True)

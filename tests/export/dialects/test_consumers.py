@@ -214,14 +214,20 @@ def test_axolotl_reads_what_was_chosen(tmp_path):
     assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0, 2), strict=True))
 
 
-def test_adapters_are_said_in_the_words_of_each(tmp_path):
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """With adapters, which a process counts on the model: seconds, so that it is asked once."""
     lora = {"finetune": {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}}
+    return handed(tmp_path_factory.mktemp("adapted"), job=lora, micro_batch=2)
+
+
+def test_adapters_are_said_in_the_words_of_each(tmp_path, adapted):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    factory = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path / "a", "llama-factory")
+    factory = export(adapted, tmp_path / "a", "llama-factory")
     told = yaml.safe_load((factory / "llamafactory.yaml").read_text())
     assert (told["finetuning_type"], told["lora_rank"], told["lora_target"]) == ("lora", 4, "all")
-    axolotl = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path / "b", "axolotl")
+    axolotl = export(adapted, tmp_path / "b", "axolotl")
     told = yaml.safe_load((axolotl / "axolotl.yaml").read_text())
     assert (told["adapter"], told["lora_r"], told["lora_target_linear"]) == ("lora", 4, True)
 
@@ -315,9 +321,8 @@ def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
     assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
 
 
-def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path):
-    lora = {"finetune": {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}}
-    out = export(handed(tmp_path, job=lora, micro_batch=2), tmp_path, "axolotl")
+def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path, adapted):
+    out = export(adapted, tmp_path, "axolotl")
     assert (out / "cpu.py").read_text() == (EXAMPLES / "axolotl" / "cpu.py").read_text()
     told = yaml.safe_load((out / "axolotl.yaml").read_text())
     assert (told["plugins"], told["lora_qkv_kernel"]) == (["cpu.CpuRanks"], False)
