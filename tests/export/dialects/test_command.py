@@ -148,7 +148,10 @@ ARRIVED = {
     "train_micro_batch_size_per_gpu": 4,
     "gradient_accumulation_steps": 2,
 }
-SET = {"output_dir": "out", "learning_rate": 3e-4, "report_to": ["tensorboard"]}
+SET = {
+    **{"output_dir": "out", "learning_rate": 3e-4, "report_to": ["tensorboard"]},
+    "use_cpu": True,
+}
 ARGUMENTS = {**TRAINER["arguments"], **SET, "max_grad_norm": 1.0, "bf16": False}
 
 
