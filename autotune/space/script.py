@@ -1,5 +1,6 @@
 """The workload of a user's own command: unchanged, and reached from outside."""
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -75,8 +76,7 @@ def reach_of(script: Observed) -> Reach:
         way = _way_of_micro_batch(script)
         if way is None:
             left_out["micro_batch"] = (
-                "the script makes its batches itself: write {micro_batch=N} where your command "
-                "says how large they are"
+                f"the script makes its batches itself: write {_batch_words(script)}"
             )
         else:
             ways["micro_batch"] = way
@@ -138,6 +138,21 @@ def _why_no_attention(script: Observed) -> str:
     if script.framework == "axolotl":
         return "write attn_implementation into axolotl's file"
     return "Trainer has no argument for it: write {attention=sdpa} where your command says it"
+
+
+def _batch_words(script: Observed) -> str:
+    """How to name the micro-batch in the command, by the flag that seems to say it."""
+    size, words = str(script.micro_batch), script.command
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        is_batch = flag.startswith("-") and _BATCH_FLAG.search(flag.lower())
+        if is_batch and (value if equals else following) == size:
+            return f"{flag}{equals or ' '}{{micro_batch={size}}} in the command"
+    return "{micro_batch=N} where your command says how large they are"
+
+
+_BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")
+"""Names of flags that say how many samples a batch has, as scripts call them."""
 
 
 def _way_of_micro_batch(script: Observed) -> Way | None:
