@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 from autotune.engines.megatron.flags import known_release, newest_release
-from autotune.engines.megatron.launched import MegatronLaunch, may_launch, read_launches
+from autotune.engines.megatron.launched import MegatronLaunch, may_launch, on_gpu, read_launches
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
@@ -49,6 +49,8 @@ class CheckFlags:
     """The release."""
     megatron_release: str | None = None
     """The release of Megatron Core, for a launch of Megatron-LM."""
+    gpu: str | None = None
+    """The kind of GPU that it runs on."""
     choose: Sequence[str] = ()
     """Decisions of the user, each as `RULE=N`."""
     ignore: Sequence[str] = ()
@@ -192,7 +194,10 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         return []
     release = flags.megatron_release or version_of("megatron-core") or newest_release()
     named = known_release(release, where="--megatron-release")
-    return read_launches(path, release=named)
+    launches = read_launches(path, release=named)
+    if flags.gpu is not None:
+        launches = [replace(each, **on_gpu(flags.gpu)) for each in launches]
+    return launches
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:

@@ -16,19 +16,23 @@ from autotune.check.lint import CheckReport, Found
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import Source
-from autotune.engines.megatron.launch_rules import (
+from autotune.engines.megatron.argument_rules import (
     ARGUMENT_RULES,
-    WORD_RULES,
-    changed,
-    judge_launch,
+    CONNECTIONS,
+    as_word,
+    asks_for_connections,
+    flag_name,
 )
-from autotune.engines.megatron.launched import MegatronLaunch, launches_of
+from autotune.engines.megatron.launch_rules import WORD_RULES, changed, judge_launch
+from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES
 from autotune.space.rule import Violation
 
 _MOST_ROUNDS = 50
 """Changes that one launch is mended with: each makes a rule silent, and few ask for another."""
 _READER = "megatron-lm"
+_OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
+"""Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _BLANK = re.compile(r"[ \t]*\\?")
 _OF_MODEL = ("recompute_",)
 """Beginnings of the fields that stand in `language_model` of a YAML."""
@@ -120,7 +124,7 @@ def check_launch(
         ),
         left=tuple(left if text is not None or not changes else before),
         questions=(),
-        unknown=tuple(sorted(launch.unknown)),
+        unknown=_unknown(launch),
         fixed_text=text,
         not_edited=not_edited,
         ignored=tuple(
@@ -154,6 +158,15 @@ def _wanted(
     found: Sequence[Violation], ignored: Ignored, place: Callable[[Violation], TextPlace]
 ) -> list[Violation]:
     return [each for each in found if not ignored.holds(each.rule, place(each).line)]
+
+
+def _unknown(launch: MegatronLaunch) -> tuple[str, ...]:
+    """What the file does not tell, and Megatron asks for."""
+    is_asked = not launch.is_yaml and asks_for_connections(launch)
+    lacks = is_asked and CONNECTIONS not in launch.variables
+    offloads = "offload_modules" in launch.given and _OFFLOAD not in launch.variables
+    variables = [name for name, asked in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)) if asked]
+    return (*sorted(launch.unknown), *variables)
 
 
 def _source(launch: MegatronLaunch) -> Source:
@@ -200,15 +213,15 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
         old = launch.given.get(name)
         if old is None:
             if value is not None:
-                flag = f"--{name.replace('_', '-')}"
-                new.append(flag if value is True else f"{flag} {value}")
+                flag = flag_name(name)
+                new.append(flag if isinstance(value, bool) else f"{flag} {as_word(value)}")
         elif value is None:
             start, end = _whole_line(launch.text, old.start, old.end)
             yield Edit(start=start, end=end, text="")
         elif old.value_start < old.end:
-            yield Edit(start=old.value_start, end=old.end, text=str(value))
+            yield Edit(start=old.value_start, end=old.end, text=as_word(value))
         else:  # `--flag=value` is one word
-            yield Edit(start=old.start, end=old.end, text=f"{old.flag}={value}")
+            yield Edit(start=old.start, end=old.end, text=f"{old.flag}={as_word(value)}")
     if new:
         yield Edit(start=launch.end, end=launch.end, text=f" {' '.join(new)}")
 
@@ -253,5 +266,13 @@ def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:
     if len(found) <= number:
         return False
     given = found[number].given
-    values = {name: each.value for name, each in given.items() if each.value is not False}
-    return values == {n: each.value for n, each in wanted.given.items() if each.value is not False}
+
+    # A flag that turns something off is one that is given; `false` of a YAML is as if it were not.
+    def told(arguments: Mapping[str, GivenArgument]) -> dict[str, Any]:
+        return {
+            name: each.value
+            for name, each in arguments.items()
+            if each.value is not False or not wanted.is_yaml
+        }
+
+    return told(given) == told(wanted.given)

@@ -24,7 +24,9 @@ from autotune.space.rule import Finding, Level
 _MOST_EXAMPLES = 4
 """Most witnesses of a rule that are shown; the others break it in the same way."""
 
-IGNORED_BY_MEGATRON = frozenset({f"{MEGATRON_PREFIX}sequence_parallel.tp"})
+IGNORED_BY_MEGATRON = frozenset(
+    f"{MEGATRON_PREFIX}{name}" for name in ("sequence_parallel.tp", "model.kv_heads_unused")
+)
 """Rules of what Megatron turns off without a word."""
 
 _UNWITNESSED = "Arithmetic alone decides it, so there is no example."

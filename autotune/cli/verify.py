@@ -74,6 +74,9 @@ def check(
         str | None,
         typer.Option(help="Release of Megatron Core, such as 0.16; the installed one by default."),
     ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="For a launch of Megatron-LM: its GPUs, such as A100.")
+    ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
         list[str] | None,
@@ -107,6 +110,7 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        gpu=gpu,
         choose=choose or (),
         ignore=ignore or (),
     )

@@ -49,7 +49,7 @@ def test_a_script_is_judged_where_its_words_stand(tmp_path):
     assert ("megatron.overlap.needs_sharding", 6) in found_in(report)
     assert ("megatron.tp.heads", 4) in found_in(report)
     assert report.world == 8
-    assert report.unknown == ("data_path",)
+    assert report.unknown == ("data_path", "CUDA_DEVICE_MAX_CONNECTIONS")
     assert report.exit_code(fixed=False) == 2
     assert "Megatron Core 0.16, world 8" in report.about
 

@@ -1,11 +1,14 @@
 """A shell file: its simple commands as words, each with its place in the text.
 
-It is read and not run: quotes, comments, line continuations, here-documents, arrays and variables
-that the file itself sets once are followed; what only a shell knows stays as it is written.
+It is read and not run: quotes, comments, line continuations, here-documents, arrays, variables,
+sums and tests of them are followed, and so is a text that is handed to another shell; what only a
+shell knows stays as it is written.
 """
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +25,36 @@ _STARTS = re.compile(
     re.MULTILINE,
 )
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)\+?=")
-_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
+_REFERENCE = re.compile(
+    r"\$(?:([A-Za-z_]\w*|\d)|\{([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\})"
+)
+_SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_UNKNOWN = re.compile(r"[$`]")
+_WHOLE = re.compile(r"-?\d+")
+_PREFIXES = ("then", "else", "do", "{", "}", "!", "time")
+"""Words before a command that are no part of it."""
+_SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
+_TEXT_FOLLOWS = re.compile(r"-\w*c")
+"""The flag of a shell whose value is the text that it reads."""
+_OPERATORS = ("|", "||", "&&", "&", ";", "|&")
+_COMPARES: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: int(left / right),
+    ast.Mod: operator.mod,
+}
+_LARGEST = 2**53
+"""Numbers above it no launch has."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _REDIRECTION = re.compile(r"\d*(?:<<<|<<-?|>>|>&|<&|>\||<>|>|<)|&>>?")
 _ENDS = "\n;&|()"
@@ -52,6 +84,8 @@ class Command:
     """Where its first word, or the first variable before it, begins."""
     variables: Mapping[str, Word] = field(default_factory=dict)
     """Those that it sets for itself alone: the value and where it is written."""
+    within: tuple[str, ...] = ()
+    """The command that hands it to a shell as a text; empty: it stands in the file itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +114,13 @@ def is_shell(text: str, path: Path) -> bool:
     return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
-def read_shell(text: str, path: Path) -> ShellText:
+def read_shell(text: str, path: Path, *, variables: Mapping[str, str] | None = None) -> ShellText:
     """Read a shell file.
+
+    Args:
+        text: The file.
+        path: Its name, for errors.
+        variables: What is known of the environment that it runs in.
 
     Raises:
         JobError: A quote or a bracket in it does not close.
@@ -91,9 +130,8 @@ def read_shell(text: str, path: Path) -> ShellText:
     except _OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
-    reader = _Reader(text, lines)
-    commands = [made for line in lines if (made := reader.command(line)) is not None]
-    return ShellText(commands=tuple(commands), exported=reader.exported)
+    reader = _Reader(text, lines, variables or {})
+    return ShellText(commands=tuple(reader.commands()), exported=reader.exported)
 
 
 class _OpenError(Exception):
@@ -104,100 +142,253 @@ class _OpenError(Exception):
         self.at = at
 
 
+Chars = tuple[tuple[str, int | None], ...]
+"""Characters, each with its place in the text; None: it stands there in no such form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VariableValue:
+    """What a variable is set to."""
+
+    items: tuple[Chars, ...]
+    """The elements of an array; a plain variable has one."""
+    is_array: bool
+    spans: tuple[tuple[int, int], ...]
+    """Where that is written."""
+
+
 class _Reader:
-    """Words out of tokens, with the variables of the file."""
+    """Words out of tokens, with the variables of the file as they are where a command stands."""
 
-    def __init__(self, text: str, lines: list[list[_Token]]) -> None:
+    def __init__(self, text: str, lines: list[list[_Token]], variables: Mapping[str, str]) -> None:
         self._text = text
-        self._set: dict[str, list[_Token]] = {}
-        """Variable -> what the file sets it to."""
-        self._values: dict[str, int] = {}
-        """Variable -> where its value begins; of one that is set once."""
+        self._outer = {
+            name: _VariableValue(
+                items=(tuple((c, None) for c in value),), is_array=False, spans=()
+            )
+            for name, value in variables.items()
+        }
+        self._lines = [(line, self._is_alternative(line)) for line in lines]
+        self._counts = self._counted()
+        self._last: Mapping[str, _VariableValue | None] = {}
+        """What is held at the end of the file: for functions, which run after it was read."""
+        self._now: dict[str, _VariableValue | None] = {}
+        """Variable -> what it is; None: only the shell knows."""
         self.exported: dict[str, Word] = {}
-        names: dict[str, int] = {}
-        for line in lines:
-            for token in self._assignments(line):
-                name, begin = self._assigned(token)
-                names[name] = names.get(name, 0) + 1
-                self._set[name] = [token]
-                self._values[name] = begin
-        for name, count in names.items():
-            if count > 1:  # which of them holds, only the shell knows
-                del self._set[name], self._values[name]
-        for line in lines:
-            first = self._raw(line[0])
-            if first in _DECLARES:
-                for token in self._assignments(line):
-                    name, begin = self._assigned(token)
-                    self.exported[name] = self._word(begin, token.end, token.end)
 
-    def command(self, line: list[_Token]) -> Command | None:
-        """The command of a line; None where it only sets variables."""
+    def commands(self) -> list[Command]:
+        """The commands, in the order of the text."""
+        self._now = dict(self._outer)
+        self._read()
+        self._last, self._now = dict(self._now), dict(self._outer)
+        return self._read()
+
+    def _read(self) -> list[Command]:
+        found: list[Command] = []
+        blocks = _Branches()
+        for number, (line, is_alternative) in enumerate(self._lines):
+            after = self._lines[number + 1][0] if number + 1 < len(self._lines) else []
+            rest = blocks.enter(line, [self._raw(token) for token in line], self._truth(after))
+            if not rest:
+                continue
+            certain = None if is_alternative else blocks.certain
+            if self._sets(rest, certain):
+                continue
+            command = self._command(rest)
+            if command is not None:
+                found += [command, *self._handed_on(command, rest)]
+        return found
+
+    def _truth(self, after: list[_Token]) -> Callable[[list[_Token]], bool | None]:
+        """Whether the test of an `if` holds, where one test is all that it asks."""
+        is_alone = bool(after) and self._raw(after[0]) == "then"
+
+        def holds(tokens: list[_Token]) -> bool | None:
+            if not is_alone or any(token.items is not None for token in tokens):
+                return None
+            words = ["".join(c for c, _ in field) for t in tokens for field in self._fields(t)]
+            if words[:1] not in (["["], ["[["]) or any(map(_UNKNOWN.search, words[1:-1])):
+                return None
+            return _tested(words[1:-1])
+
+        return holds
+
+    def _is_alternative(self, line: list[_Token]) -> bool:
+        """Whether it follows `&&` or `||`, and so runs only sometimes."""
+        before = self._text[: line[0].start].rstrip(_BLANK + "\n\\") if line else ""
+        return before.endswith(("&&", "||"))
+
+    def _counted(self) -> dict[str, int]:
+        """How often the file sets each variable."""
+        counts: dict[str, int] = {}
+        for line, _ in self._lines:
+            bare = list(line)
+            while bare and self._raw(bare[0]) in _PREFIXES:
+                bare.pop(0)
+            for token in self._assignments(bare) if bare else ():
+                found = self._assigns(token)
+                if found is not None and "+" not in found[0]:
+                    counts[found[1]] = counts.get(found[1], 0) + 1
+        return counts
+
+    def _sets(self, line: list[_Token], certain: bool | None) -> bool:
+        """Take a line that only sets variables; whether it is one."""
+        first = self._raw(line[0])
+        if first == ":":
+            for token in line[1:]:
+                found = _SETS_DEFAULT.fullmatch(self._raw(token).strip('"'))
+                if found is not None and found[1] not in self._now:
+                    begin = token.start + self._raw(token).index(found[2], len(found[1]) + 3)
+                    self._hold(found[1], self._joined(begin, begin + len(found[2])), certain)
+            return True
+        if first in ("for", "select") and len(line) > 1:
+            self._now[self._raw(line[1])] = None
+            return True
+        is_declared = first in _DECLARES
+        alone = all(_ASSIGNS.match(self._raw(token)) for token in line)
+        if not is_declared and not alone:
+            return False
+        for token in line[is_declared:]:
+            found = self._assigns(token)
+            if found is None:
+                name = self._raw(token)
+                if first == "export" and (held := self._now.get(name)) is not None:
+                    self.exported[name] = self._word_of(held, token)
+                continue
+            if certain is not False:
+                self._assign(token, found[1], is_added="+" in found[0], certain=certain)
+            if is_declared and (held := self._now.get(found[1])) is not None:
+                self.exported[found[1]] = self._word_of(held, token)
+        return True
+
+    def _assign(self, token: _Token, name: str, *, is_added: bool, certain: bool | None) -> None:
+        begin = token.start + len(_ASSIGNS.match(self._raw(token))[0])  # type: ignore[index]
+        if token.items is None:
+            made = self._joined(begin, token.end, name)
+        else:
+            fields = [f for item in token.items for f in self._fields(item, inside=name)]
+            made = _VariableValue(items=tuple(fields), is_array=True, spans=((begin, token.end),))
+        if not is_added:
+            text = "".join(char for char, _ in made.items[0]) if made.items else ""
+            if not made.is_array and ("$(" in text or "`" in text):  # what a program says
+                self._now[name] = None
+            else:
+                self._hold(name, made, certain)
+            return
+        before = self._now.get(name, _VariableValue(items=(), is_array=made.is_array, spans=()))
+        if before is None:
+            return
+        added = made.items
+        if certain is None:  # whether it is there, only the shell knows
+            added = (tuple((char, None) for char in f"${{{name}[@]}}"),)
+        if before.is_array:
+            items = (*before.items, *added)
+        else:
+            items = (tuple(char for field in (*before.items, *added) for char in field),)
+        spans = (*before.spans, *made.spans)
+        self._now[name] = _VariableValue(items=items, is_array=before.is_array, spans=spans)
+
+    def _hold(self, name: str, held: _VariableValue, certain: bool | None) -> None:
+        # Set in several branches: which of them holds, only the shell knows.
+        is_known = certain or self._counts.get(name, 1) < 2
+        self._now[name] = held if is_known else None
+
+    def _command(self, line: list[_Token]) -> Command | None:
         variables: dict[str, Word] = {}
         rest = list(line)
-        while rest and rest[0].items is None and _ASSIGNS.match(self._raw(rest[0])):
+        while rest and rest[0].items is None and (found := self._assigns(rest[0])) is not None:
             token = rest.pop(0)
-            name, begin = self._assigned(token)
-            variables[name] = self._word(begin, token.end, token.end)
-        if not rest or self._raw(rest[0]) in _DECLARES or rest[0].items is not None:
+            begin = token.start + len(_ASSIGNS.match(self._raw(token))[0])  # type: ignore[index]
+            variables[found[1]] = self._word_of(self._joined(begin, token.end), token, begin)
+        if not rest or rest[0].items is not None:
             return None
         words = tuple(word for token in rest for word in self._words(token))
         return Command(words=words, start=line[0].start, variables=variables)
 
+    def _handed_on(self, command: Command, line: list[_Token]) -> Iterator[Command]:
+        """The commands in a text that a command hands to a shell: `bash -c TEXT`, `eval TEXT`."""
+        texts = [self._raw(token) for token in line]
+        for at, (token, text) in enumerate(zip(line, texts, strict=True)):
+            is_text = texts[at - 1] == "eval" if at == 1 else False
+            if at > 1:
+                is_text = _TEXT_FOLLOWS.fullmatch(texts[at - 1]) is not None and (
+                    texts[at - 2].rpartition("/")[2] in _SHELLS
+                )
+            if not is_text:
+                continue
+            outer = tuple(word.text for word in command.words)
+            is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+            start, end = token.start + is_quoted, token.end - is_quoted
+            for inner in _lines(self._text, start, end):
+                if not inner:
+                    continue
+                words = [word for each in inner for word in self._words(each)]
+                for part in _parts(words):
+                    # What ends the text is what a further flag stands before.
+                    yield replace(command, words=tuple(part), within=outer)
+
     def _assignments(self, line: list[_Token]) -> Iterator[_Token]:
         is_declared = self._raw(line[0]) in _DECLARES
-        all_ = all(_ASSIGNS.match(self._raw(token)) for token in line)
-        for token in line[1:] if is_declared else line if all_ else []:
+        alone = all(_ASSIGNS.match(self._raw(token)) for token in line)
+        for token in line[1:] if is_declared else line if alone else []:
             if _ASSIGNS.match(self._raw(token)):
                 yield token
 
-    def _assigned(self, token: _Token) -> tuple[str, int]:
-        found = _ASSIGNS.match(self._raw(token))
-        assert found is not None, "only assignments are asked for"
-        return found[1], token.start + found.end()
+    def _assigns(self, token: _Token) -> re.Match[str] | None:
+        return _ASSIGNS.match(self._raw(token))
 
-    def _words(self, token: _Token, inside: tuple[str, ...] = ()) -> Iterator[Word]:
+    def _words(self, token: _Token) -> Iterator[Word]:
         """The words that a token stands for: several where it is a variable without quotes."""
         raw = self._raw(token)
-        bare = raw[1:-1] if raw[:1] == raw[-1:] == '"' else raw
-        found = _REFERENCE.fullmatch(bare)
-        name = found and (found[1] or found[2])
-        if name is None or name not in self._set or name in inside:
-            yield self._word(token.start, token.end, token.end)
+        fields = list(self._fields(token))
+        if _REFERENCE.search(raw) is None and len(fields) == 1:
+            text = "".join(char for char, _ in fields[0])
+            yield Word(text=text, start=token.start, end=token.end, own_end=token.end)
             return
-        held = self._set[name][0]
-        n_uses = len(re.findall(rf"\$\{{?{name}\b", self._text))
-        begin = self._values[name]
-        if held.items is not None:
-            for item in held.items:
-                for word in self._words(item, (*inside, name)):
-                    yield replace(word, own_end=token.end)
-            return
-        parts = [(begin, held.end)] if raw != bare else self._split(begin, held.end)
-        for start, end in parts:
-            word = self._word(start, end, token.end)
-            if n_uses > 1 and len(parts) == 1:  # the others keep the value
-                word = Word(text=word.text, start=token.start, end=token.end, own_end=token.end)
-            yield word
+        found = _REFERENCE.fullmatch(raw.strip('"'))
+        n_uses = self._uses(found[1] or found[2]) if found and len(fields) == 1 else 1
+        for chars in fields:
+            start, end = _place(chars)
+            if start is None or end is None or n_uses > 1:  # the other uses keep the value
+                start, end = token.start, token.end
+            text = "".join(char for char, _ in chars)
+            yield Word(text=text, start=start, end=end, own_end=token.end)
 
-    def _split(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The words of a value that is used without quotes."""
-        raw = self._text[start:end]
-        if raw[:1] in ("'", '"') and raw[-1:] == raw[:1]:
-            start, raw = start + 1, raw[1:-1]
-        parts = re.finditer(r"[^\s\\]+(?:\\[^\s][^\s\\]*)*", raw)
-        return [(start + part.start(), start + part.end()) for part in parts]
+    def _uses(self, name: str) -> int:
+        """How often the file uses a variable, but for what sets it."""
+        held = self._now.get(name) or self._last.get(name)
+        spans = held.spans if held is not None else ()
+        return sum(
+            not any(start <= use.start() < end for start, end in spans)
+            for use in re.finditer(rf"\$\{{?{re.escape(name)}\b", self._text)
+        )
 
-    def _word(self, start: int, end: int, own_end: int) -> Word:
-        text = self._value(self._text[start:end])
-        return Word(text=text, start=start, end=end, own_end=own_end)
+    def _word_of(self, held: _VariableValue, token: _Token, begin: int | None = None) -> Word:
+        text = "".join(char for field in held.items for char, _ in field)
+        start, end = held.spans[0] if begin is None else (begin, token.end)
+        return Word(text=text, start=start, end=end, own_end=token.end)
 
     def _raw(self, token: _Token) -> str:
         return self._text[token.start : token.end]
 
-    def _value(self, raw: str, depth: int = 0) -> str:
-        """A word without its quotes, and with its variables as far as the file tells them."""
-        parts: list[str] = []
+    def _joined(self, start: int, end: int, name: str = "") -> _VariableValue:
+        """A value that is one word, whatever it is made of."""
+        fields = self._fields(_Token(start, end), is_split=False, inside=name)
+        chars = tuple(char for field in fields for char in field)
+        return _VariableValue(items=(chars,), is_array=False, spans=((start, end),))
+
+    def _fields(
+        self, token: _Token, *, is_split: bool = True, inside: str = ""
+    ) -> Iterator[Chars]:
+        """What a token is split into, without its quotes, with the variables of the file.
+
+        Args:
+            token: A word as it is written.
+            is_split: Whether blanks of a variable without quotes end a word.
+            inside: Variable that is being set; itself it is not.
+        """
+        raw, base = self._raw(token), token.start
+        word: list[tuple[str, int | None]] | None = None
         at, quoted = 0, False
         while at < len(raw):
             char = raw[at]
@@ -205,36 +396,218 @@ class _Reader:
             if char == "'" and not quoted:
                 end = raw.find("'", at + 1)
                 end = len(raw) if end < 0 else end
-                parts.append(raw[at + 1 : end])
+                word = [*(word or []), *_placed(raw[at + 1 : end], base + at + 1)]
                 at = end + 1
             elif char == '"':
-                quoted = not quoted
+                quoted, word = not quoted, word or []
                 at += 1
             elif char == "\\" and at + 1 < len(raw):
-                parts.append("" if raw[at + 1] == "\n" else raw[at + 1])
+                if raw[at + 1] != "\n":
+                    word = [*(word or []), (raw[at + 1], base + at + 1)]
                 at += 2
-            elif found is not None:
-                parts.append(self._put(found, depth))
-                at = found.end()
+            elif raw.startswith("$((", at) or found is not None:
+                if found is None:
+                    end = _past_bracket(raw, at + 1)
+                    parts = self._sum(raw[at:end], base + at)
+                else:
+                    end = found.end()
+                    parts = self._value(found, base, inside)
+                if quoted or not is_split:
+                    pieces = [list(part) for part in parts]
+                else:
+                    pieces = list(_at_blanks(parts, starts=word is not None))
+                for number, piece in enumerate(pieces):
+                    if number and word is not None:
+                        yield tuple(word)
+                        word = None
+                    if piece or quoted:
+                        word = [*(word or []), *piece]
+                at = end
+            elif char == "$" and raw[at + 1 : at + 2] in ("(", "{"):
+                end = _past_bracket(raw, at + 1)
+                word = [*(word or []), *_placed(raw[at:end], base + at)]
+                at = end
             else:
-                parts.append(char)
+                word = [*(word or []), (char, base + at)]
                 at += 1
-        return "".join(parts)
+        if word is not None:
+            yield tuple(word)
 
-    def _put(self, found: re.Match[str], depth: int) -> str:
+    def _value(self, found: re.Match[str], base: int, inside: str) -> tuple[Chars, ...]:
+        """What a reference stands for; itself, where only the shell knows."""
         name = found[1] or found[2]
-        held = self._set.get(name, [None])[0]
-        if held is not None and held.items is None and depth < len(self._set):
-            return self._value(self._text[self._values[name] : held.end], depth + 1)
-        if held is None and found[3] is not None:
-            return found[3].strip("\"'")
-        return found[0]
+        held = self._now.get(name)
+        if held is None and name not in self._now and name != inside:
+            held = self._last.get(name) if self._counts.get(name, 0) < 2 else None
+        if held is not None:
+            return held.items if held.is_array and "[" in found[0] else held.items[:1]
+        if name not in self._now and found[3] is not None:
+            begin = found.start(3)
+            default = _Token(base + begin, base + found.end(3))
+            return (self._joined(default.start, default.end, inside).items[0],)
+        return (_placed(found[0], base + found.start()),)
+
+    def _sum(self, raw: str, start: int) -> tuple[Chars, ...]:
+        """The number that `$((...))` is; itself, where it is not known."""
+
+        def put(found: re.Match[str]) -> str:
+            value = self._value(found, start, "")
+            return "".join(char for char, _ in value[0]) if value else ""
+
+        inner = _REFERENCE.sub(put, raw[3:-2])
+        inner = _NAME.sub(lambda found: put(_as_reference(found[0])), inner)
+        number = _calculated(inner)
+        if number is None:
+            return (_placed(raw, start),)
+        return (tuple((char, None) for char in str(number)),)
 
 
-def _lines(text: str) -> Iterator[list[_Token]]:
-    """The tokens of each simple command."""
+class _Branches:
+    """Which branches of a file run, as far as its own variables tell."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, bool | None, bool | None]] = []
+        """Kind of a block, whether its present branch runs, and whether one before it did."""
+
+    @property
+    def certain(self) -> bool | None:
+        """Whether what stands here runs; None: only the shell knows."""
+        states = [runs for _, runs, _ in self._open]
+        return False if False in states else None if None in states else True
+
+    def enter(
+        self, line: list[_Token], texts: list[str], holds: Callable[[list[_Token]], bool | None]
+    ) -> list[_Token]:
+        """Take the keywords at the start of a line; returns what is left of it."""
+        at = 0
+        while at < len(line):
+            word = texts[at]
+            if word in ("if", "elif"):
+                truth = holds(line[at + 1 :])
+                if word == "if":
+                    self._open.append(("if", truth, truth))
+                elif self._open:
+                    _, _, before = self._open.pop()
+                    runs = False if before else truth if before is False else None
+                    self._open.append(("if", runs, before or (truth if before is False else None)))
+                return line[at + 1 :] if texts[at + 1 : at + 2] not in (["["], ["[["]) else []
+            if word == "else" and self._open:
+                _, _, before = self._open.pop()
+                self._open.append(("if", None if before is None else not before, True))
+            elif word in ("for", "while", "until", "select", "case"):
+                self._open.append((word, None, None))
+                return line[at:] if word in ("for", "select") else []
+            elif word in ("fi", "done", "esac"):
+                if self._open:
+                    self._open.pop()
+                return []
+            elif word not in _PREFIXES:
+                return line[at:]
+            at += 1
+        return []
+
+
+def _tested(words: Sequence[str]) -> bool | None:
+    """Whether `[ ... ]` holds; None: it asks something else than about words and numbers."""
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        return bool(words[1]) is (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in ("=", "==") and not set("*?[") & set(right):
+        return left == right
+    if sign == "!=" and not set("*?[") & set(right):
+        return left != right
+    by_number = _COMPARES.get(sign)
+    if by_number is None or not (_WHOLE.fullmatch(left) and _WHOLE.fullmatch(right)):
+        return None
+    return by_number(int(left), int(right))
+
+
+def _calculated(expression: str) -> int | None:
+    """A whole number as a shell calculates it; None: it is no such expression."""
+    try:
+        return _number_of(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError):
+        return None
+
+
+def _number_of(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number_of(node.operand)
+    if isinstance(node, ast.BinOp):
+        left, right = _number_of(node.left), _number_of(node.right)
+        if max(abs(left), abs(right)) > _LARGEST:
+            raise ValueError
+        return _OPERATIONS[type(node.op)](left, right)
+    raise ValueError
+
+
+def _placed(text: str, start: int) -> Chars:
+    return tuple((char, start + at) for at, char in enumerate(text))
+
+
+def _place(field: Chars) -> tuple[int | None, int | None]:
+    """Where a word is written, if it stands there as it is."""
+    places = [place for _, place in field if place is not None]
+    if not places or len(places) < len(field) or places[-1] - places[0] != len(field) - 1:
+        return None, None
+    return places[0], places[-1] + 1
+
+
+def _at_blanks(parts: Sequence[Chars], *, starts: bool) -> Iterator[list[tuple[str, int | None]]]:
+    """Values without quotes, split at their blanks; the first joins what stands before it."""
+    first = True
+    for number, part in enumerate(parts):
+        words: list[list[tuple[str, int | None]]] = [[]]
+        for char in part:
+            if char[0] in _BLANK + "\n":
+                if words[-1] or len(words) == 1:
+                    words.append([])
+            else:
+                words[-1].append(char)
+        # A backslash before a line's end is no word of its own.
+        words = [word for word in words if [char for char, _ in word] != ["\\"]]
+        if number:
+            words = [word for word in words if word]
+        for word in words:
+            if word or (first and starts):
+                yield word
+            first = False
+
+
+def _as_reference(name: str) -> re.Match[str]:
+    found = _REFERENCE.match(f"${{{name}}}")
+    assert found is not None, "a name makes a reference"
+    return found
+
+
+def _parts(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """The commands of words that a shell reads again: operators end them."""
+    part: list[Word] = []
+    skips = False
+    for word in words:
+        if word.text in _OPERATORS:
+            yield part
+            part = []
+        elif skips:
+            skips = False
+        elif (found := _REDIRECTION.match(word.text)) is not None:
+            skips = found.end() == len(word.text)
+        elif word.text.endswith(";"):
+            yield [*part, replace(word, text=word.text[:-1])]
+            part = []
+        else:
+            part.append(word)
+    yield part
+
+
+def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[list[_Token]]:
+    """The tokens of each simple command; of a part of the text, where it is given."""
+    text = text[:stop]
     line: list[_Token] = []
-    at = 0
     waiting: list[str] = []
     """Ends of here-documents that begin after this line."""
     while at < len(text):

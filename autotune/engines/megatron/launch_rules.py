@@ -1,8 +1,4 @@
-"""Which launches of Megatron-LM are legal: its own checks of arguments, and the rules of layouts.
-
-Each rule names the function of NVIDIA/Megatron-LM that checks it (the main branch at Megatron Core
-0.20, unless it says more), and the change that makes it legal.
-"""
+"""Which launches of Megatron-LM are legal: rules of their arguments, and those of the layout."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.argument_rules import ARGUMENT_RULES, flag_name, in_words
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
 from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
-from autotune.space.rule import Consequence, Finding, Patch, Rule, UnknownFactError, Violation
+from autotune.space.rule import UnknownFactError, Violation
 
-_ARGUMENTS = "megatron/training/arguments.py, validate_args"
-_CONFIG = "megatron/core/transformer/transformer_config.py, __post_init__"
 _NOT_ASKED = frozenset(
     {
         *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
         *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
+        *("sequence.positions", "vp.pipeline", "uneven.ends", "recompute_modules.fp8"),
+        *("fp8.gather", "fsdp.sharded"),
     }
 )
 """Rules of layouts that a rule of arguments here says more exactly."""
-_FLAG = re.compile(r"--([a-z0-9-]+)")
 _EVERY_DEVICE = 2**31 - 1
 WORD_RULES = {
     "flags.unknown": "A flag that the release's parser does not have.",
@@ -36,226 +32,6 @@ WORD_RULES = {
     "flags.stray_word": "A word that is neither a flag nor a flag's value.",
 }
 """What is said of the words of a command line, by the name of the rule."""
-
-
-def _rule(
-    name: str, source: str, consequence: Consequence = "raised"
-) -> Callable[[Callable[[MegatronLaunch], tuple[str, Patch] | None]], Rule[MegatronLaunch]]:
-    """A rule of a function that gives a message and the change, or nothing for a legal launch."""
-
-    def of(asked: Callable[[MegatronLaunch], tuple[str, Patch] | None]) -> Rule[MegatronLaunch]:
-        def check(launch: MegatronLaunch) -> Finding | None:
-            answer = asked(launch)
-            if answer is None:
-                return None
-            message, changes = answer
-            words = " and ".join(_in_words(name, value) for name, value in changes.items())
-            named = (flag.replace("-", "_") for flag in _FLAG.findall(message))
-            at = tuple(each for each in (*named, *changes) if each in launch.given)
-            return Finding(
-                message=message, changes=changes, words=words, at=at, consequence=consequence
-            )
-
-        return Rule(
-            name=name,
-            check=check,
-            witnesses=(),
-            source=source,
-            says=" ".join((asked.__doc__ or "").split()),
-        )
-
-    return of
-
-
-def _in_words(name: str, value: Any) -> str:
-    flag = f"--{name.replace('_', '-')}"
-    if value is None:
-        return f"remove {flag}"
-    return f"add {flag}" if value is True else f"set {flag} to {value}"
-
-
-@_rule("precision.one", f"{_ARGUMENTS}: args.fp16, args.bf16")
-def _one_precision(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--fp16 and --bf16 are both given."""
-    if launch.get("fp16") and launch.get("bf16"):
-        return "--fp16 and --bf16: a run has one precision", {"fp16": None}
-    return None
-
-
-@_rule("overlap.needs_sharding", f"{_ARGUMENTS}: overlap_param_gather")
-def _gather_needs_sharding(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--overlap-param-gather without the distributed optimizer or Megatron's FSDP."""
-    sharded = launch.get("use_distributed_optimizer") or launch.get("use_megatron_fsdp")
-    if launch.get("overlap_param_gather") and not sharded:
-        return (
-            "--overlap-param-gather: without --use-distributed-optimizer no parameters are "
-            "gathered",
-            {"use_distributed_optimizer": True},
-        )
-    return None
-
-
-@_rule("overlap.gather_needs_reduce", f"{_ARGUMENTS}: overlap_param_gather")
-def _gather_needs_reduce(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--overlap-param-gather without --overlap-grad-reduce."""
-    if launch.get("overlap_param_gather") and not launch.get("overlap_grad_reduce"):
-        return (
-            "--overlap-param-gather: needs --overlap-grad-reduce",
-            {"overlap_grad_reduce": True},
-        )
-    return None
-
-
-@_rule("overlap.with_optimizer_step", f"{_ARGUMENTS}: overlap_param_gather_with_optimizer_step")
-def _gather_with_step(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--overlap-param-gather-with-optimizer-step without --overlap-param-gather."""
-    asked = launch.get("overlap_param_gather_with_optimizer_step")
-    if asked and not launch.get("overlap_param_gather"):
-        return (
-            "--overlap-param-gather-with-optimizer-step: needs --overlap-param-gather",
-            {"overlap_param_gather_with_optimizer_step": None},
-        )
-    return None
-
-
-@_rule("overlap.tp_needs_sequence_parallel", f"{_ARGUMENTS}: tp_comm_overlap")
-def _tp_overlap(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--tp-comm-overlap without --sequence-parallel."""
-    is_on = launch.get("sequence_parallel") and launch.get("tensor_model_parallel_size") > 1
-    if launch.get("tp_comm_overlap") and not is_on:
-        change: Patch = {"sequence_parallel": True}
-        if launch.get("tensor_model_parallel_size") == 1:
-            change = {"tp_comm_overlap": None}
-        return "--tp-comm-overlap: overlaps what --sequence-parallel sends", change
-    return None
-
-
-@_rule("sequence_parallel.tp", f"{_ARGUMENTS}: sequence_parallel", "ignored")
-def _sequence_parallel(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--sequence-parallel with one tensor parallel rank: Megatron turns it off."""
-    if launch.get("sequence_parallel") and launch.get("tensor_model_parallel_size") == 1:
-        return (
-            "--sequence-parallel splits over the tensor parallel ranks, and "
-            "--tensor-model-parallel-size is 1",
-            {"sequence_parallel": None},
-        )
-    return None
-
-
-@_rule("recompute.full_method", f"{_CONFIG}: recompute_method")
-def _full_method(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--recompute-granularity full without a method or a number of layers."""
-    if launch.get("recompute_granularity") != "full":
-        return None
-    missing = {
-        name: value
-        for name, value in (("recompute_method", "uniform"), ("recompute_num_layers", 1))
-        if launch.get(name) is None
-    }
-    if not missing:
-        return None
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
-    return f"--recompute-granularity full: needs {flags}", missing
-
-
-@_rule("recompute.selective_method", f"{_CONFIG}: recompute_granularity")
-def _selective_method(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--recompute-granularity selective with a method or a number of layers."""
-    is_selective = launch.get("recompute_granularity") == "selective"
-    if not (is_selective or launch.get("recompute_activations")):
-        return None
-    names = ("recompute_method", "recompute_num_layers")
-    given = [name for name in names if launch.get(name) is not None]
-    if not given:
-        return None
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    return (
-        f"--recompute-granularity selective: takes no {flags}, which say what full recomputes",
-        dict.fromkeys(given),
-    )
-
-
-@_rule("recompute.saved_by_sequence", f"{_CONFIG}: distribute_saved_activations")
-def _saved_activations(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--distribute-saved-activations with --sequence-parallel."""
-    if launch.get("distribute_saved_activations") and launch.get("sequence_parallel"):
-        return (
-            "--distribute-saved-activations: --sequence-parallel splits them already",
-            {"distribute_saved_activations": None},
-        )
-    return None
-
-
-@_rule("vp.one_way", f"{_ARGUMENTS}: num_virtual_stages_per_pipeline_rank")
-def _one_way_to_interleave(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """Both ways to say how a pipeline is interleaved."""
-    by_layers = launch.get("num_layers_per_virtual_pipeline_stage")
-    if by_layers is not None and launch.get("num_virtual_stages_per_pipeline_rank") is not None:
-        return (
-            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
-            "say the same in two ways, and Megatron takes one",
-            {"num_layers_per_virtual_pipeline_stage": None},
-        )
-    return None
-
-
-@_rule("optimizer_offload.precision_aware", f"{_ARGUMENTS}: optimizer_cpu_offload")
-def _offload(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--optimizer-cpu-offload without --use-precision-aware-optimizer."""
-    if launch.get("optimizer_cpu_offload") and not launch.get("use_precision_aware_optimizer"):
-        return (
-            "--optimizer-cpu-offload: needs --use-precision-aware-optimizer",
-            {"use_precision_aware_optimizer": True},
-        )
-    return None
-
-
-@_rule("experts.none", f"{_ARGUMENTS}: expert_model_parallel_size")
-def _no_experts(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--expert-model-parallel-size above 1 for a model without experts."""
-    if launch.get("expert_model_parallel_size") > 1 and launch.get("num_experts") is None:
-        return (
-            "--expert-model-parallel-size spreads experts, and --num-experts gives none",
-            {"expert_model_parallel_size": None},
-        )
-    return None
-
-
-@_rule("fsdp.pipeline", f"{_ARGUMENTS}: use_torch_fsdp2")
-def _fsdp_pipeline(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--use-torch-fsdp2 with a pipeline."""
-    if launch.get("use_torch_fsdp2") and launch.get("pipeline_model_parallel_size") > 1:
-        return (
-            "--use-torch-fsdp2: shards no pipeline",
-            {"pipeline_model_parallel_size": 1},
-        )
-    return None
-
-
-@_rule("fsdp.optimizer", f"{_ARGUMENTS}: use_torch_fsdp2")
-def _fsdp_optimizer(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """--use-torch-fsdp2 with the distributed optimizer."""
-    if launch.get("use_torch_fsdp2") and launch.get("use_distributed_optimizer"):
-        return (
-            "--use-torch-fsdp2: shards the optimizer by itself, and refuses "
-            "--use-distributed-optimizer",
-            {"use_distributed_optimizer": None},
-        )
-    return None
-
-
-@_rule("batch.micro", f"{_ARGUMENTS}: micro_batch_size")
-def _micro_batch(launch: MegatronLaunch) -> tuple[str, Patch] | None:
-    """No --micro-batch-size."""
-    if launch.get("micro_batch_size") is None:
-        return "--micro-batch-size is missing, and has no default", {"micro_batch_size": 1}
-    return None
-
-
-ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = tuple(
-    each for each in dict(globals()).values() if isinstance(each, Rule)
-)
-"""Rules of arguments, in the order in which they are asked."""
 
 
 def judge_launch(launch: MegatronLaunch) -> list[Violation]:
@@ -266,7 +42,7 @@ def judge_launch(launch: MegatronLaunch) -> list[Violation]:
     refused = _layout_violations(launch)
     if refused and (changes := nearest_legal(launch)):
         first, *rest = refused
-        words = " and ".join(_in_words(name, value) for name, value in changes.items())
+        words = " and ".join(in_words(name, value) for name, value in changes.items())
         refused = [replace(first, changes=changes, fix=words, at=tuple(changes)), *rest]
     return found + refused
 
@@ -274,11 +50,69 @@ def judge_launch(launch: MegatronLaunch) -> list[Violation]:
 def _layout_violations(launch: MegatronLaunch) -> list[Violation]:
     rows = rows_of(launch)
     return [
-        found
+        _in_flags(found, launch)
         for rule in RULES
         if rule.name not in _NOT_ASKED and not rule.source.startswith("ours")
         for found in rule.violations(rows)
+        if rule.name not in _OF_EXPERTS or _spreads_experts(rows)
     ]
+
+
+_OF_EXPERTS = ("ep.experts", "ep.ranks")
+"""Rules of the grid of experts, which says nothing new where they are shared as all else is."""
+
+
+def _spreads_experts(rows: LayoutRows) -> bool:
+    has_experts = getattr(rows.task, "n_experts", 1) > 0
+    degrees = (rows.columns.get(name, np.ones(1)) for name in ("ep", "etp"))
+    ep, etp = (int(each[0]) for each in degrees)
+    return has_experts and (ep > 1 or etp > 0)
+
+
+_ARGUMENT_OF = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "vp": "num_virtual_stages_per_pipeline_rank",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_query_groups",
+    "n_layers": "num_layers",
+    "n_experts": "num_experts",
+    "seq_len": "seq_length",
+    "micro_batch": "micro_batch_size",
+    "global_batch": "global_batch_size",
+    "first_stage_layers": "decoder_first_pipeline_num_layers",
+    "last_stage_layers": "decoder_last_pipeline_num_layers",
+    "activation_offload": "cpu_offloading_num_layers",
+}
+"""Word of a layout's rule -> the argument that a launch gives."""
+_WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=?)")
+_SWITCH_WORD = re.compile(r"(?<![\w-])(sequence_parallel|tp_comm_overlap)(=true)?\b")
+
+
+def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
+    """A violation of a layout's rule in the words of a launch."""
+
+    def put(word: re.Match[str]) -> str:
+        argument = _ARGUMENT_OF[word[1]]
+        if launch.is_yaml:
+            return f"{argument}{word[2]}"
+        return flag_name(argument) + (" " if word[2] else "")
+
+    def said(text: str) -> str:
+        if not launch.is_yaml:
+            text = _SWITCH_WORD.sub(lambda word: flag_name(word[1]), text)
+        return _WORD.sub(put, text)
+
+    message = found.message
+    if found.rule == "ep.ranks":
+        names = ("pipeline_model", "expert_model", "expert_tensor")
+        pp, ep, etp = (launch.get(f"{name}_parallel_size") for name in names)
+        last = f"etp {etp}" if etp else f"tp {launch.get('tensor_model_parallel_size')}"
+        message = f"world {launch.world} is no multiple of pp {pp} x ep {ep} x {last}"
+    return replace(found, message=said(message), fix=said(found.fix))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +129,8 @@ def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
 
     Among those the nearest; empty: none breaks fewer than now.
     """
+    # What the shell may add to a launch is taken for nothing: a change must fit what is there.
+    launch = replace(launch, is_partial=False)
     fewest, best = len(_layout_violations(launch)), {}
     for change in sorted(_single_changes(launch), key=lambda each: each.distance):
         changes = {change.argument: change.value}
@@ -336,7 +172,7 @@ def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunc
             old = launch.given.get(name)
             place = (old.start, old.value_start, old.end) if old else (0, 0, 0)
             start, value_start, end = place
-            flag = old.flag if old else f"--{name.replace('_', '-')}"
+            flag = old.flag if old else flag_name(name)
             given[name] = GivenArgument(
                 value=value, flag=flag, start=start, value_start=value_start, end=end
             )
@@ -398,7 +234,7 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "vp", lambda: _chunks(launch)
     yield "ends_as_layers", lambda: _ends(launch)
     yield "sequence_parallel", lambda: int(bool(get("sequence_parallel")))
-    yield "micro_batch", lambda: get("micro_batch_size")
+    yield "micro_batch", lambda: get("micro_batch_size") or None
     yield "distributed_optimizer", lambda: int(bool(get("use_distributed_optimizer")))
     yield "recompute", lambda: int(_recompute(launch))
     yield "recompute_layers", lambda: 0
@@ -436,6 +272,8 @@ _SWITCHES = {
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:
+    if argument == "expert_tensor_parallel_size" and not launch.get("num_experts"):
+        return 0  # a dense model has no experts to split
     return int(launch.get(argument) or 0)
 
 
@@ -464,8 +302,7 @@ def _chunks(launch: MegatronLaunch) -> int | None:
             if ("virtual_pipeline_model_parallel_size" in launch.given)
             else 1
         )
-    by_hand = ("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers")
-    if any(launch.get(name) is not None for name in (*by_hand, _LAST_STAGE)):
+    if launch.get("pipeline_model_parallel_layout") is not None:
         return None
     stages: int | None = launch.get("num_virtual_stages_per_pipeline_rank")
     if stages is not None:
@@ -474,12 +311,11 @@ def _chunks(launch: MegatronLaunch) -> int | None:
     if layers is None:
         return 1
     total, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
-    if not total or total % (pp * layers):
+    # Stages of their own size take no number of layers, which a rule of arguments says.
+    own = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+    if not total or total % (pp * layers) or any(launch.get(name) for name in own):
         return None
     return int(total // (pp * layers))
-
-
-_LAST_STAGE = "decoder_last_pipeline_num_layers"
 
 
 def _ends(launch: MegatronLaunch) -> int | None:
@@ -497,7 +333,10 @@ def _recompute(launch: MegatronLaunch) -> Recompute:
 
 
 def _replicas(launch: MegatronLaunch) -> int | None:
-    if launch.world is None:
+    # With these the batch need not be whole from the first step on.
+    if launch.world is None or any(
+        launch.get(name) for name in ("decrease_batch_size_if_needed", "rampup_batch_size")
+    ):
         return None
     degrees = ("tensor", "pipeline", "context")
     names = [f"{each}_{'model_' if each != 'context' else ''}parallel_size" for each in degrees]

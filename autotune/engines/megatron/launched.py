@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
+from autotune.devices.accelerators import find_accelerator
+from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
 from autotune.engines.launches.shell import Command, Word, is_shell, read_shell
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
@@ -72,6 +74,10 @@ class MegatronLaunch:
     end: int = 0
     """Offset behind the last word, where a further flag can stand."""
     release: str
+    gpu: str = ""
+    """The kind of GPU; empty: nobody says it."""
+    gpu_precisions: frozenset[str] = frozenset()
+    """Precisions in which it computes."""
 
     def get(self, argument: str) -> Any:
         """The value of an argument, or Megatron's default.
@@ -139,14 +145,19 @@ def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
 
 
 def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
-    shell = read_shell(text, path)
+    options = slurm.options_of(text)
+    shell = read_shell(text, path, variables=slurm.variables_of(options))
     exported = {name: word.text for name, word in shell.exported.items()}
     for command in shell.commands:
         words = [word.text for word in command.words]
+        if words[:1] in (["echo"], ["printf"]):
+            continue
         script = next((at for at, word in enumerate(words) if _is_script(word)), None)
         if script is None or not _is_megatrons(words[script + 1 :]):
             continue
         world, per_node = ranks_of(words)
+        if not parts_of(words).kind:
+            world, per_node = slurm.tasks_of([*command.within, *words[:script]], options)
         own = {name: word.text for name, word in command.variables.items()}
         read = _Arguments(release, may_have_own=PurePath(words[script]).name != _PLAIN_SCRIPT)
         read.take(command.words[script + 1 :])
@@ -157,13 +168,31 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             problems=read.problems,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial,
-            world=world if parts_of(words).kind else None,
+            world=world,
             per_node=per_node,
             variables={**exported, **own},
             start=command.words[script].start,
             end=_end_of(command),
             release=release,
+            **_gpu_of(options),
         )
+
+
+def on_gpu(name: str) -> dict[str, Any]:
+    """The fields of a launch on GPUs of that kind.
+
+    Raises:
+        FleetError: That kind is not known.
+    """
+    device = find_accelerator(name)
+    return {"gpu": device.name, "gpu_precisions": frozenset(device.peak_flops)}
+
+
+def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return on_gpu(slurm.gpu_of(options)) if slurm.gpu_of(options) else {}
+    except FleetError:  # a site's own name of it
+        return {}
 
 
 def _is_script(word: str) -> bool:

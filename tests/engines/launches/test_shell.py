@@ -54,8 +54,55 @@ def test_a_variable_that_others_use_is_not_where_a_value_is_written():
     assert text[word.start : word.end] == "$N"
 
 
-def test_a_variable_that_is_set_twice_is_the_shells_to_know():
-    assert words("N=4\nN=8\ntorchrun t.py --train $N\n")[-1] == "$N"
+def test_a_variable_has_the_value_that_it_has_where_it_is_used():
+    assert words("N=4\nN=8\ntorchrun t.py --train $N\n")[-1] == "8"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if probe; then\n N=4\nelse\n N=8\nfi\n",
+        "for N in 4 8; do\n",
+        "N=4\nprobe && N=8\n",
+        "case $1 in\n a) N=4;;\n b) N=8;;\nesac\n",
+        "N=$(nvidia-smi -L | wc -l)\n",
+    ],
+)
+def test_what_only_the_shell_knows_stays_as_it_is_written(text):
+    commands = read_shell(f"{text}torchrun t.py --train $N\n", Path("run.sh")).commands
+    assert commands[-1].words[-1].text == "$N"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("N=${N:-4}\ntorchrun t.py --train $N", ["4"]),
+        ("A=2; N=$((A * 4 - 1))\ntorchrun t.py --train $N", ["7"]),
+        (': "${N:=4}"\ntorchrun t.py --train $N', ["4"]),
+        ("A=()\nA+=(1)\nA+=(2 3)\ntorchrun t.py --train ${A[@]}", ["1", "2", "3"]),
+        ('A=("1 2")\ntorchrun t.py --train ${A[@]}', ["1", "2"]),
+        ('A=("1 2")\ntorchrun t.py --train "${A[@]}"', ["1 2"]),
+        ('A="1 2"\nB="$A 3"\ntorchrun t.py --train $B', ["1", "2", "3"]),
+        ('K=a\nif [[ "$K" == "a" ]]; then\n N=1\nelse\n N=2\nfi\ntorchrun t.py --train $N', ["1"]),
+        ("N=1\nif [ $N -gt 4 ]; then\n N=2\nfi\ntorchrun t.py --train $N", ["1"]),
+    ],
+)
+def test_values_sums_and_tests_are_followed(text, told):
+    assert words(text)[3:] == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'srun -N2 bash -c "torchrun t.py --train $A"\n',
+        'CMD="torchrun t.py --train $A"\neval $CMD\n',
+        'CMD="torchrun t.py --train $A"\nbash -c "$CMD 2>&1 | tee log"\n',
+    ],
+)
+def test_a_text_for_another_shell_is_read(text):
+    commands = read_shell(f"A=4\n{text}", Path("run.sh")).commands
+    told = [[word.text for word in command.words] for command in commands]
+    assert ["torchrun", "t.py", "--train", "4"] in told
 
 
 @pytest.mark.parametrize(

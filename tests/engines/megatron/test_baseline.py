@@ -63,7 +63,7 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
         ("--bf16", "--fp16", "trains in fp16"),
         ("--num-layers 3", "--num-layers 4", "num-layers is 4"),
         ("-parallel-size 2", "-parallel-size $TP", "known to the shell alone"),
-        ("-parallel-size 2", "-parallel-size 3", "n_heads 4 is no multiple of tp 3"),
+        ("-parallel-size 2", "-parallel-size 3", "attention-heads 4 is no multiple of --tensor"),
         ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
     ],
 )

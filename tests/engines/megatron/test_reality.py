@@ -259,7 +259,10 @@ def test_what_a_rule_refuses_fails_in_megatron(
     asked: tuple[list[Trained], dict[str, Trained]], rule: str
 ) -> None:
     one = asked[1][rule]
-    assert rule in {found.rule for found in one.engine.judge(one.candidate)}
+    found = {each.rule for each in one.engine.judge(one.candidate)}
+    assert rule in found
+    if any(name.endswith(".release") for name in found):
+        pytest.skip("this release lacks the knob")
     errors = [str(rank["error"]) for rank in one.ranks]
     assert any(REFUSED[rule][2] in error for error in errors), errors
 

@@ -1,0 +1,93 @@
+"""What a file says to Slurm: nodes, tasks and GPUs, of its `#SBATCH` lines and of `srun`."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+_LINE = re.compile(r"^#SBATCH[ \t]+(.+)$", re.MULTILINE)
+_NAMES = {
+    "-N": "nodes",
+    "--nodes": "nodes",
+    "-n": "ntasks",
+    "--ntasks": "ntasks",
+    "--ntasks-per-node": "ntasks-per-node",
+    "--gpus-per-node": "gpus-per-node",
+    "--gres": "gres",
+    "-C": "constraint",
+    "--constraint": "constraint",
+}
+_SHORT = re.compile(r"(-[NnC])(\S+)")
+_LAST_NUMBER = re.compile(r"(\d+)(?:\(.*\))?$")
+
+
+def options_of(text: str) -> dict[str, str]:
+    """The options of the `#SBATCH` lines of a file, by their long names."""
+    found: dict[str, str] = {}
+    for line in _LINE.findall(text):
+        found |= dict(_options(line.partition(" #")[0].split()))
+    return found
+
+
+def variables_of(options: Mapping[str, str]) -> dict[str, str]:
+    """Variables that Slurm sets for a job with such options."""
+    counts = {name: _count(options.get(name, "")) for name in options}
+    gpus = _count(options.get("gpus-per-node", "")) or _count(options.get("gres", ""))
+    told = {
+        "SLURM_NNODES": counts.get("nodes"),
+        "SLURM_JOB_NUM_NODES": counts.get("nodes"),
+        "SLURM_NTASKS_PER_NODE": counts.get("ntasks-per-node"),
+        "SLURM_NTASKS": _tasks(options)[0],
+        "SLURM_GPUS_PER_NODE": gpus,
+        "SLURM_GPUS_ON_NODE": gpus,
+    }
+    return {name: str(value) for name, value in told.items() if value}
+
+
+def tasks_of(words: Sequence[str], options: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Tasks that `srun` among some words starts, all and by node; None: it does not say."""
+    at = next((at for at, word in enumerate(words) if PurePath(word).name == "srun"), None)
+    if at is None:
+        return None, None
+    return _tasks({**options, **dict(_options(words[at + 1 :]))})
+
+
+def gpu_of(options: Mapping[str, str]) -> str:
+    """The kind of GPU that is asked for; empty: it is not said."""
+    for name in ("gpus-per-node", "gres"):
+        parts = options.get(name, "").split(":")
+        kinds = [part for part in parts if part not in ("gpu", "") and not part[0].isdigit()]
+        if kinds and (name != "gres" or parts[0] == "gpu"):
+            return kinds[0]
+    return options.get("constraint", "")
+
+
+def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
+    nodes, tasks = _count(options.get("nodes", "")), _count(options.get("ntasks", ""))
+    per_node = _count(options.get("ntasks-per-node", ""))
+    if tasks:
+        whole = nodes is not None and tasks % nodes == 0
+        return tasks, per_node or (tasks // nodes if nodes and whole else None)
+    return (nodes * per_node, per_node) if nodes and per_node else (None, per_node)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options up to the first word that is none."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        name, equals, value = word.partition("=")
+        short = _SHORT.fullmatch(word)
+        if short is not None:
+            yield _NAMES[short[1]], short[2]
+        elif name in _NAMES and equals:
+            yield _NAMES[name], value
+        elif name in _NAMES and at + 1 < len(words):
+            at += 1
+            yield _NAMES[name], words[at]
+        at += 1
+
+
+def _count(text: str) -> int | None:
+    """`4`, `gpu:a100:8` and `8(x2)` end with a count."""
+    found = _LAST_NUMBER.search(text.strip("\"'"))
+    return int(found[1]) if found else None
