@@ -162,12 +162,11 @@ class _Reader:
 
     def __init__(self, text: str, lines: list[list[_Token]], variables: Mapping[str, str]) -> None:
         self._text = text
-        self._outer = {
-            name: _VariableValue(
-                items=(tuple((c, None) for c in value),), is_array=False, spans=()
-            )
-            for name, value in variables.items()
-        }
+        self._outer: dict[str, _VariableValue | None] = {}
+        """Variables of the environment."""
+        for name, value in variables.items():
+            chars = tuple((char, None) for char in value)
+            self._outer[name] = _VariableValue(items=(chars,), is_array=False, spans=())
         self._lines = [(line, self._is_alternative(line)) for line in lines]
         self._counts = self._counted()
         self._last: Mapping[str, _VariableValue | None] = {}
