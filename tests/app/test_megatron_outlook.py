@@ -197,3 +197,44 @@ def test_the_commands_take_the_engine(tmp_path):
         "estimate", "--engine", "megatron", "--rows", "a", "--out", "b", folder=tmp_path
     )
     assert "its rows say" in done.stderr
+
+
+LAUNCH = """#!/bin/bash
+GPUS=8 NODES=8
+torchrun --nproc-per-node $GPUS --nnodes $NODES pretrain_gpt.py \\
+  --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \\
+  --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 256 --bf16 \\
+  --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel \\
+  --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+"""
+
+
+def test_a_plan_says_what_is_predicted_of_the_users_own_launch(tmp_path):
+    (tmp_path / "launch.sh").write_text(LAUNCH)
+    words = ("--model", "llama-3-8b", "--seq-len", "4096", "--global-batch", "256")
+    done = autotune(
+        *("plan", "--engine", "megatron", *words, "--world", "64", "--gpu", "H100"),
+        *("--baseline", "launch.sh", "--json"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["baseline"]
+    knobs = told["candidate"]
+    assert {name: knobs[name] for name in ("tp", "pp", "sequence_parallel")} == {
+        "tp": 8,
+        "pp": 4,
+        "sequence_parallel": True,
+    }
+    assert told["pred_step_time_s"] > 0
+
+
+def test_a_plan_refuses_a_launch_of_another_training(tmp_path):
+    (tmp_path / "launch.sh").write_text(LAUNCH.replace("NODES=8", "NODES=4"))
+    words = ("--model", "llama-3-8b", "--seq-len", "4096", "--global-batch", "256")
+    done = autotune(
+        *("plan", "--engine", "megatron", *words, "--world", "64", "--gpu", "H100"),
+        *("--baseline", "launch.sh"),
+        folder=tmp_path,
+    )
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "starts 32 ranks" in done.stderr

@@ -11,6 +11,7 @@ from autotune.contract import Outcome, Role, TrialResult
 from autotune.record.guard import (
     LEARNED_SHARE,
     MIN_STEPS,
+    PADDED_VOCAB,
     Convergence,
     GuardVerdict,
     compare_losses,
@@ -245,3 +246,19 @@ def test_many_tokens_average_their_roundings_out():
     fp32 = replace(small, workload=replace(small.workload, precision="fp32"))
     theirs = replace(small, workload=replace(small.workload, name="mine"))
     assert roundoff_of(theirs) > roundoff_of(small) > roundoff_of(large) > roundoff_of(fp32)
+
+
+def test_vocabularies_of_other_padding_are_not_compared():
+    """Megatron pads to a multiple of tp, and padded token ids count in the loss."""
+
+    def padded(trial, size):
+        engine = replace(trial.spec.engine, expected={PADDED_VOCAB: size})
+        return replace(trial, spec=replace(trial.spec, engine=engine))
+
+    trials = pair()
+    told = said_of(
+        [padded(trial, 256 if trial.spec.identity.number == 9 else 128) for trial in trials]
+    )
+    assert told.verdict is Convergence.NOT_COMPARABLE
+    assert "padded to 256 and 128" in told.why
+    assert said_of([padded(trial, 128) for trial in trials]).verdict is said_of(trials).verdict

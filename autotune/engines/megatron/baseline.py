@@ -6,6 +6,8 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.engines.megatron.argument_rules import in_words
+from autotune.engines.megatron.arguments import Arguments
 from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import judge_launch, rows_of
@@ -63,6 +65,36 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
             f"{path}: the value of {error} is known to the shell alone",
             "write the number into the file",
         ) from error
+
+
+def changes_in_words(
+    path: Path, theirs: Arguments, ours: Arguments, *, release: str
+) -> Iterator[str]:
+    """What is changed in a launch so that it runs another layout, an argument a line.
+
+    Args:
+        path: The file that starts it.
+        theirs: Arguments of its own layout.
+        ours: Those of the other one.
+        release: Release of Megatron Core that reads the file.
+    """
+    given = {name for launch in read_launches(path, release=release) for name in launch.given}
+    for name in theirs.keys() - ours.keys():
+        written = next((each for each in _SAID_AS.get(name, ()) if each in given), name)
+        yield in_words(written, None)
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            for other in _SAID_AS.get(name, ()):
+                if other in given:
+                    yield in_words(other, None)
+            yield in_words(name, value)
+
+
+_SAID_AS = {
+    "recompute_granularity": ("recompute_activations",),
+    "num_virtual_stages_per_pipeline_rank": ("num_layers_per_virtual_pipeline_stage",),
+}
+"""Argument -> other ways to say it, which clash with it."""
 
 
 def _knobs(launch: MegatronLaunch, job: Job) -> dict[str, KnobValue]:

@@ -21,8 +21,13 @@ from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
-from autotune.engines.megatron.baseline import Notes, read_baseline
+from autotune.engines.megatron.arguments import (
+    ON_CPU,
+    SCRIPT_ON_CPU,
+    arguments_of,
+    layout_arguments,
+)
+from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
 from autotune.engines.megatron.choices import FSDP, OFFLOADED, RECOMPUTED, has
 from autotune.engines.megatron.flags import flags, known_release, newest_release, release_of
 from autotune.engines.megatron.knobs import (
@@ -255,6 +260,17 @@ class MegatronEngine(Engine):
         world, global_batch = self._job.world, self._job.global_batch
         chosen = canonical(kept, self.context)
         return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
+
+    def edits_in_words(self, candidate: Candidate) -> list[str]:
+        """See `Engine.edits_in_words`: the arguments of the user's own launch that change."""
+        path = self._job.baseline
+        if path is None:
+            return []
+        release = known_release(release_for(self._job, self._environment) or newest_release())
+        _, own = self.baseline(path)
+        rows = rows_of(self._task, [own, candidate])
+        theirs, ours = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
+        return sorted(changes_in_words(path, theirs, ours, release=release))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Arguments of the user's baseline that do not run as given."""

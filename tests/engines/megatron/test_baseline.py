@@ -4,6 +4,9 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.engines.megatron.engine import MegatronEngine
+from autotune.engines.megatron.launch_rules import changed, judge_launch
+from autotune.engines.megatron.launched import launch_of_line
+from autotune.space.candidate import Candidate
 from tests.jobs import CPU, tiny_job
 
 SCRIPT = """#!/bin/bash
@@ -70,3 +73,32 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
 def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, told):
     with pytest.raises(JobError, match=told):
         read(tmp_path, SCRIPT.replace(old, new))
+
+
+def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
+    text = SCRIPT.replace(
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+        "--recompute-activations --overlap-grad-reduce",
+    )
+    path = tmp_path / "launch.sh"
+    path.write_text(text)
+    job = tiny_job(tmp_path, engine="megatron", precision="bf16", baseline=str(path))
+    engine = MegatronEngine(job, CPU)
+    _, own = engine.baseline(path)
+    assert engine.edits_in_words(own) == []
+    knobs = {**dict(own.knobs), "tp": 1, "sequence_parallel": False, "recompute": "none"}
+    other = Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
+    assert engine.edits_in_words(other) == [
+        "remove --recompute-activations",
+        "remove --sequence-parallel",
+        "set --tensor-model-parallel-size to 1",
+    ]
+    found = changed(
+        launch_of_line(text, release="0.16"),
+        {
+            "recompute_activations": None,
+            "sequence_parallel": None,
+            "tensor_model_parallel_size": 1,
+        },
+    )
+    assert judge_launch(found) == []
