@@ -26,6 +26,7 @@ from autotune.app.session import Session, open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
 from autotune.contract import Role, Start, TrialResult
+from autotune.devices.hardware import visible_gpus
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
@@ -42,6 +43,8 @@ _LARGEST_LOG = 700.0
 """Of which `exp` is finite: one round has no interval."""
 PLAIN = Path(__file__).with_name("plain_training.py")
 JOB = {"model": "tiny-llama", "seq_len": 32, "global_batch": 16, "world": 2, "precision": "bf16"}
+if GPUS := len(visible_gpus()):
+    JOB |= {"model": "gpt2", "seq_len": 512, "global_batch": 8 * GPUS, "world": GPUS}
 
 
 @dataclass(frozen=True, kw_only=True)

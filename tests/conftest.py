@@ -88,4 +88,4 @@ def built_extensions(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("real") is not None:
         now = extensions_folder("cpu")
         assert now == EXTENSIONS, "a test has left this environment changed: all is compiled again"
-        build("cpu", print)
+        build("cuda" if request.node.get_closest_marker("gpu") else "cpu", print)

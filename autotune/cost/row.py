@@ -32,6 +32,8 @@ _PRECISIONS = (
     (re.compile(r"fp16|float16|half"), "fp16"),
     (re.compile(r"fp32|float32|tf32"), "fp32"),
 )
+_PRODUCTS = ("matmul_flops", "half_flops")
+"""Columns of `Plans` with the rate of matrix products."""
 _STAGES = (("shard|fsdp", 3.0), ("dist-opt|distributed opt", 1.0), ("^ddp$", 0.0))
 _FP4_KEPT_SHARE = 0.15
 """Share of the linear layers that stay in bf16 where the others are in fp4."""
@@ -225,6 +227,9 @@ def _device(
     per_node = cells.count("gpus_per_node", default_nodes, accelerator.name, most=1024)
     per_node = min(per_node, n_gpus)
     columns = device_columns(accelerator, precision, per_node)
+    if precision == "fp32" and "tf32" in cells.text("precision").lower():
+        # Matrix products of fp32 at half of the 16-bit rate: NVIDIA, A100 and later datasheets.
+        columns |= dict.fromkeys(_PRODUCTS, accelerator.rate(accelerator.half) / 2.0)
     return {
         **columns,
         "matmul_flops": _matmul_flops(cells, columns, accelerator, precision),

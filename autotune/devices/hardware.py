@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -197,6 +198,25 @@ def visible_gpus() -> list[Gpu]:
         ) from error
     finally:
         pynvml.nvmlShutdown()
+
+
+def cuda_names(uuids: Sequence[str]) -> list[str]:
+    """Names of GPUs for `CUDA_VISIBLE_DEVICES` with `CUDA_DEVICE_ORDER=PCI_BUS_ID`: numbers.
+
+    DeepSpeed takes the entries for numbers (accelerator/cuda_accelerator.py, `_get_nvml_gpu_id`).
+    A slice of a GPU has none and keeps its UUID, as does a GPU that the driver does not show.
+    """
+    import pynvml  # tens of milliseconds
+
+    numbers: dict[str, str] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # one that is lost hides no other
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                numbers[pynvml.nvmlDeviceGetUUID(handle)] = str(index)
+        pynvml.nvmlShutdown()
+    return [numbers.get(uuid, uuid) for uuid in uuids]
 
 
 def usable_cores() -> list[int]:

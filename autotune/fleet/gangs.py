@@ -19,7 +19,7 @@ class Slot:
     index: int
     """Position among the node's devices."""
     device: str
-    """Name in `CUDA_VISIBLE_DEVICES`; for `cpu`, the number of its core."""
+    """UUID of the GPU; for `cpu`, the number of its core."""
     node: str = "localhost"
     domain: str = ""
     """Name of the slots of its node that the fastest link joins (NVLink, a socket); empty: all."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import FleetError
-from autotune.devices.hardware import visible_gpus
+from autotune.devices.hardware import cuda_names, visible_gpus
 from autotune.fleet.node.places import gpu_places
 from autotune.fleet.node.ranks import lacking_bytes, used_bytes
 from autotune.fleet.node.telemetry import Telemetry
@@ -130,6 +130,13 @@ def test_a_lost_gpu_is_named_and_can_be_hidden(
     for hidden in ("1", second.uuid, second.uuid[:12]):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert [gpu.uuid for gpu in visible_gpus()] == [second.uuid]
+
+
+def test_a_trial_is_shown_its_gpus_by_number(driver: StubDriver) -> None:
+    first, second, third = gpus(3)
+    driver.show(StubGpu(uuid=first.uuid, state="lost"), second, third)
+    assert cuda_names([third.uuid, second.uuid]) == ["2", "1"]
+    assert cuda_names(["MIG-0"]) == ["MIG-0"], "a slice has no number"
 
 
 def test_slices_are_devices_by_their_own_names(

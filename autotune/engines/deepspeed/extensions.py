@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,9 @@ from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED
 _NVME = ("async_io", "pin_memory")
 """Extensions for swapping to a disk; releases before 0.19 pin memory within async_io."""
 _LOCK_FILE = "autotune.lock"
+ARCHITECTURES_ENV = "TORCH_CUDA_ARCH_LIST"
+_SUFFIX = re.compile(r"(?<=\d)[af](?=\+|$)")
+_ARCHITECTURE = re.compile(r"\d+\.\d+(\+PTX)?")
 _LONGEST_BUILD_S = 3600.0
 """Time of one extension's build; minutes are usual."""
 
@@ -58,7 +62,7 @@ def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.enviro
         importlib.metadata.version("deepspeed"),
         _cpu_flags(),
         accelerator,
-        variables.get("TORCH_CUDA_ARCH_LIST", ""),
+        variables.get(ARCHITECTURES_ENV, ""),
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     return root / digest
@@ -178,11 +182,24 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
     trial. `variables` is what the process would have without them.
     """
     commands = sysconfig.get_path("scripts")
-    return {
+    made = {
         "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator, variables)),
         "DS_ACCELERATOR": accelerator,
         "PATH": os.pathsep.join([commands, variables.get("PATH", os.defpath)]),
     }
+    if listed := variables.get(ARCHITECTURES_ENV):
+        made[ARCHITECTURES_ENV] = readable_architectures(listed)
+    return made
+
+
+def readable_architectures(listed: str) -> str:
+    """The list of GPU architectures as DeepSpeed reads it: 9.0 for 9.0a.
+
+    Empty, which stands for those of the devices, where an entry is a name such as Hopper.
+    DeepSpeed takes numbers alone (op_builder/builder.py), torch takes all of these.
+    """
+    entries = [_SUFFIX.sub("", entry) for entry in re.split(r"[;\s]+", listed) if entry]
+    return ";".join(entries) if all(map(_ARCHITECTURE.fullmatch, entries)) else ""
 
 
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:

@@ -10,13 +10,13 @@ from pathlib import Path
 from autotune.base.plugins import load_plugin
 from autotune.base.secrecy import is_secret
 from autotune.contract import LIST_VARIABLES, PARENT_ENV, SCRATCH_ENV, TRIAL_ENV, TrialSpec
-from autotune.devices.hardware import usable_cores
+from autotune.devices.hardware import cuda_names, usable_cores
 from autotune.fleet.node.processes import NodePart
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _ALLOWED = re.compile(
     r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
-    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
     r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
 )
 
@@ -48,7 +48,7 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
     for name, folder in _CACHES.items():
         made.setdefault(name, str(temporary.parent / folder))
     if spec.layout.accelerator == "cuda":
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
+        made.update(_visible(part))
         # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
         threads = max(1, len(usable_cores()) // part.n_sharing)
         made.setdefault("OMP_NUM_THREADS", str(threads))
@@ -65,6 +65,12 @@ def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[s
     return _with_candidate(made, spec)
 
 
+def _visible(part: NodePart) -> dict[str, str]:
+    """Variables that show a trial its GPUs and no other."""
+    names = ",".join(cuda_names(part.devices))
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": names}
+
+
 def _guest_environment(
     part: NodePart, spec: TrialSpec, temporary: Path, given: Mapping[str, str]
 ) -> dict[str, str]:
@@ -79,7 +85,7 @@ def _guest_environment(
         "PYTHONUNBUFFERED": "1",
     }
     if spec.layout.accelerator == "cuda":
-        made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
+        made.update(_visible(part))
     # Which Python the ranks are run by, only they know: a shell or a launcher stands before them.
     engine = load_plugin("engine", spec.engine.name)
     built = engine.rank_variables(spec.layout.accelerator, given)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
 from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
@@ -262,3 +263,31 @@ def test_a_lock_that_is_a_link_is_refused_and_the_doctor_goes_on(folder, tmp_pat
     with pytest.raises(FleetError, match="is a link, where a lock belongs"):
         extensions.build("cpu", print)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("listed", "read"),
+    [
+        ("9.0a", "9.0"),
+        ("8.0 8.6;10.0f+PTX", "8.0;8.6;10.0+PTX"),
+        ("8.0;9.0+PTX", "8.0;9.0+PTX"),
+        ("Hopper", ""),
+        ("9.0a;Ampere", ""),
+    ],
+)
+def test_architectures_are_listed_as_deepspeed_reads_them(
+    listed: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = extensions.environment("cuda", {"TORCH_CUDA_ARCH_LIST": listed})
+    assert made["TORCH_CUDA_ARCH_LIST"] == read
+    if not read:
+        return  # DeepSpeed asks the devices
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", read)
+    builder = FusedAdamBuilder()
+    builder.jit_mode = True
+    builder.compute_capability_args()
+    assert os.environ["TORCH_CUDA_ARCH_LIST"].startswith(read.removesuffix("+PTX"))
+
+
+def test_no_architectures_are_made_up() -> None:
+    assert "TORCH_CUDA_ARCH_LIST" not in extensions.environment("cuda", {})
