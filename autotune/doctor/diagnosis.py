@@ -84,6 +84,8 @@ class Machine:
     extensions_missing: tuple[str, ...]
     """Needed by trials on this accelerator, and not built yet."""
     stale_locks: tuple[str, ...]
+    misread: tuple[tuple[str, str], ...] = ()
+    """What an engine's compiler makes of the environment: what is wrong, and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)

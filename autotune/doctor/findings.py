@@ -127,6 +127,8 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
 
 
 def _extensions(machine: Machine) -> Iterator[Remark]:
+    for what, fix in machine.misread:
+        yield _warn("compiler", what, fix)
     if machine.stale_locks:
         yield _warn(
             "stale locks",

@@ -64,6 +64,7 @@ def inspect_machine() -> Machine:
         extensions_built=_once(name for each in compiled for name in each.built),
         extensions_missing=_once(n for c in compiled for n in c.missing) if accelerator else (),
         stale_locks=_once(path for each in compiled for path in each.stale_locks),
+        misread=tuple(each for of_engine in compiled for each in of_engine.misread),
     )
 
 

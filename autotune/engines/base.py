@@ -68,6 +68,8 @@ class Compiled:
     """Names of what every trial loads and is not built yet."""
     stale_locks: tuple[str, ...] = ()
     """Paths that a killed build left, on which the ranks would wait for ever."""
+    misread: tuple[tuple[str, str], ...] = ()
+    """What the engine's compiler makes of the user's environment: what is wrong, and the fix."""
 
 
 class Engine(ABC):

@@ -85,6 +85,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
             *("warn", "accelerator", "NVIDIA A100, NVIDIA H200", "CUDA_VISIBLE_DEVICES"),
         ),
         ({"stale_locks": ("/c/lock",)}, "warn", "stale locks", "/c/lock", "rm /c/lock"),
+        ({"misread": (("X=9.0a", "unset X"),)}, "warn", "compiler", "X=9.0a", "unset X"),
         (
             {"extensions_missing": ("fused_adam",)},
             *("warn", "extensions", "not built yet: fused_adam", "builds them once"),

@@ -202,6 +202,22 @@ def readable_architectures(listed: str) -> str:
     return ";".join(entries) if all(map(_ARCHITECTURE.fullmatch, entries)) else ""
 
 
+def misread(
+    accelerator: str, variables: Mapping[str, str] = os.environ
+) -> tuple[tuple[str, str], ...]:
+    """What DeepSpeed's compiler would not read outside of a trial, with the fix."""
+    listed = variables.get(ARCHITECTURES_ENV, "")
+    read = readable_architectures(listed)
+    if accelerator != "cuda" or read == ";".join(re.split(r"[;\s]+", listed)):
+        return ()
+    what = (
+        f"{ARCHITECTURES_ENV}={listed}: DeepSpeed reads numbers alone, as 9.0, and ends where "
+        "it has to compile; trials get what it reads"
+    )
+    fix = f"export {ARCHITECTURES_ENV}='{read}'" if read else f"unset {ARCHITECTURES_ENV}"
+    return ((what, fix),)
+
+
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
     with open(open_new(folder / f"{name}.log"), "wb") as log:
         return Kept(

@@ -91,6 +91,7 @@ class DeepSpeed(EnginePlugin):
             built=tuple(built),
             missing=tuple(x for x in extensions.needed(accelerator) if x not in built),
             stale_locks=tuple(map(str, extensions.stale_locks(accelerator))),
+            misread=extensions.misread(accelerator),
         )
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:

@@ -88,9 +88,12 @@ def step_time(trial: Trial) -> Case | None:
 
 
 def peak_memory(trial: Trial) -> Case | None:
-    """Bytes of the fullest device; None where they were not predicted or not measured."""
+    """Bytes of the fullest device; None where they were not predicted, or the trial did not train.
+
+    One that failed on the way has not reached its peak.
+    """
     said, result = trial.spec.provenance.predicted, trial.result
-    if said is None or result is None or not result.peak_memory_bytes:
+    if said is None or result is None or not is_figure(result) or not result.peak_memory_bytes:
         return None
     ends = said.peak_memory_low_bytes, said.peak_memory_high_bytes
     return float(result.peak_memory_bytes), said.peak_memory_bytes, *ends

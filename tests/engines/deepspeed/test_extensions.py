@@ -289,5 +289,14 @@ def test_architectures_are_listed_as_deepspeed_reads_them(
     assert os.environ["TORCH_CUDA_ARCH_LIST"].startswith(read.removesuffix("+PTX"))
 
 
+def test_a_list_that_deepspeed_does_not_read_is_told_with_the_fix() -> None:
+    ((what, fix),) = extensions.misread("cuda", {"TORCH_CUDA_ARCH_LIST": "9.0a"})
+    assert "9.0a" in what
+    assert fix == "export TORCH_CUDA_ARCH_LIST='9.0'"
+    assert extensions.misread("cuda", {"TORCH_CUDA_ARCH_LIST": "8.0 9.0+PTX"}) == ()
+    assert extensions.misread("cpu", {"TORCH_CUDA_ARCH_LIST": "9.0a"}) == ()
+    assert extensions.misread("cuda", {}) == ()
+
+
 def test_no_architectures_are_made_up() -> None:
     assert "TORCH_CUDA_ARCH_LIST" not in extensions.environment("cuda", {})
