@@ -154,7 +154,7 @@ def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_
     assert ladder.gain is not None
     lost = [s for s in fleet.specs if behave(s).outcome is Outcome.OOM]
     assert len({s.identity.candidate_hash for s in lost}) == len(lost), "none is tried again"
-    assert ladder_view(ladder)["bars"][-1]["name"] == "best"
+    assert ladder_view(ladder)["chart"].bars[-1].label == "best"
 
 
 def test_it_goes_on_from_what_ran_before(tmp_path: Path):

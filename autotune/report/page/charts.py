@@ -130,7 +130,7 @@ def needs_of(report: StudyReport) -> list[tuple[float, Row]]:
 def history(report: StudyReport) -> Chart | None:
     """Every trial in the order in which it was started, and the best so far."""
     ended = [(t.spec.identity, t.result) for t in report.history.trials if t.result is not None]
-    if not ended:
+    if len(ended) < 2:
         return None
     intervals = {
         identity.number: report.history.spread.interval([result])

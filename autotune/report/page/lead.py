@@ -135,13 +135,14 @@ def _headline(
     answer = report.answer
     speedup = None if answer is None else answer.speedup
     rate = f"{format_rate(best.samples_per_s)} samples/s"
+    if answer is not None and baseline is not None and best.trial == baseline.trial:
+        beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
+        missed = "There was no final comparison." if speedup is None else _missed(speedup)
+        both = [f"Trial {best.trial} is both, at {rate}.", missed, _drifted(answer)]
+        return beaten, " ".join(filter(None, both)), ""
     if answer is None or speedup is None or baseline is None:
         told = f"{best_word(report)}: trial {best.trial}. It was not run again beside a baseline"
         return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed.", ""
-    if best.trial == baseline.trial:
-        beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
-        both = [f"Trial {best.trial} is both, at {rate}.", _missed(speedup), _drifted(answer)]
-        return beaten, " ".join(filter(None, both)), ""
     over = "a substitute baseline" if answer.is_substitute else "the baseline"
     interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
     gain = f"{speedup.ratio:.2f}x {over}"

@@ -156,5 +156,5 @@ def _importance_said(report: StudyReport, is_drawn: bool) -> str:
         )
     settled = sum(tried.is_settled for tried in report.history.tried)
     if settled < MIN_CANDIDATES:
-        return f"It takes {MIN_CANDIDATES} candidates to say; {settled} were tried."
+        return f"It takes {MIN_CANDIDATES} candidates to say; tried: {settled}."
     return "No knob stands out among the candidates that were tried."

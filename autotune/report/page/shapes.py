@@ -89,6 +89,8 @@ class Bar:
     tone: str
     width: float
     """Per cent of the track."""
+    start: float = 0.0
+    """Where it begins, in per cent."""
     tip: str = ""
     ends: Point | None = None
     """Ends of its interval."""

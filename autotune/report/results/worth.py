@@ -60,11 +60,11 @@ def _interaction(its: Interaction) -> str:
 def _table(
     ladder: Ladder, title: str, steps: Sequence[LadderStep], *, with_start: bool = False
 ) -> dict[str, Any]:
-    loss = f"loss {ladder.loss_step}" if ladder.loss_step else "loss"
+    losses = [f"loss {ladder.loss_step}"] if ladder.loss_step else []
     rows = [_row(ladder, step.change, step.place, step) for step in steps]
     if with_start and steps:
         rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
-    return {"columns": [title, "samples/s", "gain", "memory", "change", loss], "rows": rows}
+    return {"columns": [title, "samples/s", "gain", "memory", "change", *losses], "rows": rows}
 
 
 def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
@@ -75,7 +75,7 @@ def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list
         "" if step is None else describe_gain(step.gain),
         format_bytes(its.peak_memory_bytes),
         "" if step is None else _memory_change(ladder, step),
-        "-" if its.loss is None else f"{its.loss:.4f}",
+        *(["-" if its.loss is None else f"{its.loss:.4f}"] if ladder.loss_step else []),
     ]
 
 

@@ -27,11 +27,17 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
+_NARROW, _WIDEST = 10, 24
+"""Width of the names: most are short, and a long one does not push every text aside."""
+
+
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    """Print each name with a text that wraps beside it."""
-    for name, text in facts:
+    """Print each name with a text that wraps beside it, all texts in one column."""
+    every = list(facts)
+    width = max((len(name) for name, _ in every if len(name) <= _WIDEST), default=_NARROW)
+    for name, text in every:
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(min_width=10, style="cyan", no_wrap=True)
+        grid.add_column(min_width=max(_NARROW, width), style="cyan", no_wrap=True)
         grid.add_column(overflow="fold")
         grid.add_row(name, Text(text))
         console.print(grid)
