@@ -350,8 +350,8 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"trials: {said}, at most 8 for the search" in text
-    assert (": about" in text) is (baseline is None)
+    assert f"{said}, at most 8 for the search" in text
+    assert ("price       about" in text) is (baseline is None)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"none: nothing runs, {said}; trials: about 2" in text
+    assert f"none: nothing runs, {said}\ntrials      about 2" in text
     assert "accelerator-hours" not in text
     assert ("final comparison" in text) is (origin is Origin.SIMULATED)
 
@@ -544,7 +544,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert new.guard_more_steps == 8
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
     assert new.guard_trials == 2 * most_runs(6, WARM)
-    assert "8 more steps in 3 runs of the comparison, 48.0 s in all (beside" in said(new)
+    assert "8 more steps in 3 runs of the comparison, 48.0 s in all (on top" in said(new)
     assert "if the best drifts, at most 64 runs more, 16 min" in said(new)
 
     measured = [t.result.step_time_s for t in trials if t.result and t.result.step_time_s]
@@ -553,7 +553,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert begun.guard_s == pytest.approx(3 * 8 * step_s)
     longer_s = begun.confirm_s - priced(n_first, guard_steps=0).confirm_s
     assert longer_s * begun.confirm_trials == pytest.approx(2 * 8 * step_s)
-    assert "in that price" in said(begun)
+    assert "in the price" in said(begun)
 
     assert said(priced(0, guard_steps=0)) == ""
     assert "as many steps anyway" in said(priced(0, guard_steps=12))

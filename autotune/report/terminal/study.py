@@ -159,7 +159,7 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         facts.append(("reduced", _reduced(plan)))
     if plan.command:
         facts += _reach(plan)
-    facts += [("baseline", plan.baseline), ("price", _price(plan))]
+    facts += [("baseline", plan.baseline), ("price", _price(plan)), ("trials", _trials(plan))]
     if plan.guard_steps:
         facts.append(("guard", _guard_price(plan)))
     if plan.budget_s is not None:
@@ -198,32 +198,45 @@ def _reach(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _price(plan: Plan) -> str:
-    # How many the ladder takes is not known; a file of the user's own takes one.
-    about = "about " if plan.baseline_trials > 1 else ""
-    compared = ""  # a table would only repeat itself
-    if plan.origin is not Origin.REPLAYED:
-        compared = f" and {plan.confirm_trials} for the final comparison"
-    trials = (
-        f"trials: {about}{plan.baseline_trials} for the baseline, at most "
-        f"{plan.search_trials} for the search{compared}"
-    )
+    """What the search costs, in words."""
     if plan.origin is not Origin.MEASURED:
         answers = "a table" if plan.origin is Origin.REPLAYED else "the cost model"
-        return f"none: nothing runs, {answers} answers; {trials}"
+        return f"none: nothing runs, {answers} answers"
     assumed = "assumed" if plan.prospect is None else "predicted"
-    source = "as measured" if plan.is_measured else f"{assumed} until the first has run"
-    return (
-        f"{trials}; {format_seconds(plan.trial_s)} each, in the comparison "
-        f"{format_seconds(plan.confirm_s)} ({source}), "
-        f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
+    source = "as measured" if plan.is_measured else f"{assumed} until the first trial has run"
+    text = (
+        f"{_about(plan)}{format_seconds(plan.total_s)} on {plan.world} accelerators, "
         f"{plan.accelerator_hours:.2g} accelerator-hours"
-        + ("" if plan.price is None else f", {plan.price:.2g} at that price")
     )
+    if plan.price is not None:
+        text += f", {plan.price:.2g} in money"
+    return f"{text} ({source})"
+
+
+def _trials(plan: Plan) -> str:
+    """How many trials are run, and how long they take, in words."""
+    text = (
+        f"{_about(plan)}{plan.baseline_trials} for the baseline, at most {plan.search_trials} "
+        "for the search"
+    )
+    if plan.origin is not Origin.REPLAYED:  # a table would only repeat itself
+        text += f", {plan.confirm_trials} for the final comparison"
+    if plan.origin is not Origin.MEASURED:
+        return text
+    return (
+        f"{text}; {format_seconds(plan.trial_s)} each, "
+        f"{format_seconds(plan.confirm_s)} in the comparison"
+    )
+
+
+def _about(plan: Plan) -> str:
+    # How many the ladder takes is not known; a file of the user's own takes one.
+    return "about " if plan.baseline_trials > 1 else ""
 
 
 def _guard_price(plan: Plan) -> str:
     """What the convergence guard adds, in words."""
-    known = "in that price" if plan.guard_is_measured else "beside that price: no step has run"
+    known = "in the price" if plan.guard_is_measured else "on top of the price: no step has run"
     text = f"the first {plan.guard_steps} losses are compared: "
     if plan.guard_more_steps:
         text += (
