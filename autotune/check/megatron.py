@@ -212,7 +212,9 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
     for name, value in changes.items():
         old = launch.given.get(name)
         if old is None:
-            if value is not None:
+            if value is not None and launch.is_overrides:
+                new.append(f"{_section_of(name, launch)}.{name}={json.dumps(value)}")
+            elif value is not None:
                 flag = flag_name(name)
                 new.append(flag if isinstance(value, bool) else f"{flag} {as_word(value)}")
         elif value is None:
@@ -224,6 +226,14 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
             yield Edit(start=old.start, end=old.end, text=f"{old.flag}={as_word(value)}")
     if new:
         yield Edit(start=launch.end, end=launch.end, text=f" {' '.join(new)}")
+
+
+def _section_of(name: str, launch: MegatronLaunch) -> str:
+    """Where a field stands in a recipe: Megatron-Bridge's have sections, NeMo's a model."""
+    is_nemos = any(each.flag.startswith("trainer.") for each in launch.given.values())
+    if is_nemos or not name.startswith(("overlap_", "use_distributed", "micro_", "global_")):
+        return "model"
+    return "train" if name.endswith("batch_size") else "ddp"
 
 
 def _whole_line(text: str, start: int, end: int) -> tuple[int, int]:

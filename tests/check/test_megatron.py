@@ -139,3 +139,17 @@ def test_a_script_of_deepspeeds_is_still_deepspeeds(tmp_path):
     Path(tmp_path / "run.sh").write_text(text)
     (report,) = check_files([str(tmp_path / "run.sh")], CheckFlags()).reports
     assert "DeepSpeed" in report.about
+
+
+def test_an_override_is_mended_where_it_stands(tmp_path):
+    path = tmp_path / "run.sh"
+    text = (
+        "torchrun --nproc-per-node 8 run_recipe.py --recipe llama3_8b_pretrain \\\n"
+        "  model.tensor_model_parallel_size=3 model.num_attention_heads=8 \\\n"
+        "  model.recompute_granularity=full model.recompute_method=uniform \\\n"
+        "  model.recompute_num_layers=1 model.tp_comm_overlap=true model.sequence_parallel=false\n"
+    )
+    checked(path, text, fix=True)
+    said = path.read_text()
+    assert "model.tensor_model_parallel_size=4" in said
+    assert "model.sequence_parallel=True" in said or "model.sequence_parallel=true" in said

@@ -4,6 +4,7 @@ The checkout is the folder that the environment variable MEGATRON_PATH names.
 """
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -150,6 +151,37 @@ def test_a_word_that_its_parser_does_not_know_is_refused_by_name():
     engine = bind_engine(job, CPU)
     with pytest.raises(JobError, match="unrecognized arguments: --no-such-flag 3"):
         engine.check_here(engine.layouts())
+
+
+def test_a_command_is_diagnosed_and_its_changes_are_its_own_arguments(tmp_path):
+    arguments = (
+        "--num-layers 2 --hidden-size 64 --ffn-hidden-size 192 --num-attention-heads 4 "
+        "--seq-length 64 --max-position-embeddings 64 --position-embedding-type rope "
+        "--normalization RMSNorm --swiglu --disable-bias-linear --lr 1e-3 --train-iters 10 "
+        "--untie-embeddings-and-output-weights --micro-batch-size 1 --global-batch-size 8 "
+        "--attention-dropout 0 --hidden-dropout 0 --mock-data --tokenizer-type NullTokenizer "
+        "--vocab-size 255 --tensor-model-parallel-size 2 --recompute-granularity full "
+        "--recompute-method uniform --recompute-num-layers 1"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "autotune", "diagnose", "--json", "--"),
+            *("torchrun", "--nproc-per-node", "2", f"{CHECKOUT}/pretrain_gpt.py"),
+            *arguments.split(),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["changes"]
+    for change in told["changes"]:
+        assert change["edits"], change
+    edits = {line for change in told["changes"] for line in change["edits"]}
+    assert all(line.split()[0] in ("add", "remove", "set") for line in edits)
+    assert any("--" in line for line in edits)
 
 
 def release(checkout: Path) -> str:

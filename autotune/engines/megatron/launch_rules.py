@@ -44,7 +44,24 @@ def judge_launch(launch: MegatronLaunch) -> list[Violation]:
         first, *rest = refused
         words = " and ".join(in_words(name, value) for name, value in changes.items())
         refused = [replace(first, changes=changes, fix=words, at=tuple(changes)), *rest]
+    if launch.is_overrides:
+        return [_in_fields(each, launch) for each in found + refused]
     return found + refused
+
+
+_FLAG = re.compile(r"--([a-z0-9-]+)")
+
+
+def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
+    """A violation in the words of overrides, which have fields and no flags."""
+
+    def field_of(flag: re.Match[str]) -> str:
+        argument = flag[1].replace("-", "_")
+        given = launch.given.get(argument)
+        return given.flag if given is not None else argument
+
+    message, fix = (_FLAG.sub(field_of, each) for each in (found.message, found.fix))
+    return replace(found, message=message, fix=fix)
 
 
 def _layout_violations(launch: MegatronLaunch) -> list[Violation]:

@@ -16,7 +16,7 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.devices.accelerators import find_accelerator
 from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
-from autotune.engines.launches.shell import Command, Word, is_shell, read_shell
+from autotune.engines.launches.shell import Command, ShellText, Word, is_shell, read_shell
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
 from autotune.space.rule import UnknownFactError, Violation
 
@@ -31,6 +31,27 @@ _SECTIONS = ("language_model", "model_parallel")
 """Sections that every `--yaml-cfg` has."""
 _OF_YAML = {"num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon"}
 """Field of a YAML -> the argument, where they differ."""
+_OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_OVERRIDDEN = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size"),
+        *("context_parallel_size", "expert_model_parallel_size", "global_batch_size"),
+    }
+)
+"""Fields of which overrides of a Megatron training have at least one."""
+_OF_RECIPES = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "num_moe_experts": "num_experts",
+    "layernorm_epsilon": "norm_epsilon",
+    "encoder_seq_length": "seq_length",
+    "sequence_length": "seq_length",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
+"""Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
 _BY_SHELL = re.compile(r"[$`]")
 
 
@@ -69,6 +90,8 @@ class MegatronLaunch:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for the ranks."""
     is_yaml: bool = False
+    is_overrides: bool = False
+    """Whether it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
     start: int = 0
     """Offset of the script."""
     end: int = 0
@@ -114,7 +137,8 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     if path.suffix in (".yaml", ".yml"):
         is_one = all(f"{section}:" in text for section in _SECTIONS)
         return _of_yaml(text, path, release) if is_one else []
-    if any(mark in text for mark in _MARKS) and is_shell(text, path):
+    marks = (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN))
+    if any(mark in text for mark in marks) and is_shell(text, path):
         return list(_of_shell(text, path, release))
     return []
 
@@ -152,6 +176,10 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         words = [word.text for word in command.words]
         if words[:1] in (["echo"], ["printf"]):
             continue
+        overrides = _overrides(command, shell, path, text, release, options)
+        if overrides is not None:
+            yield overrides
+            continue
         script = next((at for at, word in enumerate(words) if _is_script(word)), None)
         if script is None or not _is_megatrons(words[script + 1 :]):
             continue
@@ -176,6 +204,76 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             release=release,
             **_gpu_of(options),
         )
+
+
+def _overrides(
+    command: Command,
+    shell: ShellText,
+    path: Path,
+    text: str,
+    release: str,
+    options: Mapping[str, str],
+) -> MegatronLaunch | None:
+    """The training of a recipe whose fields a command overrides: `model.NAME=VALUE`."""
+    words = [word.text for word in command.words]
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    found = [
+        (word, match)
+        for word in command.words
+        if (match := _OVERRIDE.fullmatch(word.text)) is not None
+    ]
+    names = {match[1].rpartition(".")[2] for _, match in found}
+    if script is None or _OVERRIDDEN.isdisjoint(names):
+        return None
+    given: dict[str, GivenArgument] = {}
+    unknown: set[str] = set()
+    trainer: dict[str, Any] = {}
+    for word, match in found:
+        key = match[1].lstrip("+")
+        section, _, name = key.rpartition(".")
+        argument = _OF_RECIPES.get(name, name)
+        if _BY_SHELL.search(match[2]):
+            unknown.add(argument)
+            continue
+        value = _yaml_value(match[2], path)
+        if section == "trainer":
+            trainer[name] = value
+        is_plain = word.end - word.start == len(word.text)
+        if value is not None and argument not in unknown:
+            start = word.start + len(match[1]) + 1 if is_plain else word.end
+            given[argument] = GivenArgument(
+                value=value, flag=key, start=word.start, value_start=start, end=word.end
+            )
+    world, per_node = ranks_of(words)
+    if not parts_of(words).kind:
+        world, per_node = slurm.tasks_of([*command.within, *words[:script]], options)
+    if world is None and all(type(trainer.get(n)) is int for n in ("devices", "num_nodes")):
+        per_node = trainer["devices"]
+        world = per_node * trainer["num_nodes"]
+    return MegatronLaunch(
+        path=path,
+        text=text,
+        given=given,
+        unknown=frozenset(unknown),
+        is_partial=True,  # the recipe has the rest
+        is_overrides=True,
+        world=world,
+        per_node=per_node,
+        variables={name: word.text for name, word in shell.exported.items()}
+        | {name: word.text for name, word in command.variables.items()},
+        start=command.words[script].start,
+        end=_end_of(command),
+        release=release,
+        **_gpu_of(options),
+    )
+
+
+def _yaml_value(text: str, path: Path) -> Any:
+    """A value as YAML has it; what YAML cannot read stays a text."""
+    try:
+        return parse_yaml(f"value: {text}", path)["value"]
+    except (JobError, RenderError):
+        return text
 
 
 def on_gpu(name: str) -> dict[str, Any]:

@@ -249,3 +249,27 @@ def test_fp8_is_refused_where_the_gpu_has_none():
     (told,) = judge_launch(replace(found, **on_gpu("A100")))
     assert (told.rule, told.fix) == ("fp8.device", "remove --fp8-format")
     assert judge_launch(replace(found, **on_gpu("H100"))) == []
+
+
+RECIPE = (
+    "torchrun --nproc-per-node 8 run_recipe.py --recipe llama3_8b_pretrain "
+    "model.tensor_model_parallel_size=3 model.pipeline_model_parallel_size=2 "
+    "train.global_batch_size=64 train.micro_batch_size=$MBS"
+)
+
+
+def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
+    found = launch_of_line(RECIPE, release="0.16")
+    assert (found.world, found.is_partial, found.unknown) == (8, True, {"micro_batch_size"})
+    clean = launch_of_line(RECIPE.replace("size=3", "size=4"), release="0.16")
+    assert judge_launch(clean) == []
+    nemo = (
+        "python megatron_gpt_pretraining.py trainer.devices=8 trainer.num_nodes=2 "
+        "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=3 "
+        "model.context_parallel_size=1 ++model.sequence_parallel=true"
+    )
+    (told,) = judge_launch(launch_of_line(nemo, release="0.16"))
+    assert (told.rule, told.fix) == (
+        "world.product",
+        "set model.pipeline_model_parallel_size to 4",
+    )
