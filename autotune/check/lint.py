@@ -142,6 +142,11 @@ class CheckReport:
             return self.left
         return [found.violation for found in self.found if not found.after_fix]
 
+    @property
+    def unknown_because(self) -> str:
+        """Why nobody here knows what is in `unknown`, in words."""
+        return 'known at run time only ("auto")'
+
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """Exit code of `check` for this file alone; `strict`: a warning fails, too."""
         worst: tuple[Level, ...] = ("error", "warning") if strict else ("error",)

@@ -61,6 +61,11 @@ class MegatronReport(CheckReport):
         """Empty: a release that is not known is refused."""
         return ""
 
+    @property
+    def unknown_because(self) -> str:
+        """See `CheckReport.unknown_because`."""
+        return "not judged, since the file does not tell them"
+
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
         told = super().to_dict(fixed=fixed)

@@ -72,11 +72,18 @@ def _layout_violations(launch: MegatronLaunch) -> list[Violation]:
         if rule.name not in _NOT_ASKED and not rule.source.startswith("ours")
         for found in rule.violations(rows)
         if rule.name not in _OF_EXPERTS or _spreads_experts(rows)
+        if rule.name != "tp.kv_heads" or _has_groups(rows)
     ]
 
 
 _OF_EXPERTS = ("ep.experts", "ep.ranks")
 """Rules of the grid of experts, which says nothing new where they are shared as all else is."""
+
+
+def _has_groups(rows: LayoutRows) -> bool:
+    """Whether keys and values have heads of their own number; else `tp.heads` says it."""
+    told = vars(rows.task)
+    return told.get("n_kv_heads") != told.get("n_heads")
 
 
 def _spreads_experts(rows: LayoutRows) -> bool:
@@ -106,7 +113,11 @@ _ARGUMENT_OF = {
 }
 """Word of a layout's rule -> the argument that a launch gives."""
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=?)")
-_SWITCH_WORD = re.compile(r"(?<![\w-])(sequence_parallel|tp_comm_overlap)(=true)?\b")
+_SWITCH_WORD = re.compile(r"(?<![\w-])(sequence_parallel|tp_comm_overlap)(=true|=false)?\b")
+
+
+def _as_switch(word: re.Match[str]) -> str:
+    return f"no {flag_name(word[1])}" if word[2] == "=false" else flag_name(word[1])
 
 
 def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
@@ -120,7 +131,7 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
 
     def said(text: str) -> str:
         if not launch.is_yaml:
-            text = _SWITCH_WORD.sub(lambda word: flag_name(word[1]), text)
+            text = _SWITCH_WORD.sub(_as_switch, text)
         return _WORD.sub(put, text)
 
     message = found.message

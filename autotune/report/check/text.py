@@ -60,7 +60,7 @@ def print_check(
         if report.version_note:
             _print_text(console, report.version_note, style="yellow")
         if report.unknown:
-            said = f'known at run time only ("auto"): {", ".join(report.unknown)}'
+            said = f"{report.unknown_because}: {', '.join(report.unknown)}"
             _print_text(console, said, style="dim")
     levels: tuple[Level, ...] = ("error",) if quiet else tuple(_STYLES)
     for level in levels:
