@@ -257,6 +257,34 @@ class OwnTraining:
         return _with_flag(words, name, text)
 
 
+def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) -> OwnFiles:
+    """A ds_config that the command is given, in its file of arguments where nothing else can be.
+
+    Args:
+        own: The command.
+        config: The ds_config.
+        text: What that is, for the README.
+    """
+    files, about = {CONFIG_FILE: canonical_json(config)}, {CONFIG_FILE: text}
+    if not own.takes_arguments and own.argument_file is not None:
+        name, edited = own.edited_arguments()
+        return OwnFiles(
+            files={**files, name: edited},
+            command=own.command_with_file(name),
+            about={**about, name: "your file of arguments with the edits"},
+        )
+    in_code = dict(own.in_code())
+    by_files = "`export --to accelerate` writes files that carry what stands above"
+    is_accelerates = own.script.framework == "accelerate" and in_code
+    return OwnFiles(
+        files=files,
+        command=own.command(),
+        about=about,
+        notes=[by_files] if is_accelerates else (),
+        in_code=in_code,
+    )
+
+
 def file_of_command(own: OwnTraining, name: str) -> OwnFiles:
     """A user's file of arguments with the edits, beside a ds_config that they fill in.
 

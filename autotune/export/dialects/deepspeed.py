@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import training_script, trial_script
-from autotune.export.own import OwnFiles, OwnTraining, autos
+from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
 from autotune.export.readme import choice_values, figures_file
 from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
@@ -75,13 +75,8 @@ class DeepSpeedFiles(Dialect):
         config = own.config_in_numbers
         left = ", ".join(f"`{key}`" for key in autos(config))
         notes = [f'{left}: "auto", since it follows from the length of the training']
-        return OwnFiles(
-            files={CONFIG_FILE: canonical_json(config)},
-            command=own.command(),
-            about={CONFIG_FILE: "your configuration with the edits, in numbers"},
-            notes=notes if left else (),
-            in_code=dict(own.in_code()),
-        )
+        made = config_of_command(own, config, "your configuration with the edits, in numbers")
+        return dataclasses.replace(made, notes=[*made.notes, *(notes if left else ())])
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""

@@ -222,7 +222,7 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
 
 
-@pytest.mark.parametrize("to", ["command", "hf"])
+@pytest.mark.parametrize("to", ["command", "hf", "deepspeed"])
 def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: str) -> None:
     theirs = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
     handout = handed_out(tmp_path, "torchrun run.py args.json", "trainer", {"args.json": theirs})
@@ -231,6 +231,13 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: s
     assert (told["per_device_train_batch_size"], told["d_model"]) == (8, 64)
     assert told["deepspeed"] == str(out / "ds_config.json")
     assert started(out) == f"torchrun run.py {out}/args.json"
+
+
+def test_what_accelerate_s_own_command_cannot_carry_its_files_can(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "accelerate launch --zero_stage 2 t.py", "accelerate")
+    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
+    assert "zero_optimization.stage`: `1`" in text
+    assert "`export --to accelerate` writes files that carry" in text
 
 
 @pytest.mark.parametrize(
