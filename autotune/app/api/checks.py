@@ -51,6 +51,7 @@ def check(
     accelerator: str | None = None,
     deepspeed_version: str | None = None,
     megatron_release: str | None = None,
+    gpu: str | None = None,
     fix: bool = False,
     choose: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -67,6 +68,7 @@ def check(
         accelerator: Where they will run: `cuda` or `cpu`.
         deepspeed_version: The release; None: the installed one.
         megatron_release: The release, for a launch of Megatron-LM.
+        gpu: Its GPUs, such as `A100`, for a launch of Megatron-LM.
         fix: Whether to write the fixes into the files.
         choose: Choices to take, `RULE=N` each.
         ignore: Rules to leave out, such as `zero.*`.
@@ -83,6 +85,7 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
+        gpu=gpu,
         choose=choose,
         ignore=ignore,
     )
