@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.run import ROOMS
+from tests.chaos.run import ROOMS, all_faults
 
 REPOSITORY = Path(__file__).parents[2]
 RECORDS = REPOSITORY / "results" / "recorded" / "chaos"
@@ -44,10 +44,24 @@ def counted() -> str:
             for row in record["rows"]
         ),
         "",
+        *_not_yet(rooms),
         f"{len(fuzzed['rows'])} readers got {fuzzed['inputs']} broken inputs; {fuzzed['failed']} "
         "failed.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _not_yet(rooms: dict[str, dict[str, Any]]) -> list[str]:
+    """What has no record yet, in words."""
+    known = {row["fault"] for record in rooms.values() for row in record["rows"]}
+    subjects = dict.fromkeys(fault.subject for fault in all_faults())
+    lacking = [f"{subject}" for subject in subjects if subject not in known]
+    n_faults = sum(fault.rounds for fault in all_faults())
+    n_known = sum(record["injected"] for record in rooms.values())
+    if not lacking and n_known >= n_faults:
+        return []
+    text = f"There are {n_faults} injections; the others are not recorded yet."
+    return [f"{text} No record has: {', '.join(lacking)}." if lacking else text, ""]
 
 
 def placed(page: str) -> str:

@@ -13,29 +13,22 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from autotune.contract import Outcome, TrialResult
-from autotune.fleet import gang_fleet
-from autotune.fleet.gang_fleet import GangFleet, GangTrial
+from autotune.contract import Outcome
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.hostfile import HostfileTransport
 from autotune.record.study import Study
 from tests.chaos.arena import Ground
 from tests.chaos.disks import fill, needs_mounts
-from tests.chaos.faults import HANGING, Fault, must
-from tests.chaos.invariants import Digests, check_record
+from tests.chaos.faults import Fault, must
+from tests.chaos.gangs import Gangs
 from tests.chaos.models import PLACES
 from tests.clusters.ssh import SshNodes, lacks_for_ssh_nodes, run, ssh_nodes
 from tests.searches import Search
-from tests.trials import TESTS, ds_config, files, spec, wait_until
+from tests.trials import wait_until
 
-_LEASE_S = 6.0
-"""Time without a word after which a node is given up; a minute outside of tests."""
-_ENDS_S = 60.0
-"""Time for a trial to end once something happened to a node."""
 _FAR_TIME = """
 import time
 _true = time.time
@@ -43,66 +36,26 @@ time.time = lambda: _true() + {seconds}
 """
 
 
-class Nodes:
+class Nodes(Gangs):
     """Two nodes with two slots each, a fleet of them, and a study."""
 
     def __init__(self, folder: Path) -> None:
-        """Make them; whoever hears nothing for `_LEASE_S` gives up."""
+        """Make them."""
         records = folder / "records"
         records.mkdir()
-        self._stack = contextlib.ExitStack()
-        self.cluster: SshNodes = self._stack.enter_context(
-            ssh_nodes(folder, 2, slots=2, is_apart=[records])
-        )
-        patched = {"LEASE_S": _LEASE_S, "_ALIVE_S": _LEASE_S / 6, "_OTHERS_WAIT_S": 2.0}
-        for name, value in patched.items():
-            self._stack.callback(setattr, gang_fleet, name, getattr(gang_fleet, name))
-            setattr(gang_fleet, name, value)
-        self.study = Study(records, "nodes")
-        self.study.lock()
-        self._stack.callback(self.study.unlock)
-        options = FleetOptions(ssh=self.cluster.ssh)
-        transport = HostfileTransport(str(self.cluster.hostfile), options)
-        self.fleet = GangFleet(transport, world=4)
-        self._stack.callback(self.fleet.close)
-        self._digests: Digests = {}
+        with contextlib.ExitStack() as made:
+            self.cluster: SshNodes = made.enter_context(
+                ssh_nodes(folder, 2, slots=2, is_apart=[records])
+            )
+            options = FleetOptions(ssh=self.cluster.ssh)
+            transport = HostfileTransport(str(self.cluster.hostfile), options)
+            super().__init__(transport, records, world=4, seen=self.cluster.folder)
+            self._nodes = made.pop_all()
 
     def close(self) -> None:
         """End all of it."""
-        self._stack.close()
-
-    def submit(self, factory: str) -> GangTrial:
-        """Start a trial of `models:FACTORY` on both nodes."""
-        model = {
-            "factory": f"tests.chaos.models:{factory}",
-            "vocab": 64,
-            "path": [str(TESTS.parent)],
-        }
-        number = self.study.next_number()
-        wide: dict[str, Any] = {"world": 4, "dp": 4, "global_batch": 8}
-        trial = spec(number, model=model, **wide)
-        return self.fleet.submit(trial, self.study.write_spec(trial, files(ds_config())))
-
-    def hang(self, place: str) -> GangTrial:
-        """A trial whose last rank hangs at a place by now; the others are there or wait for it."""
-        trial = self.submit(f"hang_in_{place}")
-        pattern = f"tmp-*/autotune-*/trials/**/{HANGING}"
-
-        def hangs() -> bool:
-            must(trial.poll() is None, f"it ended before: {trial.poll()}")
-            return any(self.cluster.folder.glob(pattern))
-
-        wait_until(hangs, f"a rank hangs in {place}")
-        return trial
-
-    def ends(self, trial: GangTrial) -> TrialResult:
-        """Its result, in the record by then."""
-        deadline_s = time.monotonic() + _ENDS_S
-        while (result := trial.poll()) is None:
-            must(time.monotonic() < deadline_s, "the trial does not end")
-            time.sleep(0.02)
-        self.study.write_result(trial.folder, result)
-        return result
+        with self._nodes:
+            super().close()
 
     def check(self) -> None:
         """Both nodes are back, nothing of a trial is on them, and they train a sound one.
@@ -110,13 +63,11 @@ class Nodes:
         Raises:
             NotSurvivedError: One of these does not hold.
         """
-        self._wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
-        sound = self.ends(self.submit("nothing_in_first"))
-        must(sound.outcome is Outcome.OK, f"the next trial: {sound.outcome} {sound.evidence}")
-        self._wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")
+        self.wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
+        self.trains()
+        self.wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")
         left = list(self.cluster.folder.glob("tmp-*/autotune-*/trials/**/spec.json"))
         must(not left, f"files of trials are left: {left}")
-        self._digests = check_record(self.study, self._digests)
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:
         """Ranks on a node, or on both."""
@@ -130,13 +81,6 @@ class Nodes:
     def agent(self, node: int) -> psutil.Process:
         """The agent of a node."""
         return self.cluster.agents(node)[0]
-
-    def _wait(self, holds: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + _ENDS_S
-        while not holds():
-            must(time.monotonic() < deadline_s, what)
-            self.fleet.hear()
-            time.sleep(0.05)
 
 
 def nodes_of(ground: Ground) -> Nodes:
@@ -225,11 +169,9 @@ def _inject(
     trial = nodes.hang(place)
     mend = event(nodes, node)
     try:
-        result = nodes.ends(trial)
+        nodes.ends_by_the_platform(trial)
     finally:
         mend()
-    must(result.outcome.is_platform_fault, f"not the platform's: {result.outcome}")
-    must(result.evidence, "no evidence")
     nodes.check()
 
 

@@ -8,9 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import write_whole
 from tests.machine import machine_in_words
 
 _PACKAGES = ("deepspeed", "torch", "transformers", "jinja2", "pyyaml", "pydantic")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a record."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def write_record(
@@ -50,4 +57,6 @@ def write_record(
         **found,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1) + "\n"
+    # A run may be killed at any time, and the record is to be whole.
+    write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))

@@ -16,8 +16,15 @@ import pytest
 
 from tests.clusters.ssh import core_of
 
+
+def lacks_for_ray() -> str:
+    """Why no cluster can be made here; empty: one can."""
+    is_there = importlib.util.find_spec("ray") is not None
+    return "" if is_there else "needs Ray: pip install 'autotune[ray]'"
+
+
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'autotune[ray]'"
+    bool(lacks_for_ray()), reason=lacks_for_ray() or "nothing is missing"
 )
 _STORE_BYTES = 80 * 2**20
 _MARK = "AUTOTUNE_TEST_CLUSTER"

@@ -26,9 +26,17 @@ from autotune.base.kept_process import Kept
 from tests.clusters.ssh import core_of
 
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
+
+
+def lacks_for_slurm() -> str:
+    """Why no cluster can be made on this machine; empty: one can."""
+    if os.geteuid() == 0 and all(map(shutil.which, _PROGRAMS)):
+        return ""
+    return "needs root, slurmctld and slurmd, for a cluster on this machine"
+
+
 needs_slurm = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, _PROGRAMS)),
-    reason="needs root, slurmctld and slurmd, for a cluster on this machine",
+    bool(lacks_for_slurm()), reason=lacks_for_slurm() or "nothing is missing"
 )
 _UP_WAIT_S = 60.0
 NODE_TIMEOUT_S = 5
@@ -137,6 +145,14 @@ class SlurmCluster:
         """Kill the slurmd of a node; the steps that it has started run on."""
         pid = int((self.folder / f"slurmd-n{node}.pid").read_text())
         os.kill(pid, signal.SIGKILL)
+
+    def kill_controller(self) -> None:
+        """Kill the slurmctld; what runs on the nodes runs on."""
+        os.kill(int((self.folder / "slurmctld.pid").read_text()), signal.SIGKILL)
+
+    def start_controller(self) -> None:
+        """Start a slurmctld, which goes on where the one before it was."""
+        self.daemons.enter_context(_daemon(self, "slurmctld", "-D"))
 
     def wait_until(
         self, is_so: Callable[[], bool], what: str, within_s: float = _UP_WAIT_S

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -19,56 +18,20 @@ from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.hostfile import HostfileTransport
 from autotune.record.study import Study
+from tests.chaos.unreached import ANSWER_S, odd_nodes, old_python, why_left_out
 from tests.clusters.ssh import SshNodes, needs_ssh_nodes, ssh_nodes
 from tests.searches import Search
 from tests.trials import ds_config, files, spec, wait_until
 
 pytestmark = [pytest.mark.real, needs_ssh_nodes]
 
-_SILENT = (
-    "import socket, time\n"
-    "server = socket.create_server(('10.78.0.100', 2222))\n"
-    "print('listens', flush=True)\n"
-    "held = [server.accept() for _ in range(100)]\n"
-)
-
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
     """Nodes of which only the first is as it should be."""
     folder = tmp_path_factory.mktemp("odd")
-    other = folder / "packages" / "deepspeed-0.0.1.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.0.1\n")
-    variables = {
-        1: {"XDG_CACHE_HOME": "/proc/none"},
-        2: {"PYTHONPATH": str(other.parent)},
-    }
-    settings = {3: "ForceCommand cat >/dev/null\n"}
-    own = {"variables": variables, "settings": settings, "processors": {4: "Slow Processor 1"}}
-    with ssh_nodes(folder, 5, **own) as made:
-        key = (folder / "key.pub").read_text()
-        with (folder / "known_hosts").open("a") as known:
-            known.write(f"another {key}")
-        aliases = (
-            "Host refused\n  Port 23\n",
-            "Host changed\n  HostKeyAlias another\n",
-            "Host locked\n  PreferredAuthentications password\n",
-            "Host silent\n  HostName 10.78.0.100\n  Port 2222\n",
-            f"Host refused changed locked\n  HostName {made.addresses[0]}\n",
-        )
-        made.config.write_text("".join(aliases) + made.config.read_text())
-        listener = subprocess.Popen(
-            ["ip", "netns", "exec", made.head, sys.executable, "-c", _SILENT],
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert listener.stdout is not None
-            listener.stdout.readline()
-            yield made
-        finally:
-            listener.kill()
-            listener.wait()
+    with odd_nodes(folder, n_more=1, processors={4: "Slow Processor 1"}) as made:
+        yield made
 
 
 def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTransport:
@@ -77,35 +40,20 @@ def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTranspo
 
 
 def test_every_node_that_cannot_be_used_is_named_with_its_reason(odd, monkeypatch):
-    monkeypatch.setattr(remote, "_ANSWER_S", 14.0)
-    good, unwritable, _, half_dead, _ = odd.names
-    bad = ("refused", "changed", "locked", "silent", "nowhere.invalid", unwritable, half_dead)
-    found = transport(odd, f"{good} slots=2", *bad)
+    monkeypatch.setattr(remote, "_ANSWER_S", ANSWER_S)
+    good, reasons = odd.names[0], why_left_out(odd)
+    found = transport(odd, f"{good} slots=2", *reasons)
     assert [node.name for node in found.nodes()] == [good]
     problems = dict(said.split(" is left out: ", 1) for said in found.problems())
-    assert set(problems) == set(bad)
-    for name, said in {
-        "refused": "Connection refused",
-        "changed": "Host key verification failed",
-        "locked": "Permission denied",
-        "silent": "timed out",
-        "nowhere.invalid": "Could not resolve hostname",
-        unwritable: "autotune cannot be unpacked there: [Errno 2] No such file or directory",
-        half_dead: "no answer within 14 s",
-    }.items():
+    assert set(problems) == set(reasons)
+    for name, said in reasons.items():
         assert said in problems[name]
 
 
 def test_a_python_that_is_missing_or_too_old_is_named(odd):
     with pytest.raises(FleetError, match="/no/such/python"):
         transport(odd, odd.names[0], python="/no/such/python").nodes()
-    old = odd.folder / "old-python"
-    old.write_text(
-        "#!/bin/sh\n"
-        f'exec {shutil.which("python3")} -c "import sys; sys.hexversion = 0x03080000; '
-        'exec(sys.argv[1])" "$3"\n'
-    )
-    old.chmod(0o755)
+    old = old_python(odd.folder)
     with pytest.raises(FleetError, match=r"and 3\.11 is the oldest; name another one"):
         transport(odd, odd.names[0], python=str(old)).nodes()
 
