@@ -1,17 +1,22 @@
 """What a fleet adds to the start and end of a trial, beside the same trial on this machine.
 
+    python benchmarks/fleet_dispatch.py --servers [--rounds N] [--json]
     python benchmarks/fleet_dispatch.py --fleet FLEET [--fleet ...] [--rounds N] [--json]
 
-FLEET is what `search --fleet` takes. Trials of one candidate run on this machine and on each
-fleet in turns, cold and warm (a gang over several nodes starts cold). `start` is the time from
-submit until the slowest rank runs; where the coordinator is another machine than the node, from
-when the trial came there. `end` is the time from the last step until the result is here. Exits
-with 1 where the start of a fleet takes more than `--most-s` longer than here: the median of the
-rounds' differences.
+`--servers` starts what the tests start on this machine, and measures all of them: two nodes by
+ssh (root, iproute2, OpenSSH's server), two of Slurm (root, slurmctld, slurmd) and two of Ray, a
+slot and a core each. What the machine lacks is left out and named. FLEET is what `search --fleet`
+takes. Trials of one candidate run on this machine and on each fleet in turns, cold and warm, after
+one that starts the nodes' templates. `start` is the time from submit until the slowest rank runs;
+where the coordinator is another machine than the node, from when the trial came there. `end` is
+the time from the last step until the result is here. Exits with 1 where the start of a fleet takes
+more than `--most-s` longer than here: the median of the rounds' differences.
 """
 
 import argparse
 import json
+import os
+import re
 import statistics
 import sys
 import tempfile
@@ -31,24 +36,36 @@ from autotune.search.trial_spec import Run, make_spec
 
 LOCAL = "local"
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
-MOST_S = 0.3
+MOST_S = {"ray": 0.5}
+"""Most seconds that a fleet may add to a start, by its kind."""
+MOST_OTHERS_S = 0.3
+REPOSITORY = Path(__file__).parents[1]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--fleet", action="append", required=True, help="may be repeated")
+    parser.add_argument("--fleet", action="append", default=[], help="may be repeated")
     parser.add_argument("--fleet-option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--servers", action="store_true", help="ssh, Slurm and Ray of this machine"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most-s", type=float, default=MOST_S)
+    parser.add_argument("--most-s", type=float, help="0.3 by default, 0.5 for Ray")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     options = parser.parse_args()
+    if not options.fleet and not options.servers:
+        parser.error("name a --fleet, or --servers")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        asked = {name: (name, options_of(options.fleet_option)) for name in options.fleet}
+        if options.servers:
+            asked |= servers(stack, folder)
+        asked = {LOCAL: (LOCAL, FleetOptions()), **asked}
         fleets = {
-            name: opened(stack, name, options_of(options.fleet_option), folder / str(place))
-            for place, name in enumerate([LOCAL, *options.fleet])
+            label: opened(stack, *its, folder / f"study-{place}")
+            for place, (label, its) in enumerate(asked.items())
         }
-        # A node's first warm trial starts its template. Where gangs span nodes there is none.
+        # A node's first warm trial starts its template.
         warm = {name for name, own in fleets.items() if run(*own, Start.WARM).start is Start.WARM}
         ended: dict[tuple[str, Start], list[TrialResult]] = {}
         for turn in range(options.rounds):
@@ -59,17 +76,56 @@ def main() -> int:
     found = report(ended)
     if options.json:
         print(json.dumps(found))
-    return int(any(each["start_more_s"] > options.most_s for each in found.values()))
+    return int(
+        any(
+            each["start_more_s"] > (options.most_s or MOST_S.get(kind_of(name), MOST_OTHERS_S))
+            for name, each in found.items()
+        )
+    )
+
+
+def kind_of(name: str) -> str:
+    """The kind of a fleet, as `--fleet` or a label begins with it."""
+    return re.split(r"[:, ]", name, maxsplit=1)[0]
+
+
+def servers(stack: ExitStack, folder: Path) -> dict[str, tuple[str, FleetOptions]]:
+    """Fleets of real servers on this machine, by a label, until the stack ends."""
+    sys.path.append(str(REPOSITORY))
+    from tests.clusters.ray import lacks_for_ray, ray_cluster
+    from tests.clusters.slurm import lacks_for_slurm, slurm_cluster
+    from tests.clusters.ssh import lacks_for_ssh_nodes, ssh_nodes
+
+    found = {}
+    if not say_lack(lacks_for_ssh_nodes()):
+        (folder / "ssh").mkdir()
+        nodes = stack.enter_context(ssh_nodes(folder / "ssh", 2))
+        found["ssh, 2 nodes"] = (f"hostfile:{nodes.hostfile}", FleetOptions(ssh=nodes.ssh))
+    if not say_lack(lacks_for_slurm()):
+        (folder / "slurm").mkdir()
+        cluster = stack.enter_context(slurm_cluster(folder / "slurm", 2))
+        os.environ.update(cluster.variables)
+        found["slurm, 2 nodes"] = ("slurm:-N2", FleetOptions())
+    if not say_lack(lacks_for_ray()):
+        made = stack.enter_context(ray_cluster(2))
+        found["ray, 2 nodes"] = (f"ray:{made.address}", FleetOptions())
+    return found
+
+
+def say_lack(reason: str) -> str:
+    """Say why servers are left out; empty: they are not."""
+    if reason:
+        print(f"left out: {reason}")
+    return reason
 
 
 def opened(
     stack: ExitStack, name: str, options: FleetOptions, folder: Path
 ) -> tuple[Session, Fleet]:
     """A search on a fleet that was not begun, and its fleet, until the stack ends."""
-    chosen = FleetOptions() if name == LOCAL else options
-    held = stack.enter_context(obtained_fleet(name, chosen, say=print, agree=print))
+    held = stack.enter_context(obtained_fleet(name, options, say=print, agree=print))
     job = {**JOB, "study": "dispatch"}
-    session = open_session(None, job, results=folder, fleet=held, options=chosen)
+    session = open_session(None, job, results=folder, fleet=held, options=options)
     session.study.lock()
     fleet = stack.enter_context(closing(session.make_fleet()))
     fleet.prepare(session.engine.preparation(session.lattice.candidates), print)

@@ -30,6 +30,7 @@ from autotune.contract import (
     Phase,
     RankReport,
     Role,
+    Start,
     TrialResult,
     TrialSpec,
     to_dict,
@@ -88,7 +89,7 @@ class SimulatedNode:
                 spec = json.loads(base64.b64decode(told["files"]["spec.json"]))
                 end_s = time.monotonic() + self._trial_s()
                 self._ends[folder] = (end_s, TrialSpec.from_dict(spec))
-                self._say("started", folder=folder, port=29500)
+                self._say("started", folder=folder, port=29500, start=Start.COLD)
             elif told["command"] == "end" and told["folder"] in self._ends:
                 self._ends[told["folder"]] = (0.0, self._ends[told["folder"]][1])
             elif told["command"] == "reap":

@@ -14,13 +14,14 @@ from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.contract import RANKS_DIR, NodeReport, Outcome, Phase, TrialResult, TrialSpec
+from autotune.contract import RANKS_DIR, NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
 from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.node.processes import NodePart
+from autotune.fleet.node.ranks import NoTemplateError
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
@@ -78,6 +79,8 @@ class GangFleet:
         """Wall time of the trial that ended last: what those that run are expected to take."""
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
+        self._cold: set[str] = set()
+        """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
         """Nodes that do not answer for the time being."""
 
@@ -263,11 +266,23 @@ class GangFleet:
             ran, is_fault = trial.spec.identity.candidate_hash, outcome.is_platform_fault
             self._allocator.judge(trial.gang, ran, is_fault=is_fault)
 
-    def _start(self, trial: "GangTrial", name: str, *, port: int | None = None) -> None:
-        """Start a trial's ranks on one node; the first leases the port that others are told."""
+    def _start(
+        self,
+        trial: "GangTrial",
+        name: str,
+        *,
+        port: int | None = None,
+        start: Start | None = None,
+    ) -> None:
+        """Start a trial's ranks on one node.
+
+        The first leases the port that others are told, and they start as it did.
+        """
         nodes = trial.gang.nodes
         own, first = self._nodes[name], self._nodes[next(iter(nodes))]
         is_alone = len(nodes) == 1
+        if not is_alone and not self._cold.isdisjoint(nodes):
+            start = Start.COLD
         part = NodePart(
             folder=str(trial.folder),
             devices=[slot.device for slot in nodes[name]],
@@ -276,6 +291,7 @@ class GangFleet:
             # The ranks of one node listen where no other machine reaches them.
             **({} if is_alone else {"address": first.address, "interface": own.interface}),
             port=port,
+            start=start,
             n_sharing=self._n_sharing,
             capacity_bytes=own.rank_memory_bytes,
             submitted_at_s=trial.submitted_at_s,
@@ -310,9 +326,12 @@ class GangFleet:
             first, *others = trial.gang.nodes
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
-                    self._start(trial, other, port=trial.port)
+                    self._start(trial, other, port=trial.port, start=Start(event["start"]))
         elif said == "file":
             trial.take_file(name, event)
+        elif said == "failed" and event["error"] == NoTemplateError.__name__:
+            self._cold.add(name)
+            trial.ended(name, f"{name}: {event['message']}")
         elif said == "failed" and self._transport.is_remote:
             # A full disk there or a missing device is no reason to end the whole search.
             trial.ended(name, f"{name}: {event['message']}")

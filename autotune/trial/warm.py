@@ -18,6 +18,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +29,6 @@ from autotune.trial.descent import adopt_orphans, end_all_below
 from autotune.trial.engines.base import driver_of
 from autotune.trial.launcher import (
     EXIT_FILE,
-    LOOPBACK,
     end_with_parent,
     listen_on,
 )
@@ -40,9 +41,37 @@ FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
 
+_ENDED = "autotune/ended"
+"""Key of the ranks' store: how many nodes' ranks have ended."""
+_OTHERS_WAIT_S = 10.0
+"""Time for the ranks of other nodes to end once those of the first one have: its store is theirs,
+too. The coordinator ends them as soon."""
+_MEET_WAIT_S = 300.0
 _POLL_S = 0.02
 _GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL for ranks whose neighbour has failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the ranks of a trial find one another, and which of them are here."""
+
+    address: str
+    port: int
+    world: int
+    node: int
+    """Place of this node in the gang; the first one has the store."""
+    n_nodes: int
+
+    @property
+    def n_local(self) -> int:
+        """Ranks of each node."""
+        return self.world // self.n_nodes
+
+    @property
+    def ranks(self) -> range:
+        """Ranks here."""
+        return range(self.node * self.n_local, (self.node + 1) * self.n_local)
 
 
 def main() -> None:
@@ -91,7 +120,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     """Fork the ranks of one trial and do for them what torchrun would; returns its exit code.
 
     Args:
-        request: `folder`, `port`, `world` and the trial's own `environment`.
+        request: `folder`, the fields of its `meeting` and the trial's own `environment`.
         files: See `FILES_PASSED`.
         parent: The template's process id.
     """
@@ -111,9 +140,10 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     try:
         os.environ.update(request["environment"])
         tempfile.tempdir = None  # it is the template's, where that has asked for it
-        codes = _run_ranks(folder, request["world"], request["port"], status)
+        meeting = Meeting(**request["meeting"])
+        codes = _run_ranks(folder, meeting, status)
         if codes:
-            exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)
+            exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=meeting.node)
             write_json(exit_file, {str(r): c for r, c in codes.items()})
         code = 1 if codes else 0
     finally:
@@ -122,38 +152,63 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     return code
 
 
-def _run_ranks(folder: Path, world: int, port: int, status: int) -> dict[int, int]:
-    """Fork the ranks and wait until all have ended.
+def _run_ranks(folder: Path, meeting: Meeting, status: int) -> dict[int, int]:
+    """Fork the ranks of this node and wait until all have ended.
 
     Returns:
         Exit codes of the ranks that failed of themselves; negative: ended by that signal.
     """
-    import torch.distributed as dist
-
     launcher = os.getpid()
-    listener = listen_on(port)
+    is_first = meeting.node == 0
+    listener = listen_on(meeting.port, meeting.address) if is_first else None
     ranks = {}
-    for rank in range(world):
+    for rank in meeting.ranks:
         pid = os.fork()
         if pid == 0:
             os.close(status)
-            listener.close()
-            _in_a_child(_be_rank, folder, rank, world, port, launcher)
+            if listener is not None:
+                listener.close()
+            _in_a_child(_be_rank, folder, rank, meeting, launcher)
         ranks[pid] = rank
     # The store has a thread, so it comes after the forks; a rank that is earlier waits for it.
-    store = dist.TCPStore(
-        LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    store = None if listener is None else _store(meeting, listener)
     failed = _wait_for(ranks)
+    if meeting.n_nodes > 1 and not failed:
+        _wait_for_others(meeting, store)
     del store
     return failed
 
 
-def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> NoReturn:
+def _store(meeting: Meeting, listener: socket.socket | None = None) -> Any:
+    """The ranks' store: it itself, or the way to it."""
+    import torch.distributed as dist
+
+    own = {} if listener is None else {"master_listen_fd": listener.detach()}
+    return dist.TCPStore(
+        meeting.address,
+        meeting.port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_MEET_WAIT_S),
+        **own,
+    )
+
+
+def _wait_for_others(meeting: Meeting, own: Any) -> None:
+    """Say that the ranks here have ended; the first node keeps the store until all have.
+
+    Where another node is gone there is nobody to tell, or to wait for.
+    """
+    with contextlib.suppress(RuntimeError):
+        store = own or _store(meeting)
+        n_ended = store.add(_ENDED, 1)
+        deadline_s = time.monotonic() + _OTHERS_WAIT_S
+        while own is not None and n_ended < meeting.n_nodes and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            n_ended = store.add(_ENDED, 0)
+
+
+def _be_rank(folder: Path, rank: int, meeting: Meeting, launcher: int) -> NoReturn:
     """Run one rank as torchrun would have started it, in a session of its own."""
     end_with_parent(launcher)
     os.setsid()
@@ -162,13 +217,15 @@ def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> N
         sys.modules["numpy"].random.seed()
     os.environ.update(
         {
-            **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
-            **{f"{name}WORLD_SIZE": str(world) for name in ("", "LOCAL_", "ROLE_")},
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
+            **{name: str(rank) for name in ("RANK", "ROLE_RANK")},
+            "LOCAL_RANK": str(rank - meeting.ranks.start),
+            **{name: str(meeting.world) for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE")},
+            "LOCAL_WORLD_SIZE": str(meeting.n_local),
+            "GROUP_RANK": str(meeting.node),
+            "GROUP_WORLD_SIZE": str(meeting.n_nodes),
             "ROLE_NAME": "default",
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
+            "MASTER_ADDR": meeting.address,
+            "MASTER_PORT": str(meeting.port),
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": "none",

@@ -126,7 +126,7 @@ def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
     assert (part["address"], part["interface"], part["port"]) == ("127.0.0.1", "lo", None)
     assert part["variables"] == {"HERE": "1"}
     assert trial.poll() is None
-    rack.agent().say("started", folder=str(tmp_path), port=20_001)
+    rack.agent().say("started", folder=str(tmp_path), port=20_001, start="cold")
     assert trial.poll() is None
     write(tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
@@ -172,7 +172,7 @@ def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_p
     assert (fleet.capacity(4), fleet.capacity(2)) == (1, 2)
     trial = fleet.submit(four_ranks(), tmp_path)
     assert rack.agents["n1"] == []
-    rack.agent().say("started", folder=str(tmp_path), port=20_002)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
     assert trial.poll() is None
     first, second = (rack.agent(n).told[0]["part"] for n in range(2))
     for node, part in enumerate((first, second)):
@@ -191,12 +191,40 @@ def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_p
     assert result.devices == ["n0:0", "n0:1", "n1:0", "n1:1"]
 
 
+def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=4)
+    folders = [tmp_path / str(number) for number in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    trial = fleet.submit(four_ranks(), folders[0])
+    assert rack.agent().told[0]["part"]["start"] is None, "as its spec says"
+    rack.agent().say("started", folder=str(folders[0]), port=20_002, start="warm")
+    assert trial.poll() is None
+    assert rack.agent(1).told[0]["part"]["start"] == "warm"
+    failed = {"error": "NoTemplateError", "message": "these cannot", "hint": ""}
+    rack.agent(1).say("failed", folder=str(folders[0]), **failed)
+    assert trial.poll() is None
+    clock(11.0)
+    assert trial.poll() is None, "the first is asked to end"
+    rack.agent().say("ended", folder=str(folders[0]), problem="")
+    clock(1.0)
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome.is_platform_fault
+    assert "n1: these cannot" in result.evidence
+    fleet.submit(four_ranks(), folders[1])
+    assert rack.agent().told[-1]["part"]["start"] == "cold"
+
+
 def test_ranks_that_outlive_those_of_another_node_are_ended(
     tmp_path: Path, clock: Callable[[float], None]
 ) -> None:
     rack = Rack(2)
     trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
-    rack.agent().say("started", folder=str(tmp_path), port=20_002)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
     assert trial.poll() is None
     (tmp_path / RANKS_DIR).mkdir()
     seen = NodeReport(launcher_code=1, exit_codes={"1": -11})
@@ -369,7 +397,7 @@ def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -
 
 
 def said_started(rack: Rack, folder: Path, node: int = 0) -> None:
-    rack.agent(node).say("started", folder=str(folder), port=20_001)
+    rack.agent(node).say("started", folder=str(folder), port=20_001, start="cold")
 
 
 def let_end(rack: Rack, folder: Path, *, world: int = 1, node: int = 0) -> None:

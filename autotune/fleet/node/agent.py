@@ -199,7 +199,7 @@ class Agent:
             self._say_failed(folder, error)
             return
         self._running[folder] = _TrialHere(ranks=ranks, files=found, looked_s=self._clock())
-        self._line.say("started", folder=folder, port=ranks.port)
+        self._line.say("started", folder=folder, port=ranks.port, start=ranks.start)
 
     def _advance(self) -> None:
         for folder, trial in list(self._running.items()):

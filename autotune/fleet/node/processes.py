@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.contract import TRIAL_ENV
+from autotune.contract import TRIAL_ENV, Start
 from autotune.trial.descent import below
 from autotune.trial.launcher import LOOPBACK
 
@@ -40,6 +40,9 @@ class NodePart:
     """Network interface by which the ranks here reach the others."""
     port: int | None = None
     """Port at which they meet; None: the first node leases it."""
+    start: Start | None = None
+    """How the ranks have to start, as those of the first node did; None: as the spec says, if
+    that works here. Ranks that were forked do not meet those of torchrun."""
     n_sharing: int = 1
     """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
     still gets no more of them."""
@@ -54,6 +57,11 @@ class NodePart:
     """`autotune.base.clock.machine` of the coordinator."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the coordinator that the ranks get, before the node's own."""
+
+    @property
+    def first_rank(self) -> int:
+        """Rank of the first one here."""
+        return self.node * len(self.devices)
 
 
 def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> list[str]:

@@ -64,6 +64,10 @@ TOLERANCE_BYTES = 64 * 2**20
 """Device memory that may be in use after a trial and not before it."""
 
 
+class NoTemplateError(FleetError):
+    """A node cannot fork ranks that have to meet forked ones of other nodes."""
+
+
 class ColdProcess:
     """A torchrun, which its ranks end with."""
 
@@ -149,6 +153,11 @@ class LocalRanks:
         if self._telemetry is not None:
             self._telemetry.start()
 
+    @property
+    def start(self) -> Start:
+        """How the ranks started."""
+        return Start.WARM if isinstance(self._launcher, WarmProcess) else Start.COLD
+
     def fileno(self) -> int:
         """File descriptor, readable once the launcher has ended or said something; -1: none."""
         return self._launcher.fileno() if self._stage is _EndStage.RUNNING else -1
@@ -202,7 +211,7 @@ class LocalRanks:
             return False
         self._looked_s = self._clock()
         n_ranks = len(self._part.devices)
-        first = self._part.node * n_ranks
+        first = self._part.first_rank
         if not all(map(self._memory.is_known, range(first, first + n_ranks))):
             for report in self._reports():
                 if not self._memory.is_known(report.rank):
@@ -254,7 +263,6 @@ class LocalRanks:
             self._lease = None
 
     def _write_report(self) -> None:
-        is_warm = isinstance(self._launcher, WarmProcess)
         gpu = None
         if self._telemetry is not None:
             self._telemetry.stop()
@@ -263,7 +271,7 @@ class LocalRanks:
         held = {} if self._memory is None else self._memory.held()
         report = NodeReport(
             **self._seen,
-            start=Start.WARM if is_warm else Start.COLD,
+            start=self.start,
             exit_codes=exit_codes(self.folder, self._part.node),
             launcher_code=self._launcher.poll(),
             children_bytes={str(r): h.children_bytes for r, h in held.items() if h.children_bytes},
@@ -277,8 +285,7 @@ class LocalRanks:
 
     def _reports(self) -> list[RankReport]:
         """The reports of this node's ranks; the processes of others are not here."""
-        n_ranks = len(self._part.devices)
-        return read_reports(self.folder, n_ranks, first=self._part.node * n_ranks)
+        return read_reports(self.folder, len(self._part.devices), first=self._part.first_rank)
 
     def _launch(self, start: Callable[[], ColdProcess | WarmProcess]) -> None:
         try:
@@ -294,13 +301,18 @@ class LocalRanks:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         spec = self._spec
         is_cpu = spec.layout.accelerator == "cpu"
-        if spec.measure.start is Start.WARM and is_cpu and self._part.n_nodes == 1:
+        asked = self._part.start or spec.measure.start
+        if asked is Start.WARM and is_cpu:
             with self._logs("wb") as logs:
-                warm = templates.launch(
-                    spec, self._part.folder, self.port, self._environment, logs
-                )
+                warm = templates.launch(spec, self._part, self.port, self._environment, logs)
             if warm is not None:
                 return warm
+            if self._part.start is Start.WARM:
+                self._finish()
+                raise NoTemplateError(
+                    "the ranks of other nodes started warm, and these cannot",
+                    "the trial is run again, cold",
+                )
         return self._start_cold()
 
     def _start_cold(self) -> ColdProcess:
@@ -320,10 +332,13 @@ class LocalRanks:
             )
 
     def _was_never_started(self) -> bool:
-        """Whether the template is gone, or going, and has not come to this trial."""
+        """Whether the template is gone, or going, and has not come to this trial.
+
+        On one node of several that is the trial's end: the others wait for ranks that are forked.
+        """
         if "was_ended" in self._seen or not isinstance(self._launcher, WarmProcess):
             return False
-        return not self._launcher.was_started
+        return self._part.n_nodes == 1 and not self._launcher.was_started
 
     def _restart_cold(self) -> None:
         """Start without the template once that is gone; it says why in the trial's log."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from autotune.contract import TRIAL_ENV, TrialSpec
+from autotune.fleet.node.processes import NodePart
 from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 from autotune.trial.warm import READY, STARTED
 
@@ -43,12 +44,17 @@ class WarmTemplates:
         self._refused = False
 
     def launch(
-        self, spec: TrialSpec, folder: str, port: int, environment: Mapping[str, str], logs: Logs
+        self,
+        spec: TrialSpec,
+        part: NodePart,
+        port: int,
+        environment: Mapping[str, str],
+        logs: Logs,
     ) -> "WarmProcess | None":
-        """Fork the launcher and the CPU ranks of the trial in an absolute folder.
+        """Fork the launcher and the CPU ranks of a trial's part on this node.
 
-        They meet at a leased port. What torchrun would add to their environment is added. A
-        template that has to start first writes into the trial's logs.
+        They meet at a port that the first node has leased. What torchrun would add to their
+        environment is added. A template that has to start first writes into the trial's logs.
 
         Returns:
             The launcher; None where templates do not work, and the trial has to start cold.
@@ -70,9 +76,14 @@ class WarmTemplates:
             template = _Template(shared, spec, logs)
         self._templates[key] = template  # the last is the one that was used last
         request = {
-            "folder": folder,
-            "port": port,
-            "world": spec.layout.world,
+            "folder": part.folder,
+            "meeting": {
+                "address": part.address,
+                "port": port,
+                "world": spec.layout.world,
+                "node": part.node,
+                "n_nodes": part.n_nodes,
+            },
             "environment": {name: environment[name] for name in _OF_ONE_TRIAL},
         }
         return template.launch(request, logs)

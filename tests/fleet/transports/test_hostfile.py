@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from autotune.base.errors import ExitCode, FleetError, JobError
-from autotune.contract import Outcome, Role
+from autotune.contract import Outcome, Role, Start
 from autotune.engines.deepspeed.extensions import environment as extensions
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import FleetOptions, options_of
@@ -144,12 +144,18 @@ def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatc
         for name in ("stderr.log", "node_01.stderr.log", "ranks/03.json", "ranks/node_01.json"):
             assert (study.trial_folder(2) / name).exists()
 
-        bad = spec(3, world=4, dp=4, global_batch=8, factory="raises")
+        cold = result
+        warm = spec(3, world=4, dp=4, global_batch=8, start=Start.WARM)
+        result = fleet.submit(warm, study.write_spec(warm, files(ds_config()))).wait(120)
+        assert (result.outcome, result.start) == (Outcome.OK, Start.WARM), result.evidence
+        assert (result.loss_first, result.read_back) == (cold.loss_first, cold.read_back)
+
+        bad = spec(4, world=4, dp=4, global_batch=8, factory="raises", start=Start.WARM)
         result = fleet.submit(bad, study.write_spec(bad, files(ds_config()))).wait(120)
         assert result.outcome is Outcome.INVALID, result.evidence
         assert "this model cannot be trained so" in result.evidence
 
-        hung = spec(4, world=4, dp=4, global_batch=8, factory="hangs")
+        hung = spec(5, world=4, dp=4, global_batch=8, factory="hangs", start=Start.WARM)
         trial = fleet.submit(hung, study.write_spec(hung, files(ds_config())))
         wait_until(lambda: trial.poll() or len(nodes.processes()) > 8, "it runs")
         trial.cancel()
