@@ -36,7 +36,7 @@ from typing import Any
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
 from autotune.base.kept_process import scratch_folder
-from autotune.contract import PARENT_ENV, SCRATCH_ENV
+from autotune.contract import PARENT_ENV, SCRATCH_ENV, Start
 from autotune.fleet.node.files import TrialFiles, own_folder
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
@@ -166,7 +166,9 @@ class Agent:
     def _do(self, command: str, **arguments: Any) -> bool:
         """Do what is asked; return whether it goes on."""
         if command == "start":
-            part = _by_own_clock(NodePart(**arguments["part"]))
+            told = arguments["part"]
+            start = Start(told["start"]) if told["start"] else None
+            part = _by_own_clock(NodePart(**{**told, "start": start}))
             self._start(part, arguments.get("files", {}))
         elif command == "end":
             if (trial := self._running.get(arguments["folder"])) is not None:
