@@ -69,7 +69,9 @@ class Gangs:
 
         def hangs() -> bool:
             must(trial.poll() is None, f"it ended before: {trial.poll()}")
-            return any(self._seen.glob(pattern))
+            with contextlib.suppress(FileNotFoundError):  # a folder went while it was looked at
+                return any(self._seen.glob(pattern))
+            return False
 
         wait_until(hangs, f"a rank hangs in {place}")
         return trial

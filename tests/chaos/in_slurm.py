@@ -174,6 +174,7 @@ def _controller_restarted(ground: Ground) -> None:
     """Slurm's controller is away for a while: what runs does not need it."""
     cluster = cluster_of(ground)
     with cluster.gangs("-N2") as (gangs, job):
+        gangs.trains()  # by then its steps are there
         trial = gangs.submit("nothing_in_first")
         cluster.slurm.kill_controller()
         result = gangs.ends(trial)
