@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,21 @@ def main() -> int:
         }
         # A node's first warm trial starts its template.
         warm = {name for name, own in fleets.items() if run(*own, Start.WARM).start is Start.WARM}
-        ended: dict[tuple[str, Start], list[TrialResult]] = {}
-        for turn in range(options.rounds):
-            order = list(fleets.items())
-            for name, (session, fleet) in order if turn % 2 else order[::-1]:
-                for start in (Start.COLD, *([Start.WARM] if name in warm else [])):
-                    ended.setdefault((name, start), []).append(run(session, fleet, start))
-    found = report(ended)
+        rounds: list[dict[tuple[str, Start], TrialResult]] = []
+        # An interrupt, such as a time limit's, ends it after the rounds that are whole.
+        with suppress(KeyboardInterrupt):
+            for turn in range(options.rounds):
+                order = list(fleets.items())
+                rounds.append(
+                    {
+                        (name, start): run(session, fleet, start)
+                        for name, (session, fleet) in (order if turn % 2 else order[::-1])
+                        for start in (Start.COLD, *([Start.WARM] if name in warm else []))
+                    }
+                )
+    if not rounds:
+        sys.exit("interrupted before a round was whole")
+    found = report({key: [each[key] for each in rounds] for key in sorted(rounds[0])})
     if options.json:
         print(json.dumps(found))
     return int(
