@@ -53,7 +53,7 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a trial find one another, and which of them are here."""
 
     address: str
@@ -140,7 +140,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     try:
         os.environ.update(request["environment"])
         tempfile.tempdir = None  # it is the template's, where that has asked for it
-        meeting = Meeting(**request["meeting"])
+        meeting = Rendezvous(**request["meeting"])
         codes = _run_ranks(folder, meeting, status)
         if codes:
             exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=meeting.node)
@@ -152,7 +152,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     return code
 
 
-def _run_ranks(folder: Path, meeting: Meeting, status: int) -> dict[int, int]:
+def _run_ranks(folder: Path, meeting: Rendezvous, status: int) -> dict[int, int]:
     """Fork the ranks of this node and wait until all have ended.
 
     Returns:
@@ -179,7 +179,7 @@ def _run_ranks(folder: Path, meeting: Meeting, status: int) -> dict[int, int]:
     return failed
 
 
-def _store(meeting: Meeting, listener: socket.socket | None = None) -> Any:
+def _store(meeting: Rendezvous, listener: socket.socket | None = None) -> Any:
     """The ranks' store: it itself, or the way to it."""
     import torch.distributed as dist
 
@@ -194,7 +194,7 @@ def _store(meeting: Meeting, listener: socket.socket | None = None) -> Any:
     )
 
 
-def _wait_for_others(meeting: Meeting, own: Any) -> None:
+def _wait_for_others(meeting: Rendezvous, own: Any) -> None:
     """Say that the ranks here have ended; the first node keeps the store until all have.
 
     Where another node is gone there is nobody to tell, or to wait for.
@@ -208,7 +208,7 @@ def _wait_for_others(meeting: Meeting, own: Any) -> None:
             n_ended = store.add(_ENDED, 0)
 
 
-def _be_rank(folder: Path, rank: int, meeting: Meeting, launcher: int) -> NoReturn:
+def _be_rank(folder: Path, rank: int, meeting: Rendezvous, launcher: int) -> NoReturn:
     """Run one rank as torchrun would have started it, in a session of its own."""
     end_with_parent(launcher)
     os.setsid()
