@@ -1,9 +1,18 @@
 """The cells of one row of a table: numbers read with suspicion, defaults written down."""
 
 import math
+import re
 from collections.abc import Mapping
 
 _BLANK = {"", "-", "n/a", "na", "nan", "none", "null", "?"}
+
+
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+"""A number with its thousands apart: 128,256."""
+_UNITS = {"params_b": ("b",), "gpu_mem_gb": ("gib", "gb", "g")}
+"""Column -> units that its name says already, in lower case."""
+_BINARY = {"seq_len"}
+"""Columns whose thousands are 1024: a sequence of 8k."""
 
 
 class RowError(Exception):
@@ -42,9 +51,8 @@ class Cells:
             self.assume(key, default, why)
             return default
         text = self.text(key)
-        thousands = text[-1:] in ("k", "K")  # a vocabulary of 250k
         try:
-            value = float(text[:-1]) * 1000 if thousands else float(text)
+            value = _read(text, key)
         except ValueError:
             raise RowError(f"{key}={text!r} is not a number") from None
         if not math.isfinite(value) or value <= 0:
@@ -65,3 +73,18 @@ class Cells:
         if value > most:
             raise RowError(f"{key}={self.text(key)}: more than {most:g}")
         return float(value)
+
+
+def _read(text: str, key: str) -> float:
+    """A number as people write it.
+
+    Raises:
+        ValueError: It is none.
+    """
+    text = text.lower()
+    for unit in _UNITS.get(key, ()):
+        text = text.removesuffix(unit).strip()
+    if _GROUPED.fullmatch(text):
+        text = text.replace(",", "")
+    thousand = 1024 if key in _BINARY else 1000
+    return float(text[:-1]) * thousand if text.endswith("k") else float(text)

@@ -34,12 +34,30 @@ _PRECISIONS = (
 )
 _PRODUCTS = ("matmul_flops", "half_flops")
 """Columns of `Plans` with the rate of matrix products."""
-_STAGES = (("shard|fsdp", 3.0), ("dist-opt|distributed opt", 1.0), ("^ddp$", 0.0))
+_STAGES = (
+    ("grad_op", 2.0),  # FSDP's SHARD_GRAD_OP
+    ("no_shard", 0.0),
+    ("shard|fsdp", 3.0),
+    ("dist-opt|distributed.?opt", 1.0),
+    ("^(ddp|none|no)$", 0.0),
+)
+_NUMBERED = re.compile(r"(?:zero|stage|z)?[ _-]*(?:stage[ _-]*)?([0-3])(?:\.0)?(?!\d)")
+"""A stage as people write it: 3, zero-3, ZeRO3, stage 2."""
+_ANY_TORCH = re.compile(
+    r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
+    r"|^(py)?torch$"
+)
+"""Names of what runs on DeepSpeed, FSDP or DDP, as the stage tells."""
+_YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
+_NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
 _FP4_KEPT_SHARE = 0.15
 """Share of the linear layers that stay in bf16 where the others are in fp4."""
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
+_QLORA_BYTES = 0.52
+"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
+(arXiv:2305.14314), section 3."""
 _LORA_SHARE = 0.01
 """Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
@@ -93,9 +111,12 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
-    if cells.text("task").lower() == "lora":
+    if "lora" in cells.text("task").lower():
         columns["trained_share"] = _LORA_SHARE
         cells.assume("trained_share", _LORA_SHARE, "LoRA")
+        is_quantized = "qlora" in cells.text("task").lower()
+        frozen_bytes = _QLORA_BYTES if is_quantized else columns.get("activation_bytes", 2.0)
+        columns["weight_bytes"] = min(frozen_bytes, columns.get("weight_bytes", frozen_bytes))
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -112,6 +133,13 @@ def _framework(cells: Cells) -> Traits:
     if cells.is_blank("framework"):
         cells.assume("framework", framework)
     traits = traits_of(framework)
+    if traits is None and _ANY_TORCH.search(framework.lower()):
+        stage = (cells.text("zero_equiv") or cells.text("zero_stage")).lower()
+        runs_on = "fsdp" if "shard" in stage or "fsdp" in stage else "ddp"
+        numbered = _NUMBERED.match(stage)
+        runs_on = "deepspeed" if numbered and numbered[1] != "0" else runs_on
+        cells.assume("framework", runs_on, "as zero_stage tells")
+        traits = traits_of(runs_on)
     if traits is None:
         raise RowError(f"framework={framework!r} is not known")
     return traits
@@ -291,9 +319,9 @@ def _zero(
     cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str
 ) -> dict[str, float]:
     text = cells.text("zero_stage").lower()
-    stated = cells.text("zero_equiv") or text
+    stated = cells.text("zero_equiv").lower() or text
     ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
-    found = re.match(r"([0-3])(?:\.0)?(?!\d)", stated)
+    found = _NUMBERED.match(stated)
     stage = next((stage for words, stage in _STAGES if re.search(words, stated)), None)
     if found:
         stage = float(found[1])
@@ -327,11 +355,11 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
         text = traits.recompute
     every = re.search(r"every[ _-]?(\d{1,9})\b", text)
     recompute = Recompute.NONE
-    if text.startswith("full") or every:
+    if every or _YES.search(text):
         recompute = Recompute.FULL
     elif text.startswith("selective") and not text.endswith(":[]"):
         recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
-    elif text not in {"none", "no", "false", "selective:[]"}:
+    elif text not in _NO:
         if "not set" not in text:
             raise RowError(f"recompute={text!r} is not none, selective, full or every_N")
         cells.assume("recompute", "none", text)

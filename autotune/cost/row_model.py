@@ -53,6 +53,8 @@ _HEADS_OF_GPT = {
 Brown et al. (arXiv:2005.14165), table 2.1; Zhang et al., OPT (arXiv:2205.01068), table 1;
 Narayanan et al. (arXiv:2104.04473), table 1; bigscience/bloom's configuration."""
 _MAX_PARAMS = 1e15
+_MIXTURE = re.compile(r"\b(\d{1,3})x\d+(?:\.\d+)?b", re.I)
+"""Experts in a name such as Mixtral-8x7B."""
 
 
 def read_model(cells: Cells) -> dict[str, float]:
@@ -128,12 +130,21 @@ def _head_dim(cells: Cells, family: Family, hidden: float, n_heads: float) -> fl
 def _experts(cells: Cells) -> dict[str, float]:
     """Such tables may say `n_experts` and `experts_per_token`; they must where ep is above one."""
     ep = cells.count("ep", 1.0) if not cells.is_blank("ep") else 1.0
+    named = _MIXTURE.search(cells.text("model_name"))
+    if cells.is_blank("n_experts") and named is not None:
+        cells.assume("n_experts", int(named[1]), "by the model's name")
+        per_token = cells.count("experts_per_token", 2.0, "by the model's name", most=100_000)
+        return _divided(float(named[1]), per_token, ep)
     if cells.is_blank("n_experts"):
         if ep > 1:
             raise RowError(f"ep={ep:g}, and n_experts is not given")
         return {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
     n_experts = cells.count("n_experts", most=100_000)
     per_token = cells.count("experts_per_token", min(2.0, n_experts), most=100_000)
+    return _divided(n_experts, per_token, ep)
+
+
+def _divided(n_experts: float, per_token: float, ep: float) -> dict[str, float]:
     if n_experts % ep or per_token > n_experts:
         raise RowError(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
     return {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}

@@ -38,6 +38,31 @@ def test_a_full_row_says_everything() -> None:
     assert column("recompute") == Recompute.FULL
 
 
+@pytest.mark.parametrize(
+    ("cell", "text", "of", "expected"),
+    [
+        ("zero_stage", "ZeRO-3", "zero_stage", 3.0),
+        ("zero_stage", "stage 2", "zero_stage", 2.0),
+        ("zero_stage", "SHARD_GRAD_OP", "zero_stage", 2.0),
+        ("zero_stage", "FULL_SHARD", "zero_stage", 3.0),
+        ("recompute", "yes", "recompute", Recompute.FULL),
+        ("recompute", "off", "recompute", Recompute.NONE),
+        ("vocab", "128,256", "vocab", 128_256.0),
+        ("seq_len", "8k", "seq_len", 8192.0),
+        ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
+        ("task", "LoRA SFT", "trained_share", 0.01),
+    ],
+)
+def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
+    assert column(of, **{cell: text}) == expected
+
+
+def test_what_runs_on_torch_is_told_by_its_stage() -> None:
+    stages = {"3": "deepspeed", "fsdp": "fsdp", "": "ddp"}
+    for stage, framework in stages.items():
+        assert read(framework="transformers", zero_stage=stage).frameworks == (framework,)
+
+
 def test_no_result_is_read() -> None:
     plain = predict(read().plans)  # type: ignore[arg-type]
     lies = {name: "1e6" for name in RESULT_COLUMNS}
