@@ -47,7 +47,7 @@ _ANY_TORCH = re.compile(
     r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
     r"|^(py)?torch$"
 )
-"""Names of what runs on DeepSpeed, FSDP or DDP, as the stage tells."""
+"""Names of what runs on the assumed framework, FSDP or DDP, as the stage tells."""
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
 _NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
 _FP4_KEPT_SHARE = 0.15
@@ -137,7 +137,7 @@ def _framework(cells: Cells) -> Traits:
         stage = (cells.text("zero_equiv") or cells.text("zero_stage")).lower()
         runs_on = "fsdp" if "shard" in stage or "fsdp" in stage else "ddp"
         numbered = _NUMBERED.match(stage)
-        runs_on = "deepspeed" if numbered and numbered[1] != "0" else runs_on
+        runs_on = ASSUMED if numbered and numbered[1] != "0" else runs_on
         cells.assume("framework", runs_on, "as zero_stage tells")
         traits = traits_of(runs_on)
     if traits is None:

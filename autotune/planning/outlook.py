@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from autotune.base.errors import JobError
 from autotune.base.units import parse_rate
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.cost.errors import Margin, load_errors
+from autotune.cost.errors import Margin, doubt_of, load_errors
 from autotune.cost.knowledge import Lesson
 from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
@@ -133,8 +135,9 @@ class Outlook:
         if self.learned is not None:
             return self.learned.correct(said)
         accelerator = accelerator_of(self.environment, self.table)
-        n = len(said.step_time_s)
-        return said, load_errors().reach([self.job.engine] * n, [accelerator] * n, said)
+        is_seen = load_errors().is_seen(self.job.engine, accelerator)
+        seen = np.full(len(said.step_time_s), is_seen)
+        return said, load_errors().reach_of(seen, doubt_of(said))
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(
