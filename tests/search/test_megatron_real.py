@@ -119,4 +119,5 @@ def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
     assert "step 1  loss" in trained.stdout, trained.stdout + trained.stderr[-3000:]
     soaked = autotune("soak", "--from", str(out), "--minutes", "0.1", "--json", folder=tmp_path)
     assert soaked.returncode == 0, soaked.stdout + soaked.stderr[-3000:]
-    assert json.loads((out / "soak.json").read_text())["outcome"] == Outcome.OK
+    checkpoint = json.loads((out / "soak.json").read_text())["checkpoint"]
+    assert checkpoint["loss_deviation"] <= checkpoint["loss_tolerance"]
