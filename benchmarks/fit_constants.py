@@ -40,6 +40,7 @@ _START = Constants(
     skew_share=0.03,
     micro_batch_s=1e-3,
     fetch_s=2e-3,
+    device_fetch_s=7e-4,
     cut_s=1e-5,
     send_s=1e-3,
     step_s=1e-2,

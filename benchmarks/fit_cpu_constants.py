@@ -41,6 +41,7 @@ START = dataclasses.replace(
     micro_batch_s=3e-3,
     step_s=9e-3,
     fetch_s=3.5e-3,
+    device_fetch_s=7e-4,
     page_s=3e-6,
     # gloo over the loopback device, through the kernel and back.
     nvlink_share=0.15,

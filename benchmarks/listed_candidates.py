@@ -1,18 +1,22 @@
 """What do listed configurations do here, and what was predicted? One trial of each, in turn.
 
     python benchmarks/listed_candidates.py LIST --out FILE.csv [--accelerators FILE] [--minutes N]
+    python benchmarks/listed_candidates.py LIST --out FILE.csv --predict simulate:1xH100
 
 LIST is a YAML file: `jobs`, by name, each a job and its `configurations`, whose knobs are tried in
 the order of the file. FILE.csv gets a row as soon as a trial has ended, whatever its outcome, with
 the step time and the peak memory that were predicted before; those that it holds already are not
-run again. With --accelerators predictions go by the file of a probe. The last lines are the errors
-of the predictions, in the median. The studies lie beside FILE.csv, for `autotune.record.tried`.
+run again. With --accelerators predictions go by the file of a probe. With --predict nothing runs:
+the predictions of the rows that FILE.csv holds are made anew, for the devices that are named. The
+last lines are the errors of the predictions, in the median. The studies lie beside FILE.csv, for
+`autotune.record.tried`.
 """
 
 import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +48,18 @@ def main() -> int:
     parser.add_argument("list", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="table of what came of them")
     parser.add_argument("--accelerators", type=Path, help="file of a probe, for predictions")
+    parser.add_argument("--predict", metavar="FLEET", help="predict anew, and run nothing")
     parser.add_argument("--minutes", type=float, default=60.0, help="for all of them")
     options = parser.parse_args()
     ends_s = time.monotonic() + options.minutes * 60
     jobs = yaml.safe_load(options.list.read_text(encoding="utf-8"))["jobs"]
     table = accelerators_with(options.accelerators) if options.accelerators else None
     rows = pd.read_csv(options.out).to_dict("records") if options.out.exists() else []
+    if options.predict:
+        predict_anew(rows, jobs, options.predict, table or shipped_accelerators())
+        write(rows, options.out)
+        print("\n".join([*map(said, rows), errors(pd.DataFrame(rows))]))
+        return 0
     done = {(row["job"], row["knobs"]) for row in rows}
     fleet: GangFleet | None = None
     studies = options.out.with_suffix(".studies")
@@ -75,6 +85,33 @@ def main() -> int:
     return 0
 
 
+def predict_anew(
+    rows: list[dict[str, Any]], jobs: dict[str, Any], fleet: str, table: tuple[Accelerator, ...]
+) -> None:
+    """Put today's predictions in the place of those that stand in the rows."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, wanted in jobs.items():
+            wish = {**wanted["job"], "study": name}
+            session = open_session(None, wish, results=Path(scratch), fleet=fleet)
+            known = {said_of(knobs): knobs for knobs in wanted["configurations"]}
+            for row in rows:
+                if row["job"] == name and row["knobs"] in known:
+                    candidate = candidate_of(session, known[row["knobs"]])
+                    row.update(predicted(session, candidate, table))
+
+
+def predicted(
+    session: Session, candidate: Candidate, table: tuple[Accelerator, ...]
+) -> dict[str, float]:
+    """Step time and peak memory, uncorrected by any trial."""
+    plans = plans_of([candidate], session.job, session.environment, accelerators=table)
+    guess = predict(plans, constants_of(session.environment))
+    return {
+        "predicted_step_time_s": float(guess.step_time_s[0]),
+        "predicted_peak_memory_bytes": float(guess.peak_memory_bytes[0]),
+    }
+
+
 def tried(
     session: Session, fleet: GangFleet, knobs: dict[str, Any], table: tuple[Accelerator, ...]
 ) -> dict[str, Any]:
@@ -90,8 +127,7 @@ def tried(
     }
     if violations := session.engine.judge(candidate):
         return {**about, "outcome": "illegal", "evidence": violations[0].message}
-    plans = plans_of([candidate], job, session.environment, accelerators=table)
-    guess = predict(plans, constants_of(session.environment))
+    guess = predicted(session, candidate, table)
     result = run(session, fleet, candidate)
     return {
         **about,
@@ -102,9 +138,9 @@ def tried(
         "step_time_s": result.step_time_s,
         "step_time_low_s": result.step_time_low_s,
         "step_time_high_s": result.step_time_high_s,
-        "predicted_step_time_s": float(guess.step_time_s[0]),
+        "predicted_step_time_s": guess["predicted_step_time_s"],
         "peak_memory_bytes": result.peak_memory_bytes,
-        "predicted_peak_memory_bytes": float(guess.peak_memory_bytes[0]),
+        "predicted_peak_memory_bytes": guess["predicted_peak_memory_bytes"],
         "context_and_comm_bytes": result.memory_bytes.get("context_and_comm"),
         "loss_first": result.loss_first,
         "loss_last": result.loss_last,

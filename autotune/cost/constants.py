@@ -63,6 +63,9 @@ class Constants:
     fetch_s: float
     """Host time per tensor of stage 3 to fetch it forward and backward, where the host is the
     device: the modules' hooks take it."""
+    device_fetch_s: float
+    """The same where the device computes meanwhile. Not fitted: between what gpt2 (1.4 ms) and
+    llama-3.2-1b (0.6 ms) gave on one H100 (results/recorded/gpu/h100-listed-candidates.csv)."""
     cut_s: float
     """Host time to cut a tensor of stage 3 for one rank of its group, where it does."""
     send_s: float

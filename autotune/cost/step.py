@@ -110,8 +110,10 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     }
     busy: Column = sum(parts.values())
     is_3 = np.greater_equal(p.zero_stage, 3)
-    fetches = (1.0 - p.runs_ahead) * p.gather_calls_per_layer * is_3
-    launches = per_layer * (layer_s - device_s + fetches * c.fetch_s)
+    # What the host does for a tensor of stage 3 hides behind no kernel: it waits for the device.
+    fetch_s = np.where(p.runs_ahead, p.cuts_by_rank * c.device_fetch_s, c.fetch_s)
+    fetches = p.gather_calls_per_layer * is_3
+    launches = per_layer * (layer_s - device_s + fetches * fetch_s)
     launches = launches + micro_batches * c.micro_batch_s + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
     return StepTimes(**parts, host_s=host, step_s=busy + host)

@@ -17,6 +17,7 @@ IDEAL = dataclasses.replace(
     matmul_traffic=0.0,
     memory_share=1.0,
     launch_s=0.0,
+    device_fetch_s=0.0,
     micro_batch_s=0.0,
     step_s=0.0,
     nvlink_share=1.0,
@@ -193,6 +194,20 @@ def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
         for stage, ahead in ((3.0, 0.0), (2.0, 0.0), (3.0, 1.0))
     ]
     assert host_s == pytest.approx([96 * 1e-3, 0.0, 0.0])
+
+
+def test_hooks_of_deepspeed_cost_time_beside_a_device_as_well() -> None:
+    hooks = dataclasses.replace(IDEAL, device_fetch_s=1e-3)
+    layout = {"dp": 1.0, "gather_calls_per_layer": 4.0}
+    host_s = [
+        float(predict(plans(**layout, **kind), hooks).times.host_s[0])
+        for kind in (
+            {"zero_stage": 3.0, "cuts_by_rank": 1.0},
+            {"zero_stage": 3.0, "cuts_by_rank": 0.0},  # FSDP gathers a layer in one call
+            {"zero_stage": 2.0, "cuts_by_rank": 1.0},
+        )
+    ]
+    assert host_s == pytest.approx([96 * 4 * 1e-3, 0.0, 0.0])
 
 
 def test_small_tensors_stay_whole_at_stage_3() -> None:
