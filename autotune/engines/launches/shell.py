@@ -6,6 +6,7 @@ shell knows stays as it is written.
 """
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ _ASSIGNS = re.compile(r"([A-Za-z_]\w*)\+?=")
 _REFERENCE = re.compile(
     r"\$(?:([A-Za-z_]\w*|\d)|\{([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\})"
 )
+_USE = re.compile(r"\$\{?(\w+)")
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _UNKNOWN = re.compile(r"[$`]")
@@ -51,10 +53,15 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: lambda left, right: int(left / right),
-    ast.Mod: operator.mod,
+    ast.Mod: lambda left, right: int(math.fmod(left, right)),
 }
+"""As a shell calculates: quotients are cut towards 0, and a remainder has the dividend's sign."""
 _LARGEST = 2**53
 """Numbers above it no launch has."""
+_MOST_PUT = 2**20
+"""Characters that variables put into a file, at most: each line may double what one holds."""
+_PER_ELEMENT = 32
+"""Characters that an element of an array counts for, beside its own."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _REDIRECTION = re.compile(r"\d*(?:<<<|<<-?|>>|>&|<&|>\||<>|>|<)|&>>?")
 _ENDS = "\n;&|()"
@@ -169,10 +176,16 @@ class _Reader:
             self._outer[name] = _VariableValue(items=(chars,), is_array=False, spans=())
         self._lines = [(line, self._is_alternative(line)) for line in lines]
         self._counts = self._counted()
+        self._uses: dict[str, list[int]] = {}
+        """Variable -> where the file uses it."""
+        for use in _USE.finditer(text):
+            self._uses.setdefault(use[1], []).append(use.start())
         self._last: Mapping[str, _VariableValue | None] = {}
         """What is held at the end of the file: for functions, which run after it was read."""
         self._now: dict[str, _VariableValue | None] = {}
         """Variable -> what it is; None: only the shell knows."""
+        self._n_put = 0
+        """Characters that variables have put in so far."""
         self.exported: dict[str, Word] = {}
 
     def commands(self) -> list[Command]:
@@ -184,6 +197,7 @@ class _Reader:
 
     def _read(self) -> list[Command]:
         found: list[Command] = []
+        self._n_put = 0
         blocks = _Branches()
         for number, (line, is_alternative) in enumerate(self._lines):
             after = self._lines[number + 1][0] if number + 1 < len(self._lines) else []
@@ -345,22 +359,26 @@ class _Reader:
             yield Word(text=text, start=token.start, end=token.end, own_end=token.end)
             return
         found = _REFERENCE.fullmatch(raw.strip('"'))
-        n_uses = self._uses(found[1] or found[2]) if found and len(fields) == 1 else 1
+        is_shared = (
+            found is not None and len(fields) == 1 and self._is_shared(found[1] or found[2])
+        )
         for chars in fields:
             start, end = _place(chars)
-            if start is None or end is None or n_uses > 1:  # the other uses keep the value
+            if start is None or end is None or is_shared:  # the other uses keep the value
                 start, end = token.start, token.end
             text = "".join(char for char, _ in chars)
             yield Word(text=text, start=start, end=end, own_end=token.end)
 
-    def _uses(self, name: str) -> int:
-        """How often the file uses a variable, but for what sets it."""
+    def _is_shared(self, name: str) -> bool:
+        """Whether the file uses a variable more than once, but for what sets it."""
         held = self._now.get(name) or self._last.get(name)
         spans = held.spans if held is not None else ()
-        return sum(
-            not any(start <= use.start() < end for start, end in spans)
-            for use in re.finditer(rf"\$\{{?{re.escape(name)}\b", self._text)
+        uses = (
+            at
+            for at in self._uses.get(name, ())
+            if not any(start <= at < end for start, end in spans)
         )
+        return next(uses, None) is not None and next(uses, None) is not None
 
     def _word_of(self, held: _VariableValue, token: _Token, begin: int | None = None) -> Word:
         text = "".join(char for field in held.items for char, _ in field)
@@ -395,14 +413,16 @@ class _Reader:
             if char == "'" and not quoted:
                 end = raw.find("'", at + 1)
                 end = len(raw) if end < 0 else end
-                word = [*(word or []), *_placed(raw[at + 1 : end], base + at + 1)]
+                word = word or []
+                word += _placed(raw[at + 1 : end], base + at + 1)
                 at = end + 1
             elif char == '"':
                 quoted, word = not quoted, word or []
                 at += 1
             elif char == "\\" and at + 1 < len(raw):
                 if raw[at + 1] != "\n":
-                    word = [*(word or []), (raw[at + 1], base + at + 1)]
+                    word = word or []
+                    word.append((raw[at + 1], base + at + 1))
                 at += 2
             elif raw.startswith("$((", at) or found is not None:
                 if found is None:
@@ -420,14 +440,17 @@ class _Reader:
                         yield tuple(word)
                         word = None
                     if piece or quoted:
-                        word = [*(word or []), *piece]
+                        word = word or []
+                        word += piece
                 at = end
             elif char == "$" and raw[at + 1 : at + 2] in ("(", "{"):
                 end = _past_bracket(raw, at + 1)
-                word = [*(word or []), *_placed(raw[at:end], base + at)]
+                word = word or []
+                word += _placed(raw[at:end], base + at)
                 at = end
             else:
-                word = [*(word or []), (char, base + at)]
+                word = word or []
+                word.append((char, base + at))
                 at += 1
         if word is not None:
             yield tuple(word)
@@ -439,8 +462,11 @@ class _Reader:
         if held is None and name not in self._now and name != inside:
             held = self._last.get(name) if self._counts.get(name, 0) < 2 else None
         if held is not None:
-            return held.items if held.is_array and "[" in found[0] else held.items[:1]
-        if name not in self._now and found[3] is not None:
+            items = held.items if held.is_array and "[" in found[0] else held.items[:1]
+            self._n_put += sum(len(item) + _PER_ELEMENT for item in items)
+            if self._n_put <= _MOST_PUT:
+                return items
+        elif name not in self._now and found[3] is not None:
             begin = found.start(3)
             default = _Token(base + begin, base + found.end(3))
             return (self._joined(default.start, default.end, inside).items[0],)
@@ -527,7 +553,9 @@ def _calculated(expression: str) -> int | None:
     """A whole number as a shell calculates it; None: it is no such expression."""
     try:
         return _number_of(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
+        return None
+    except (RecursionError, MemoryError):  # the parser's own stack is full
         return None
 
 

@@ -139,6 +139,43 @@ def _is_before(release: str, other: str) -> bool:
     return tuple(map(int, release.split("."))) < tuple(map(int, other.split(".")))
 
 
+_LARGEST_COUNT = 2**31 - 1
+_DEGREES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+    *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
+    "virtual_pipeline_model_parallel_size",
+)
+_COUNTS = (
+    *_DEGREES,
+    *("num_layers", "num_attention_heads", "num_query_groups", "hidden_size", "seq_length"),
+)
+"""Arguments by which others are divided."""
+_SIZES = (
+    *_COUNTS,
+    *("micro_batch_size", "global_batch_size", "num_experts", "ffn_hidden_size"),
+    *("max_position_embeddings", "decoder_first_pipeline_num_layers"),
+    *("decoder_last_pipeline_num_layers", "cpu_offloading_num_layers"),
+)
+
+
+@_rule("sizes.count", f"{_ARGUMENTS}: world_size, by what divides it")
+def _counts(launch: MegatronLaunch) -> Answer:
+    """A degree or a size of the model that is below 1, or larger than any there is."""
+    for name in _SIZES:
+        value = launch.given[name].value if name in launch.given else None
+        if value is None:
+            continue
+        said = f"{flag_name(name)} {value}"
+        change: Patch = {name: None} if name in _DEGREES else {}
+        advice = "" if change else "give the model's"
+        if value < 1 and name in _COUNTS:
+            return f"{said}: is below 1", change, advice
+        if abs(value) > _LARGEST_COUNT:
+            return f"{said}: no model or cluster has so many", change, advice
+    return None
+
+
 @_rule("precision.one", f"{_ARGUMENTS}: args.fp16, args.bf16")
 def _one_precision(launch: MegatronLaunch) -> Answer:
     """--fp16 and --bf16 are both given."""
@@ -738,6 +775,9 @@ def _layout(launch: MegatronLaunch) -> Answer:
     return None
 
 
+_DIGITS = 6
+_LONGEST_LAYOUT = 10**6
+"""Letters of a layout that is written out, at most."""
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z|])\*(\d+)")
 
 
@@ -746,6 +786,8 @@ def _stages(layout: str) -> list[str] | None:
     text = layout.replace(",", "").replace(" ", "")
     while (found := _REPEATED.search(text)) is not None:
         inner, times = (found[1], found[2]) if found[2] else (found[3], found[4])
+        if len(times) > _DIGITS or len(text) + len(inner) * int(times) > _LONGEST_LAYOUT:
+            return None
         text = text[: found.start()] + inner * int(times) + text[found.end() :]
     return text.split("|") if re.fullmatch(r"[A-Za-z|]+", text) else None
 
@@ -1333,4 +1375,5 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     *(each for each in dict(globals()).values() if isinstance(each, Rule)),
     *_SWITCHES,
 )
-"""Rules of arguments, in the order in which they are asked."""
+"""Rules of arguments, in the order in which they are asked. Where the first one refuses, no other
+can be: they divide by what it asks about."""

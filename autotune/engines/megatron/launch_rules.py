@@ -37,7 +37,10 @@ WORD_RULES = {
 def judge_launch(launch: MegatronLaunch) -> list[Violation]:
     """What is wrong with a launch: its words, its arguments, and the layout that they make."""
     found = [*launch.problems]
-    for rule in ARGUMENT_RULES:
+    of_counts, *others = ARGUMENT_RULES
+    if refused := of_counts.violations(launch):
+        return found + refused
+    for rule in others:
         found += rule.violations(launch)
     refused = _layout_violations(launch)
     if refused and (changes := nearest_legal(launch)):
@@ -177,6 +180,10 @@ _DEGREES = (
 """Arguments that are changed to mend a layout, those first whose change moves least."""
 
 
+_MOST_TRIED = 1024
+"""Values of an argument that are tried, at most: each is judged by all rules of layouts."""
+
+
 def _single_changes(launch: MegatronLaunch) -> Iterator[_OtherValue]:
     for number, name in enumerate(_DEGREES):
         try:
@@ -185,8 +192,7 @@ def _single_changes(launch: MegatronLaunch) -> Iterator[_OtherValue]:
             continue
         if type(now) is not int or now < 1:
             continue
-        limit = 2 * now + 8
-        for value in range(1, limit):
+        for value in range(1, min(2 * now + 8, _MOST_TRIED)):
             if value != now:
                 distance = abs(float(np.log2(value / now))) + 0.01 * number
                 yield _OtherValue(argument=name, value=value, distance=distance)

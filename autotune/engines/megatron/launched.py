@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -238,6 +239,9 @@ def _overrides(
         value = _yaml_value(match[2], path)
         if section == "trainer":
             trainer[name] = value
+        if not _is_of_kind(value, argument, release):
+            unknown.add(argument)
+            continue
         is_plain = word.end - word.start == len(word.text)
         if value is not None and argument not in unknown:
             start = word.start + len(match[1]) + 1 if is_plain else word.end
@@ -420,7 +424,8 @@ def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
     for key, value in _fields(data):
         name = key.rpartition(".")[2]
         argument = _OF_YAML.get(name, name)
-        if isinstance(value, str) and "${" in value:
+        is_for_shell = isinstance(value, str) and "${" in value
+        if is_for_shell or not _is_of_kind(value, argument, release):
             unknown.add(argument)
         elif value is not None:
             at = _line_of(text, name)
@@ -446,6 +451,28 @@ def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{inner}", held
         else:
             yield str(name), value
+
+
+def _is_of_kind(value: Any, argument: str, release: str) -> bool:
+    """Whether a value of a YAML is such as the parser gives for an argument; None is."""
+    flag = _flags_with_value(release).get(argument)
+    if value is None or flag is None:
+        return True
+    takes_several = flag.count not in (None, "?")
+    if takes_several and flag.kind == "int" and not isinstance(value, list):
+        return False
+    values = value if takes_several and isinstance(value, list) else [value]
+    kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+    allowed = kinds.get(flag.kind, (int, float, str))
+    return all(isinstance(one, allowed) and not isinstance(one, bool) for one in values)
+
+
+@cache
+def _flags_with_value(release: str) -> Mapping[str, Flag]:
+    """Argument -> its flag, for those that no switch sets."""
+    every = flags(release).values()
+    switched = {flag.argument for flag in every if flag.is_switch}
+    return {flag.argument: flag for flag in every if flag.argument not in switched}
 
 
 def _line_of(text: str, name: str) -> int:

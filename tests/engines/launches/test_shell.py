@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,34 @@ def test_what_only_the_shell_knows_stays_as_it_is_written(text):
 )
 def test_values_sums_and_tests_are_followed(text, told):
     assert words(text)[3:] == told
+
+
+@pytest.mark.parametrize("sum_", ["-7 % 3", "7 % -3", "-7 / 2", "7 / -2"])
+def test_sums_are_those_of_bash(sum_):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    text = f"torchrun t.py --train $(({sum_}))"
+    theirs = subprocess.run([bash, "-c", f"echo $(({sum_}))"], capture_output=True, text=True)
+    assert words(text)[-1] == theirs.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"torchrun t.py --name {'x' * 200_000}\n",
+        f'torchrun t.py --name "{"x" * 200_000}"\n',
+        "A=x\n" + 'A="$A$A"\n' * 60 + "torchrun t.py --name $A\n",
+        "A=(x)\n" + "A+=(${A[@]} ${A[@]})\n" * 60 + "torchrun t.py ${A[@]}\n",
+        f"torchrun t.py --name $(({'-' * 50_000}1))\n",
+        "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
+    ],
+    ids=["word", "quoted", "doubled", "array", "signs", "uses"],
+)
+def test_no_file_takes_long(text):
+    begun_s = time.process_time()
+    assert words(text)[:2] == ["torchrun", "t.py"]
+    assert time.process_time() - begun_s < 10
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ LEGAL = (
 )
 # Each breaks the rule of its name, on top of what is legal.
 BROKEN = {
+    "sizes.count": "--tensor-model-parallel-size 0",
     "precision.one": "--fp16 --bf16",
     "overlap.needs_sharding": "--overlap-param-gather --overlap-grad-reduce",
     "overlap.gather_needs_reduce": "--overlap-param-gather --use-distributed-optimizer",
@@ -202,6 +203,53 @@ def test_what_only_the_shell_knows_is_not_judged():
     assert found.unknown == {"num_layers"}
     assert found.is_partial
     assert {each.rule for each in judge_launch(found)} == {"tp.heads"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size 0: is below 1"),
+        ("--num-layers-per-virtual-pipeline-stage -2", "stage -2: is below 1"),
+        ("--num-attention-heads 0", "--num-attention-heads 0: is below 1"),
+        ("--global-batch-size 99999999999999999999", "no model or cluster has so many"),
+    ],
+)
+def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, said):
+    (found,) = judge_launch(launch(flags))
+    assert found.rule == "sizes.count"
+    assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("num_layers", "many"),
+        ("fp8", "[e4m3, hybrid]"),
+        ("hierarchical_context_parallel_sizes", "2"),
+        ("log_memory_interval", "{}"),
+        ("lr", "fast"),
+        ("cp_comm_type", "-1"),
+    ],
+)
+def test_a_value_of_a_yaml_that_no_parser_gives_is_not_judged(argument, value, tmp_path):
+    text = f"language_model:\n  {argument}: {value}\nmodel_parallel:\n  bf16: true\n"
+    (one,) = launches_of(text, tmp_path / "a.yaml", release="0.16")
+    assert one.unknown == {argument}
+    assert judge_launch(one) == judge_launch(replace(one, unknown=frozenset()))
+
+
+def test_a_layout_of_endless_layers_is_not_written_out():
+    found = launch(
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout "
+        "'((t*999)*9999)*99999|t*99999999999'"
+    )
+    assert judge_launch(found) == []
+
+
+def test_an_absurd_batch_is_judged_at_once():
+    found = judge_launch(launch("--micro-batch-size 1000000000 --num-attention-heads 6"))
+    assert "sizes.count" not in {each.rule for each in found}
+    assert found
 
 
 def test_the_nearest_change_is_the_smallest():
