@@ -4,6 +4,7 @@ Sizes are binary (`1 GiB` = 2**30 bytes); `GB` and `G` are accepted as people wr
 read as decimal and binary respectively, as `dd` and most launchers do.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -105,6 +106,17 @@ def format_seconds(duration_s: float | None) -> str:
     if whole_s < 3600:
         return f"{whole_s // 60} min {whole_s % 60:02d} s"
     return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
+
+
+def typed_seconds(duration_s: float) -> str:
+    """A duration as a flag takes it, rounded up to whole seconds or minutes: `45s`, `21m`."""
+    whole_s = max(1, math.ceil(duration_s))
+    return f"{whole_s}s" if whole_s < 600 else f"{math.ceil(whole_s / 60)}m"
+
+
+def typed_bytes(size_bytes: float) -> str:
+    """A size as a flag takes it, rounded up to hundredths of a GiB: `24.05GiB`."""
+    return f"{math.ceil(100 * size_bytes / 2**30) / 100:.2f}GiB"
 
 
 def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: str) -> float:

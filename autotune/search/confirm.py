@@ -181,12 +181,17 @@ def number_of(trial: Trial) -> int:
 
 
 def least_steps(tried: Tried, wanted: int) -> int:
-    """Steps that a run of a candidate takes for the guard, warm-up included.
+    """Steps that a run of a candidate takes for the guard, warm-up included."""
+    step_s = None if tried.measured is None else tried.measured.step_time_s
+    return steps_within(wanted, step_s)
+
+
+def steps_within(wanted: int, step_s: float | None) -> int:
+    """Steps that a run takes for the guard where one takes `step_s`; None: nobody knows.
 
     As many as are compared, but no more than `GUARD_S` allow: a trial of slow steps would run
     into its time limit.
     """
-    step_s = None if tried.measured is None else tried.measured.step_time_s
     return wanted if not step_s else min(wanted, int(GUARD_S / step_s))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.base.errors import AutotuneError
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_seconds, typed_bytes, typed_seconds
 from autotune.contract import KnobValue
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
@@ -109,23 +109,22 @@ def prospect_of(
             problem=_too_large(found, steering, history, least),
             nearest="; or ".join(_more_memory(found, steering, job, engine, environment, least)),
         )
-    if (limit := _time_limit(job)) is not None:
-        name, limit_s = limit
-        # By its steps alone: how long a trial takes to start is not predicted, but assumed.
-        if _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s:
-            return dataclasses.replace(
-                found,
-                problem=(
-                    f"no trial is predicted to end in time: the fastest step takes "
-                    f"{format_seconds(found.fastest_step_s)}, a trial {_LEAST_STEPS} of them at "
-                    f"least, and {name} is {format_seconds(limit_s)}"
-                ),
-                nearest=(
-                    f"give {name} {format_seconds(trial_s(found.fastest_step_s))} or more; or "
-                    "train a smaller model, shorter samples or a smaller global batch; or use "
-                    "faster devices or more of them"
-                ),
-            )
+    name, limit_s = _time_limit(job)
+    # By its steps alone: how long a trial takes to start is not predicted, but assumed.
+    if _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s:
+        return dataclasses.replace(
+            found,
+            problem=(
+                f"no trial is predicted to end in time: the fastest step takes "
+                f"{format_seconds(found.fastest_step_s)}, a trial {_LEAST_STEPS} of them at "
+                f"least, and {name} is {format_seconds(limit_s)}"
+            ),
+            nearest=(
+                f"give {name} {typed_seconds(trial_s(found.fastest_step_s))} or more; or "
+                "train a smaller model, shorter samples or a smaller global batch; or use "
+                "faster devices or more of them"
+            ),
+        )
     return found
 
 
@@ -143,7 +142,8 @@ def _too_large(found: Prospect, steering: Steering, history: History, least: Can
     )
 
 
-def _time_limit(job: Job) -> tuple[str, float] | None:
+def _time_limit(job: Job) -> tuple[str, float]:
+    """The flag of the nearest limit of a trial's time, and its seconds."""
     limits = [("--trial-timeout", job.trial_timeout_s)]
     if job.budget.time_s is not None:
         limits.append(("--budget", job.budget.time_s))
@@ -164,9 +164,11 @@ def _more_memory(
         yield "a space with " + " ".join(f"{n}={format_value(v)}" for n, v in changes.items())
     if world := _fitting_world(job, environment, allowed_bytes):
         yield f"--world {world}"
-    more = format_bytes(found.least_peak_bytes * math.sqrt(MODEL_MARGIN))
-    cap_bytes = job.memory_limit_bytes
-    yield f"--memory-limit {more} or more" if cap_bytes else f"devices with {more} each"
+    more_bytes = found.least_peak_bytes * math.sqrt(MODEL_MARGIN)
+    if job.memory_limit_bytes:
+        yield f"--memory-limit {typed_bytes(more_bytes)} or more"
+    else:
+        yield f"devices with {format_bytes(more_bytes)} each"
 
 
 def _fitting_changes(

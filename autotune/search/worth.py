@@ -25,21 +25,21 @@ from autotune.record.guard import guards_of
 from autotune.record.spread import is_figure, log_rate, mean_log_rate
 from autotune.record.study import Study, Trial
 from autotune.record.worth import Interaction, Ladder, LadderConfiguration, LadderStep
+from autotune.search.confirm import steps_within
 from autotune.search.in_flight import CANCEL_WAIT_S
 from autotune.search.interrupt import Interrupt
+from autotune.search.race import FULL_ROUNDS
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knobs import canonical, settings_of
 
-ROUNDS = 3
-"""Runs of each configuration: as many as in the final comparison."""
+ROUNDS = FULL_ROUNDS
+"""Runs of each configuration: as many as in a final comparison in which nobody drops out."""
 MOST_ROUNDS = 100
 MOST_CHANGES = 8
 """Changes of a way, at most: each takes about three configurations more."""
 MOST_PAIRS = 3
 """Pairs whose both orders are run besides."""
-GUARD_S = 40.0
-"""Seconds of steps up to which a run goes on so that its losses can be compared."""
 _POLL_S = 0.2
 
 Corner = frozenset[str]
@@ -215,15 +215,14 @@ class WayRunner:
         return True
 
     def _spec(self, candidate: Candidate, number: int) -> TrialSpec:
-        measured = [t.result for t in self.trials if t.result and t.result.step_time_s]
-        step_s = max((r.step_time_s or 0.0 for r in measured), default=0.0)
-        wanted = self.guard_steps
+        ran = [t.result.step_time_s for t in self.trials if t.result is not None]
+        step_s = max(filter(None, ran), default=None)
         return make_spec(
             Run(
                 candidate=candidate,
                 role=Role.CONFIRM,
                 confirm_round=number,
-                least_steps=min(wanted, int(GUARD_S / step_s)) if step_s else wanted,
+                least_steps=steps_within(self.guard_steps, step_s),
             ),
             study=self.record.name,
             number=self.record.next_number(),

@@ -253,7 +253,8 @@ def peak_rss_bytes() -> int:
 
 def _device_name(local_rank: int) -> str:
     """Name of a rank's GPU for NVML: of those that are visible, or its number."""
-    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = [part.strip() for part in parts if part.strip()]  # CUDA reads `0, 1`, too
     return visible[local_rank] if visible else str(local_rank)
 
 

@@ -125,6 +125,8 @@ def test_a_check_is_a_value(tmp_path: Path) -> None:
     assert autotune.check(file, world=2, fix=True).passes
     assert "overlap_comm" in file.read_text()
     assert "no such file" in str(autotune.check(tmp_path / "nope.json")).lower()
+    for ignored in ("schema.*", ["schema.*"]):
+        assert autotune.check(config, world=2, ignore=ignored).passes
     with pytest.raises(JobError, match="no file that a fix"):
         autotune.check(config, fix=True)
 
@@ -134,6 +136,8 @@ def test_what_is_wrong_is_raised() -> None:
         autotune.search(**JOB, trails=3)
     with pytest.raises(JobError, match="for each of deepspeed and megatron"):
         autotune.search(**JOB, engine="both", fleet="simulate:2xH100")
+    with pytest.raises(JobError, match="no option 'colour'"):
+        autotune.search(**JOB, fleet_option="colour=red")
     with pytest.raises(JobError, match="with a unit"):
         autotune.search(**JOB, budget="20")
     with pytest.raises(AttributeError, match="serach"):

@@ -3,7 +3,14 @@
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.base.units import format_bytes, parse_rate
+from autotune.base.units import (
+    format_bytes,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+    typed_bytes,
+    typed_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +42,15 @@ def test_what_is_no_rate_is_named(text):
 )
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize("duration_s", [0.2, 59.7, 90, 599.5, 3700, 90_000])
+def test_a_duration_for_a_flag_is_one_that_it_reads(duration_s):
+    read_s = parse_seconds(typed_seconds(duration_s), where="--budget")
+    assert duration_s <= read_s < duration_s + 60
+
+
+@pytest.mark.parametrize("size_bytes", [1, 24.04 * 2**30, 1.7e13])
+def test_a_size_for_a_flag_is_one_that_it_reads(size_bytes):
+    read_bytes = parse_bytes(typed_bytes(size_bytes), where="--memory-limit")
+    assert size_bytes - 1 <= read_bytes < size_bytes + 0.011 * 2**30

@@ -1,6 +1,7 @@
 """What is said before the first trial: what fits, for how long a trial runs, what cannot be."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from autotune.app.session import Session, open_session
 from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
+from autotune.base.units import parse_seconds
 from autotune.engines.base import bind_engine
 from autotune.planning.lattice import lattice_of
 from autotune.search.prospect import START_S
@@ -43,7 +45,9 @@ def test_what_cannot_end_in_time_is_said(tmp_path: Path):
     said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True)
     assert said is not None
     assert "no trial is predicted to end in time" in said.problem
-    assert "--trial-timeout" in said.nearest
+    named = re.search(r"--trial-timeout (\S+) or more", said.nearest)
+    assert named is not None
+    assert parse_seconds(named[1], where="the hint") > 600
     patient = session(tmp_path, "simulate:2xcpu", **slow, trial_timeout="1000h")
     again = prospect(patient, fresh=True)
     assert again is not None

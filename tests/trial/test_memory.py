@@ -141,3 +141,13 @@ def test_while_steps_are_measured_it_looks_seldom():
     )
     closely, settled = map(int, run(body).split())
     assert settled <= 6 < 30 < closely
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"), [("", "1"), ("4,5", "5"), ("4, 5", "5"), ("GPU-a, GPU-b", "GPU-b")]
+)
+def test_a_rank_asks_about_the_gpu_that_it_sees(visible, name, monkeypatch):
+    from autotune.trial.memory import _device_name  # torch
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _device_name(1) == name

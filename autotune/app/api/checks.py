@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autotune.app.api.values import Shown
+from autotune.app.api.values import Shown, each_of
 from autotune.app.check import CheckFlags, check_config, check_files
 from autotune.base.errors import JobError
 from autotune.check.run import CheckRun
@@ -53,8 +53,8 @@ def check(
     megatron_release: str | None = None,
     gpu: str | None = None,
     fix: bool = False,
-    choose: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    choose: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     strict: bool = False,
 ) -> Checked:
     """Say what is wrong with configurations, as `autotune check` does.
@@ -86,8 +86,8 @@ def check(
         deepspeed_version=deepspeed_version,
         megatron_release=megatron_release,
         gpu=gpu,
-        choose=choose,
-        ignore=ignore,
+        choose=each_of(choose),
+        ignore=each_of(ignore),
     )
     found = _found(files, flags, fix=fix)
 

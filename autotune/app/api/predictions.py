@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from autotune import DEFAULT_ENGINE
-from autotune.app.api.values import FleetFlags, Shown, texts
+from autotune.app.api.values import FleetFlags, Shown, each_of, texts
 from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
@@ -163,7 +163,7 @@ def plan(
     outlook = _outlook(
         job, engine, {**flags, **texts(baseline=baseline)}, trust_job=trust_job, note=note, ask=ask
     )
-    wishes = [what_if] if isinstance(what_if, str) else what_if
+    wishes = each_of(what_if)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=wishes)
     ranks = range(1, min(top, len(found.candidates)) + 1)
     return Planned(

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 import pandas as pd
 from rich.console import Console
 
-from autotune.app.api.values import SearchFlags, Shown, texts
+from autotune.app.api.values import SearchFlags, Shown, each_of, texts
 from autotune.app.exports import export_study
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.fleet.options import options_of
@@ -86,7 +86,7 @@ def search(
     job: str | Path | None = None,
     results: str | Path = "results",
     fleet: str = "local",
-    fleet_option: Sequence[str] = (),
+    fleet_option: str | Sequence[str] = (),
     exclusive: bool = False,
     fresh: bool = False,
     force: bool = False,
@@ -135,7 +135,7 @@ def search(
         flags=texts(**flags),
         results=Path(results),
         fleet=fleet,
-        options=options_of(fleet_option, exclusive=exclusive),
+        options=options_of(each_of(fleet_option), exclusive=exclusive),
         fresh=fresh,
         force=force,
         trust_job=trust_job,

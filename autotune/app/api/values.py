@@ -1,7 +1,7 @@
 """What the functions take and return: typed flags, and results that show themselves."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar
@@ -99,6 +99,11 @@ class Shown(Generic[Value]):
         console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
         self.show(console)
         return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def each_of(said: str | Sequence[str]) -> list[str]:
+    """What may be said once or several times; a text is one, not its letters."""
+    return [said] if isinstance(said, str) else list(said)
 
 
 def texts(**given: object) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def options_of(text: str) -> dict[str, str]:
 def variables_of(options: Mapping[str, str]) -> dict[str, str]:
     """Variables that Slurm sets for a job with such options."""
     counts = {name: _count(options.get(name, "")) for name in options}
-    gpus = _count(options.get("gpus-per-node", "")) or _count(options.get("gres", ""))
+    gpus = _count(options.get("gpus-per-node", "")) or _gpus_of(options.get("gres", ""))
     told = {
         "SLURM_NNODES": counts.get("nodes"),
         "SLURM_JOB_NUM_NODES": counts.get("nodes"),
@@ -71,7 +71,7 @@ def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options up to the first word that is none."""
+    """Options among some words, those of other programs included: Slurm's own names tell them."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -85,6 +85,14 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             at += 1
             yield _NAMES[name], words[at]
         at += 1
+
+
+def _gpus_of(gres: str) -> int | None:
+    """GPUs among the resources of a node: `gpu:a100:8,nvme:1` asks for 8."""
+    for one in gres.strip("\"'").split(","):
+        if one.partition(":")[0] == "gpu":
+            return _count(one) if ":" in one else 1
+    return None
 
 
 def _count(text: str) -> int | None:
