@@ -1,5 +1,6 @@
 """HTML reports of a study, also while it is searched, and of several studies compared."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -130,13 +131,14 @@ class PageWriter(Observer):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-            assert process.stdin is not None  # it is a pipe, as stderr is
-            with process.stdin:
-                process.stdin.write(json.dumps(_told(snapshot), default=str).encode())
         except OSError as error:
             self._give_up(line_of(error))
             return
         self._drawing = process, time.monotonic()
+        assert process.stdin is not None  # it is a pipe, as stderr is
+        # One that has ended already says why in its stderr.
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(json.dumps(_told(snapshot), default=str).encode())
 
     def _is_drawn(self) -> bool:
         """Whether no process draws it any more; one that has ended is taken note of."""

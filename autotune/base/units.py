@@ -108,6 +108,29 @@ def format_seconds(duration_s: float | None) -> str:
     return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
 
 
+def format_rate(samples_per_s: float | None) -> str:
+    """Samples/s with three significant digits, never in exponents: `0.0123`, `61.2`, `12345`."""
+    if samples_per_s is None or samples_per_s != samples_per_s:
+        return "-"
+    if samples_per_s >= 1000:
+        return f"{samples_per_s:.0f}"
+    return f"{samples_per_s:#.3g}".rstrip(".")
+
+
+def format_interval(low: float | None, high: float | None) -> str:
+    """The two ends of an interval: `59.9 to 62.7`."""
+    if low is None or high is None or low != low or high != high:
+        return "-"
+    return f"{format_rate(low)} to {format_rate(high)}"
+
+
+def format_amount(amount: float) -> str:
+    """Hours or money with two significant digits, never in exponents: `0.034`, `1.5`, `1,230`."""
+    if 0 < amount < 1e-4:
+        return "less than 0.0001"
+    return f"{amount:,.0f}" if amount >= 99.5 else f"{amount:.2g}"
+
+
 def typed_seconds(duration_s: float) -> str:
     """A duration as a flag takes it, rounded up to whole seconds or minutes: `45s`, `21m`."""
     whole_s = max(1, math.ceil(duration_s))

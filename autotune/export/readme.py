@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from autotune.base.templates import canonical_json
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.engines.base import find_engine
 from autotune.export.base import Handout, MeasuredFigures
 from autotune.record.soak import describe_soak
@@ -59,9 +59,11 @@ def _releases(handout: Handout) -> list[tuple[str, str]]:
 
 def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     """The figures that there are, worded."""
-    interval = f"{figures.samples_per_s_low:.4g} to {figures.samples_per_s_high:.4g}"
+    interval = (
+        f"{format_rate(figures.samples_per_s_low)} to {format_rate(figures.samples_per_s_high)}"
+    )
     rows = [
-        ("samples/s", f"{figures.samples_per_s:.4g} (95%: {interval})"),
+        ("samples/s", f"{format_rate(figures.samples_per_s)} (95%: {interval})"),
         ("step time, median", format_seconds(figures.step_time_s)),
         ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
         ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
@@ -70,7 +72,7 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
         text = f"{figures.n_disturbed}: something else used the machine while it was measured"
         rows.append(("of these disturbed", text))
     if figures.baseline_samples_per_s is not None:
-        rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
+        rows.append(("baseline, samples/s", format_rate(figures.baseline_samples_per_s)))
     if figures.substitute_baseline:
         text = "a substitute: the platform ended the trials of the one that was asked for"
         rows.append(("the baseline is", text))

@@ -24,11 +24,20 @@ def config_of(repository: str) -> Path:
     """The config.json of a repository in the local cache.
 
     Raises:
-        JobError: It is not there; the hint is the command that fetches it.
+        JobError: It is not there, and the hint is the command that fetches it; or no repository
+            has such a name.
     """
     from huggingface_hub import try_to_load_from_cache  # heavy, and only for such names
 
-    if isinstance(path := try_to_load_from_cache(repository, "config.json"), str):
+    try:
+        path = try_to_load_from_cache(repository, "config.json")
+    except ValueError as error:  # HFValidationError: no repository can have the name
+        raise JobError(
+            f"model: {repository}: there is no such folder, and it is no name of a repository: "
+            f"{error}",
+            "name a folder, a config.json, a preset (`autotune models`) or OWNER/NAME",
+        ) from error
+    if isinstance(path, str):
         return Path(path)
     same = [name for name, it in PUBLISHED.items() if it.repository == repository]
     preset = f"; or name the preset {same[0]}, which has its shape" if same else ""

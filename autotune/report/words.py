@@ -3,27 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_interval, format_rate
 from autotune.contract import Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
 from autotune.search.history import History
-
-
-def format_rate(samples_per_s: float | None) -> str:
-    """Samples/s with three significant digits, never in exponents: `0.0123`, `61.2`, `12345`."""
-    if samples_per_s is None or samples_per_s != samples_per_s:
-        return "-"
-    if samples_per_s >= 1000:
-        return f"{samples_per_s:.0f}"
-    return f"{samples_per_s:#.3g}".rstrip(".")
-
-
-def format_interval(low: float | None, high: float | None) -> str:
-    """The two ends of an interval: `59.9 to 62.7`."""
-    if low is None or high is None or low != low or high != high:
-        return "-"
-    return f"{format_rate(low)} to {format_rate(high)}"
 
 
 def describe_standing(standing: Standing) -> str:

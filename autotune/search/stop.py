@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from autotune.base.units import format_amount
 from autotune.job.job import Budget, Job
 from autotune.search.base import StopReason
 from autotune.search.history import History, Tried, results
@@ -34,8 +35,10 @@ class TrialBalance:
         )
 
     def _worded(self, hours: float) -> str:
-        priced = "" if self.price_per_hour is None else f" ({hours * self.price_per_hour:.2g})"
-        return f"{hours:.2g} GPU-hours{priced}"
+        priced = ""
+        if self.price_per_hour is not None:
+            priced = f" ({format_amount(hours * self.price_per_hour)})"
+        return f"{format_amount(hours)} GPU-hours{priced}"
 
 
 def searched(history: History) -> list[Tried]:

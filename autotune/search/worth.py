@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.base.errors import JobError
-from autotune.base.units import format_seconds
+from autotune.base.units import format_rate, format_seconds
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
@@ -265,7 +265,7 @@ class WayRunner:
             if result is not None:
                 result = self.record.take_result(folder, spec, result)
         changes = [c for c in self.way.changes if candidate.get(c) != self.way.baseline.get(c)]
-        rate = "no figure" if result.samples_per_s is None else f"{result.samples_per_s:.4g}"
+        rate = format_rate(result.samples_per_s)
         self.note(
             f"round {number + 1}: {', '.join(map(self.way.words, changes)) or 'the baseline'}: "
             f"{result.outcome}, {rate} samples/s in {format_seconds(result.wall_s)}"

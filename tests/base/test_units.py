@@ -4,6 +4,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.base.units import (
+    format_amount,
     format_bytes,
     parse_bytes,
     parse_rate,
@@ -42,6 +43,14 @@ def test_what_is_no_rate_is_named(text):
 )
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (1e-5, "less than 0.0001"), (0.034, "0.034"), (99.7, "100"), (1234.5, "1,234")],
+)
+def test_amounts_have_no_exponent(amount, text):
+    assert format_amount(amount) == text
 
 
 @pytest.mark.parametrize("duration_s", [0.2, 59.7, 90, 599.5, 3700, 90_000])

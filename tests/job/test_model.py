@@ -153,6 +153,12 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     assert (model.name, model.shape.hidden) == ("Llama-3.1-8B", LLAMA["hidden_size"])
 
 
+@pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/model.git", f"org/{'x' * 100}"])
+def test_what_no_repository_is_called_is_named(name: str) -> None:
+    with pytest.raises(JobError, match="no name of a repository"):
+        load_model(name)
+
+
 def test_active_parameters_of_experts() -> None:
     shape = load_model("mixtral-8x7b").shape
     assert (shape.n_experts, shape.experts_per_token) == (8, 2)

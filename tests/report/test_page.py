@@ -15,6 +15,7 @@ from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import state_of
 from autotune.base.errors import NothingFeasibleError, StudyError
 from autotune.base.templates import Templates
+from autotune.base.units import format_rate
 from autotune.contract import CONFIG_DIR, Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -26,7 +27,6 @@ from autotune.report.results.rows import make_rows
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.markdown import render_markdown
-from autotune.report.words import format_rate
 from autotune.search import race
 from autotune.search.answer import failed_answer
 from autotune.search.base import Stage

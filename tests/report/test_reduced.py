@@ -118,8 +118,8 @@ def test_the_table_declares_what_each_row_ran(study: Study) -> None:
 def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> None:
     plain = finished(tmp_path, make(trials=6, study="plain"))
     runs = [
-        ComparedRun(key=key, report=report, frame=table_of(report), job={})
-        for key, report in (("A", read_report(study)), ("B", read_report(plain)))
+        ComparedRun(name=name, report=report, frame=table_of(report), job={})
+        for name, report in (("A", read_report(study)), ("B", read_report(plain)))
     ]
     assert runs[0].frame["reduced_of"].isna().all()
     assert len(runs[0].frame) == len(study.trials()) - 3

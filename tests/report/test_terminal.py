@@ -12,6 +12,7 @@ from rich.console import Console
 from autotune.app.pages import table_of
 from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
+from autotune.base.units import format_interval
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -26,7 +27,6 @@ from autotune.report.results.study import StudyReport, read_report
 from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
-from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan

@@ -1,14 +1,9 @@
 import dataclasses
 
+from autotune.base.units import format_interval, format_rate
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.report.words import (
-    describe_counts,
-    describe_ending,
-    describe_standing,
-    format_interval,
-    format_rate,
-)
+from autotune.report.words import describe_counts, describe_ending, describe_standing
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, describe_candidate, describe_difference
 from tests.report.samples import CONTEXT, candidate, standing

@@ -12,6 +12,7 @@ from rich.console import Console
 from autotune.app.api.values import SearchFlags, Shown, each_of, texts
 from autotune.app.exports import export_study
 from autotune.app.searching import Caller, SearchCall, run_searches
+from autotune.base.units import format_rate
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -183,7 +184,7 @@ class _CallObserver(Observer):
             self._bar.total = snapshot.n_budget
             self._bar.n = min(snapshot.n_done, snapshot.n_budget)
             best = snapshot.best
-            told = "" if best is None else f", best {best.samples_per_s:.3g} samples/s"
+            told = "" if best is None else f", best {format_rate(best.samples_per_s)} samples/s"
             self._bar.set_description(f"{snapshot.stage.value}{told}")
         elif callable(self._progress):
             self._progress(snapshot)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
@@ -17,7 +17,6 @@ from autotune.job.job import Job
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.report.terminal.tables import plain_table, print_facts
-from autotune.report.words import format_rate
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.report.words import format_interval, format_rate
+from autotune.base.units import format_interval, format_rate
 
 
 @dataclass(frozen=True, kw_only=True)

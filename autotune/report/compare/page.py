@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
+from autotune.base.units import format_rate
 from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
@@ -20,7 +21,6 @@ from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
 from autotune.report.page.scale import scale_of
 from autotune.report.page.shapes import Bar, Chart, Curve, LegendEntry, Mark, Panel, path_of
-from autotune.report.words import format_rate
 
 _MOST_MARKS = 400
 _TITLES = {"best of": "study", "speedup": "over its own baseline"}

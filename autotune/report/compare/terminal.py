@@ -8,11 +8,10 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_interval, format_rate
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.terminal.tables import plain_table, print_facts
-from autotune.report.words import format_interval, format_rate
 
 
 def print_comparison(console: Console, comparison: StudyComparison) -> None:

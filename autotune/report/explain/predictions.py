@@ -3,12 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_rate
 from autotune.contract import Role, TrialSpec
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.report.words import format_rate
 from autotune.search.history import History, Tried, results
 
 Case = tuple[float, float, float, float]

@@ -6,7 +6,7 @@ Each comes with a sentence that says what it shows, for those who do not see it.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.base.units import format_seconds
+from autotune.base.units import format_interval, format_rate, format_seconds
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
@@ -38,7 +38,6 @@ from autotune.report.results.details import (
 from autotune.report.results.ratios import telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import format_value
 from autotune.space.knob import Knob
 from autotune.space.knobs import describe_candidate, settings_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.units import format_seconds
+from autotune.base.units import format_amount, format_interval, format_rate, format_seconds
 from autotune.contract import Origin
 from autotune.record.answer import SearchAnswer, Speedup, Standing
 from autotune.record.facts import origin_of
@@ -19,7 +19,6 @@ from autotune.report.page.words import best_word, gib
 from autotune.report.results.details import describe_setting, pareto_front
 from autotune.report.results.effects import changes_of
 from autotune.report.results.study import StudyReport
-from autotune.report.words import format_interval, format_rate
 from autotune.search.base import Snapshot
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -118,9 +117,10 @@ def cost_of(report: StudyReport, price_per_hour: float | None) -> list[tuple[str
         return [("cost", f"none: {len(trials)} trials were answered, nothing ran")]
     wall_s = sum(_wall_s(trial) for trial in trials)
     hours = sum(_wall_s(trial) * trial.spec.layout.world for trial in trials) / 3600
-    text = f"{format_seconds(wall_s)} of {len(trials)} trials, {hours:.2g} accelerator-hours"
+    text = f"{format_seconds(wall_s)} of {len(trials)} trials"
+    text += f", {format_amount(hours)} accelerator-hours"
     if price_per_hour is not None:
-        text += f", {price_per_hour * hours:.2g} at the job's price"
+        text += f", {format_amount(price_per_hour * hours)} at the job's price"
     return [("cost", text)]
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import canonical_json
 from autotune.base.text import lines
-from autotune.base.units import format_seconds
+from autotune.base.units import format_interval, format_rate, format_seconds
 from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, open_regular
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
@@ -22,7 +22,6 @@ from autotune.report.page.tables import config_of
 from autotune.report.page.words import best_word, gib
 from autotune.report.results.rows import describe_evidence
 from autotune.report.results.study import StudyReport
-from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate, describe_difference
 

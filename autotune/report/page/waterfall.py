@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from autotune.base.units import format_rate
 from autotune.record.worth import Ladder
 from autotune.report.page.shapes import Bar, Chart
 from autotune.report.results.worth import ladder_facts, ladder_tables
-from autotune.report.words import format_rate
 
 
 def ladder_view(ladder: Ladder) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_interval, format_rate
 from autotune.contract import Origin
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, SearchAnswer, Standing
@@ -20,7 +20,7 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_extrapolated, describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
+from autotune.report.words import describe_counts, describe_reduced
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_rate
 from autotune.record.answer import Speedup
 from autotune.record.worth import Interaction, Ladder, LadderStep
-from autotune.report.words import format_rate
 
 
 def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_seconds
+from autotune.base.units import format_rate, format_seconds
 from autotune.job.fidelity import describe_fidelity
-from autotune.report.words import describe_counts, describe_ending, describe_standing, format_rate
+from autotune.report.words import describe_counts, describe_ending, describe_standing
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference

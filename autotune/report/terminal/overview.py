@@ -7,13 +7,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.contract import Origin
 from autotune.doctor import Examination, Level, Remark
 from autotune.doctor.fleet import FleetExamination
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.terminal.tables import plain_table
-from autotune.report.words import format_rate
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_amount, format_bytes, format_seconds
 from autotune.contract import Origin
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
@@ -206,10 +206,10 @@ def _price(plan: Plan) -> str:
     source = "as measured" if plan.is_measured else f"{assumed} until the first trial has run"
     text = (
         f"{_about(plan)}{format_seconds(plan.total_s)} on {plan.world} accelerators, "
-        f"{plan.accelerator_hours:.2g} accelerator-hours"
+        f"{format_amount(plan.accelerator_hours)} accelerator-hours"
     )
     if plan.price is not None:
-        text += f", {plan.price:.2g} in money"
+        text += f", {format_amount(plan.price)} in money"
     return f"{text} ({source})"
 
 
