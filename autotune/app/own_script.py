@@ -44,6 +44,7 @@ from autotune.job.command import (
     check_command,
     is_of_this_environment,
     name_of,
+    refuse_missing_script,
     sources_of,
 )
 from autotune.job.job import enforced_limit_bytes
@@ -107,6 +108,7 @@ def open_script_session(
     refuse_said(flags, SAID_BY_THE_COMMAND)
     check_command(command)
     folder = os.getcwd()
+    refuse_missing_script(command, Path(folder))
     study = study_of(results, flags.get("study") or study_name(command, folder), fresh, note)
     path = study.folder / OBSERVED_FILE
     script = Observed.read(path) if path.exists() else None

@@ -1,9 +1,12 @@
 """What a mistyped name may have meant: one way to ask, for every name that somebody types."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from autotune.base.text import LONGEST_NAMED
+
+_WORSE = 3.0
+"""A name this many times as unlike as the likeliest is left out."""
 
 
 def near_names(
@@ -20,8 +23,14 @@ def near_names(
     spelled: dict[str, str] = {}
     for name in known:
         spelled.setdefault(name.lower(), name)
-    near = get_close_matches(given[:LONGEST_NAMED].lower(), spelled, n=most, cutoff=alike)
-    return [spelled[name] for name in near]
+    asked = given[:LONGEST_NAMED].lower()
+    near = get_close_matches(asked, spelled, n=most, cutoff=alike)
+    likeness = [SequenceMatcher(None, name, asked).ratio() for name in near]
+    return [
+        spelled[name]
+        for name, like in zip(near, likeness, strict=True)
+        if 1 - like <= _WORSE * (1 - likeness[0])
+    ]
 
 
 def did_you_mean(given: str, known: Iterable[str], *, most: int = 3, alike: float = 0.5) -> str:

@@ -304,7 +304,10 @@ def _mapping(
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         said = ", ".join(filter(None, (error.context, error.problem)))
-        raise JobError(f"{path}{place}: not valid YAML: {said}", "mend it there") from error
+        hint = "indent and separate with spaces: YAML takes no tab there"
+        raise JobError(
+            f"{path}{place}: not valid YAML: {said}", hint if "'\\t'" in said else "mend it there"
+        ) from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error
     if data is None:

@@ -44,7 +44,8 @@ _CAUSES_FIRST = (
 
 _EVIDENCE_LINE = re.compile(
     r"(out of memory|bad_alloc|cannot allocate|segmentation fault|bus error|"
-    r"\w+(?:Error|Exception): .*|terminate called)",
+    r"\w+(?:Error|Exception): .*|terminate called|"
+    r"^[\w.-]+: error: .*)",  # argparse: the command's arguments are wrong
     re.IGNORECASE,
 )
 _TAIL_BYTES = 64 * 1024

@@ -384,7 +384,11 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     except ValidationError as error:
         # A file of something else has any number of wrong keys: the first ones tell.
         count = error.error_count()
-        items: list[Mapping[str, Any]] = [*error.errors(include_url=False)[:_MOST_COMPLAINTS]]
+        # A key that is not known may be the one that is missing, misspelled.
+        every = sorted(
+            error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
+        )
+        items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
         complaints = [_complaint(item, source(_key(item))) for item in items]
         if count > len(items):
             complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")

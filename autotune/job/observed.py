@@ -358,6 +358,11 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
             "give it more data or more epochs, so that it takes as many steps; where it gave up, "
             "the log says why"
         )
+    if "JSONDecodeError" in result.evidence:
+        hint = (
+            "a file that the command reads is not plain JSON; Trainer takes no comments: "
+            "`autotune check FILE` says where, and --fix mends it"
+        )
     if "EOF when reading" in result.evidence:
         hint = "let it ask nothing: a trial has no terminal, and its standard input is empty"
     raise JobError(

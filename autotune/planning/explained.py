@@ -106,12 +106,15 @@ class Explained(Estimated):
 
     @property
     def cheapest_legal(self) -> Neighbour | None:
-        """The fastest legal neighbour, one that fits if any does.
+        """The fastest legal neighbour that fits; where none does, the smallest.
 
         None: there is none, or the candidate is legal.
         """
+        if not self.violations:
+            return None
         legal = [neighbour for neighbour in self.neighbours if not neighbour.violations]
-        return _fastest(self._fitting or legal) if self.violations else None
+        smallest = min(legal, key=lambda neighbour: neighbour.peak_memory_bytes, default=None)
+        return _fastest(self._fitting) or smallest
 
     @property
     def _fitting(self) -> list[Neighbour]:
@@ -166,7 +169,7 @@ def explain_candidate(
         place=int(np.flatnonzero(order == at)[0]) + 1,
         n_ranked=len(lattice.candidates) + (index is None),
         index=index,
-        home="the lattice of layouts" if lattice.is_laid_out else f"the space {outlook.job.space}",
+        home=outlook.home,
         min_fit=min_fit,
         neighbours=_neighbours(outlook, candidate),
     )

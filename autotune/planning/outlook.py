@@ -79,6 +79,13 @@ class Outlook:
         """The job's engine on this outlook's own fleet: that of a what-if has its devices."""
         return bind_engine(self.job, self.environment)
 
+    @property
+    def home(self) -> str:
+        """The set that holds the candidates, in words."""
+        return (
+            "the lattice of layouts" if self.lattice.is_laid_out else f"the space {self.job.space}"
+        )
+
     @cached_property
     def table(self) -> tuple[Accelerator, ...]:
         """Accelerators: the user's, then the shipped ones."""

@@ -47,6 +47,8 @@ class Ranking:
 
     job: Job
     environment: Environment
+    home: str
+    """The set that holds the candidates, in words."""
     candidates: Sequence[Candidate]
     describe: Callable[[Candidate], str]
     """A candidate in words."""
@@ -107,6 +109,7 @@ def rank_lattice(
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
+        home=outlook.home,
         candidates=candidates,
         describe=outlook.engine.describe,
         prediction=found,

@@ -26,7 +26,7 @@ from autotune.search.confirm import (
 )
 from autotune.search.history import History, results
 from autotune.search.prospect import Prospect
-from autotune.search.race import COLD, N_CONFIRM, WARM, Rules, most_runs
+from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM, WARM, Rules, most_runs
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 from autotune.space.ranks import describe_places, describe_reach
@@ -133,6 +133,12 @@ class Plan:
         rounds = math.ceil(self.search_trials / self.at_once)
         total_s = self._one_at_a_time_s + rounds * self.trial_s
         return total_s if self.budget_s is None else min(total_s, self.budget_s)
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that the baseline, one trial, and the two of them compared take."""
+        first_s = (self.baseline_trials + 1) * self.trial_s
+        return first_s + 2 * MIN_ROUNDS * self.confirm_s
 
     @property
     def accelerator_hours(self) -> float:

@@ -151,6 +151,7 @@ def format_value(value: KnobValue | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     digits = str(value)
-    if isinstance(value, int) and value >= 10_000_000 and len(digits.rstrip("0")) == 1:
-        return f"{digits[0]}e{len(digits) - 1}"
+    told = digits.rstrip("0")
+    if isinstance(value, int) and value >= 1_000_000 and len(told) <= 2:
+        return f"{'.'.join(told)}e{len(digits) - 1}"
     return digits

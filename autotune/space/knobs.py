@@ -40,10 +40,10 @@ def parse_settings(settings: Iterable[str], knobs: Catalogue) -> dict[str, KnobV
     """
     values: dict[str, KnobValue] = {}
     for setting in settings:
-        where = f"--set {shortened(setting)}"
+        where = f"setting {shortened(setting)}"
         name, equals, text = (part.strip() for part in setting.partition("="))
         if not (name and equals and text):
-            raise JobError(f"{where}: not name=value", "write it as --set zero.stage=2")
+            raise JobError(f"{where}: not name=value", "write it as zero.stage=2")
         value = knob_named(name, knobs, where=where).check(text, where=where)
         if name in values:
             raise JobError(f"{where}: {name} was already set to {values[name]}", "set it once")

@@ -247,6 +247,13 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
     assert not found.cheapest_legal.violations
 
 
+def test_where_no_legal_change_fits_the_smallest_is_named(outlook):
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"], min_fit=1.1)
+    legal = [n.peak_memory_bytes for n in found.neighbours if not n.violations]
+    assert found.cheapest_legal is not None
+    assert found.cheapest_legal.peak_memory_bytes == min(legal)
+
+
 def test_a_setting_that_does_not_act_is_noted(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
     assert any("stage3.prefetch_bucket_size" in note for note in found.notes)

@@ -186,3 +186,9 @@ def test_a_tag_that_makes_text_of_a_number_is_refused(file, text):
     file.write_text(text)
     with pytest.raises(JobError, match="the tag '!' is not allowed"):
         read_yaml(file)
+
+
+def test_a_tab_is_answered_with_what_to_write(file):
+    with pytest.raises(JobError) as caught:
+        read(file, "model: gpt2\n\tworld: 8")
+    assert "takes no tab" in caught.value.hint

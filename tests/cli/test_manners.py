@@ -80,6 +80,11 @@ def test_case_is_no_mistake_and_nonsense_is_not_guessed() -> None:
     assert did_you_mean("xyz", ["H100", "A100"]) == ""
 
 
+def test_a_name_that_is_nearly_right_is_the_only_guess() -> None:
+    known = ["micro_batch", "mics.hierarchical_gather", "nccl.proto"]
+    assert did_you_mean("microbatch", known, alike=0.4) == "did you mean micro_batch? "
+
+
 @pytest.mark.parametrize(
     ("parse", "bare", "with_unit"),
     [(parse_seconds, "20", "20m"), (parse_bytes, "24", "24GiB"), (parse_bytes, "9999999", "")],

@@ -142,6 +142,12 @@ def test_a_trial_that_never_started_shows_the_last_error_line(tmp_path):
     assert result.evidence_source == "stderr.log"
 
 
+def test_a_launcher_that_refuses_its_arguments_is_quoted(tmp_path):
+    stderr = "usage: torchrun ...\ntorchrun: error: argument --node-rank: expected one argument\n"
+    result = result_of(tmp_path, [], ending(launcher_code=2), stderr=stderr)
+    assert result.evidence == "torchrun: error: argument --node-rank: expected one argument"
+
+
 def test_a_half_written_report_is_not_a_crash_of_ours(tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "00.json").write_text('{"rank": 0, "phase"')

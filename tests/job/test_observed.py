@@ -151,6 +151,7 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
             "more epochs",
         ),
         (Outcome.INVALID, "EOFError: EOF when reading a line", "ask nothing"),
+        (Outcome.LAUNCH, "JSONDecodeError: Expecting property name", "autotune check"),
         (Outcome.CRASH, "KeyError: 'x'", "without autotune"),
         (
             Outcome.INVALID,

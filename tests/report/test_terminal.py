@@ -335,7 +335,7 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80, color_system=None)
     print_plan(console, plan, reasons=True)
     assert isinstance(console.file, io.StringIO)
-    assert "30.0 s for all of it" in console.file.getvalue()
+    assert "30.0 s for all of it; a trial and" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def _selective_method(launch: MegatronLaunch) -> Answer:
         return None
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
     return (
-        f"--recompute-granularity selective: takes no {flags}, which say what full recomputes",
+        f"--recompute-granularity selective takes no {flags}: that is for full recomputation",
         dict.fromkeys(given),
     )
 

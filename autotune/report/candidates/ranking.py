@@ -80,13 +80,16 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
-        f"probability of {ranking.min_fit:.0%} or more",
+        f"{len(ranking.candidates)} legal candidates of {ranking.home}, {ranking.n_likely} fit "
+        f"with a probability of {ranking.min_fit:.0%} or more",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
     shown = [int(index) for index in ranking.order[:top]]
     console.print(_table(ranking, shown))
-    print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
+    if ranking.on_front.intersection(shown):
+        print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
+    if not ranking.n_likely:
+        print_facts(console, [("too large", _too_large(ranking))])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
@@ -102,6 +105,17 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, _baseline_facts(ranking, ranking.baseline))
     if ranking.variants:
         console.print(_variants(ranking))
+
+
+def _too_large(ranking: Ranking) -> str:
+    """What nothing fits into, and what could be changed."""
+    least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
+    there = format_bytes(ranking.environment.device_memory_bytes)
+    return (
+        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
+        f"{there}. Take more accelerators (--world), larger ones (--what-if gpu=NAME), or other "
+        "knobs (--space full)"
+    )
 
 
 def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str, str]]:

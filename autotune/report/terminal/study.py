@@ -138,7 +138,7 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.memory_limit_bytes:
         limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
     facts = [
-        ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
+        ("study", plan.folder + (f" ({_counted(plan.n_recorded)})" if plan.n_recorded else "")),
         ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
         ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
@@ -163,8 +163,22 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.guard_steps:
         facts.append(("guard", _guard_price(plan)))
     if plan.budget_s is not None:
-        facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
+        facts.append(("budget", _budget(plan, plan.budget_s)))
     return facts
+
+
+def _counted(n_trials: int) -> str:
+    return f"{n_trials} trial{'s' if n_trials > 1 else ''}"
+
+
+def _budget(plan: Plan, budget_s: float) -> str:
+    text = f"{format_seconds(budget_s)} for all of it"
+    if budget_s < plan.least_s:
+        text += (
+            f"; a trial and the shortest final comparison take about "
+            f"{format_seconds(plan.least_s)}: with less, no gain may be proven"
+        )
+    return text
 
 
 def _prospect(prospect: Prospect, is_measured: bool) -> list[tuple[str, str]]:
