@@ -1,10 +1,12 @@
 """`plan` and `explain` for fleets that nobody has here: ranks, what-ifs, errors, exports."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, FleetError, JobError
@@ -15,7 +17,7 @@ from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
 from autotune.report.candidates.explained import estimate_as_dict
-from autotune.report.candidates.ranking import ranking_as_dict
+from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.cli.test_cli import autotune
 
 FLAGS = {
@@ -254,6 +256,15 @@ def test_where_no_legal_change_fits_the_smallest_is_named(outlook):
     assert found.cheapest_legal.peak_memory_bytes == min(legal)
 
 
+def test_a_plan_in_which_nothing_fits_says_what_to_change(outlook):
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    print_ranking(console, rank_lattice(outlook, min_fit=1.1), top=2)
+    text = console.file.getvalue()
+    assert "no candidate is likely to fit: the smallest needs" in text
+    assert "an accelerator has" in text
+    assert "both faster and smaller" not in text
+
+
 def test_a_setting_that_does_not_act_is_noted(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
     assert any("stage3.prefetch_bucket_size" in note for note in found.notes)
@@ -275,8 +286,8 @@ def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
     [
         (["--rows", "in.csv"], "go together"),
         (["--out", "out.csv"], "go together"),
-        (["--rows", "in.csv", "--out", "o.csv", "--set", "tp=2"], "its rows say"),
-        (["--rows", "in.csv", "--out", "o.csv", "--gpu", "H100"], "its rows say"),
+        (["--rows", "in.csv", "--out", "o.csv", "--set", "tp=2"], "the rows say"),
+        (["--rows", "in.csv", "--out", "o.csv", "--gpu", "H100"], "the rows say"),
     ],
 )
 def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
