@@ -37,6 +37,7 @@ from autotune.contract import (
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.sources.source import RANKS_VARIABLE, world_in
+from autotune.engines.launches.line import parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import (
@@ -44,7 +45,6 @@ from autotune.job.command import (
     check_command,
     is_of_this_environment,
     name_of,
-    refuse_missing_script,
     sources_of,
 )
 from autotune.job.job import enforced_limit_bytes
@@ -167,6 +167,22 @@ def refuse_said(flags: Mapping[str, Any], by_command: Sequence[str]) -> None:
         raise JobError(
             f"{names}: your command sets this",
             "leave it out, and change the command instead",
+        )
+
+
+def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
+    """Refuse a launch of a script that is not there: it would end before it can say why.
+
+    Raises:
+        JobError: It is not there.
+    """
+    parts = parts_of(command)
+    script = "".join(command[parts.script_at : parts.script_at + 1])
+    is_launch = parts.kind or Path(command[0]).name.startswith("python")
+    if is_launch and script.endswith(".py") and not (folder / script).exists():
+        raise JobError(
+            f"{script}: there is no such script in {folder}",
+            "start in the folder where you start your training, or give the script's path",
         )
 
 

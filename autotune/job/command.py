@@ -1,7 +1,6 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -9,9 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.base.errors import JobError
-
-_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun|deepspeed|accelerate")
-"""Programs that are given the path of a script."""
 
 _LARGEST_BYTES = 2**20
 """Files above this are data, not code or settings."""
@@ -32,24 +28,6 @@ def check_command(command: Sequence[str], environment: Mapping[str, str] = os.en
         raise JobError(
             f"{command[0]}: there is no such program on the PATH",
             "activate the environment that you train in, or give its path",
-        )
-
-
-def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
-    """Refuse a command of Python's whose script is not there.
-
-    Started, it would end before anything of ours can say why.
-
-    Raises:
-        JobError: None of the scripts that its words name is a file.
-    """
-    if not _STARTS_PYTHON.fullmatch(Path(command[0]).name):
-        return
-    scripts = [word for word in command[1:] if word.endswith(".py")]
-    if scripts and not any((folder / os.path.expanduser(script)).exists() for script in scripts):
-        raise JobError(
-            f"{scripts[0]}: there is no such script in {folder}",
-            "start in the folder where you start your training, or give the script's path",
         )
 
 

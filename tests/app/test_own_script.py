@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.diagnose import diagnose
 from autotune.app.exports import export_study, patch_study
-from autotune.app.own_script import world_of
+from autotune.app.own_script import refuse_missing_script, world_of
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import to_dict, write_json
@@ -81,3 +81,24 @@ def test_a_first_run_without_the_limit_is_no_trial_within_it(
     limited = {"study": "own", "memory_limit": "512MiB"}
     with pytest.raises(JobError, match=r"does not fit in 512 MiB: .* takes 1 GiB"):
         diagnose(command, limited, results=tmp_path / "results", fresh=False, note=print)
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("torchrun --nproc-per-node 2 trian.py --deepspeed ds.json", "trian.py"),
+        ("python -u trian.py", "trian.py"),
+        ("python train.py --teacher other.py", None),
+        ("torchrun -m package.train", None),
+        ("bash run.sh trian.py", None),
+    ],
+)
+def test_a_script_that_is_not_there_is_refused(
+    tmp_path: Path, line: str, missing: str | None
+) -> None:
+    (tmp_path / "train.py").touch()
+    if missing is None:
+        refuse_missing_script(line.split(), tmp_path)
+        return
+    with pytest.raises(JobError, match=f"{missing}: there is no such script"):
+        refuse_missing_script(line.split(), tmp_path)
