@@ -56,6 +56,8 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: lambda left, right: int(math.fmod(left, right)),
 }
 """As a shell calculates: quotients are cut towards 0, and a remainder has the dividend's sign."""
+_SUM = re.compile(r"[\d\s()+*/%-]+")
+"""All that a sum is made of once its variables are put in."""
 _LARGEST = 2**53
 """Numbers above it no launch has."""
 _MOST_PUT = 2**20
@@ -332,9 +334,11 @@ class _Reader:
             outer = tuple(word.text for word in command.words)
             is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
             start, end = token.start + is_quoted, token.end - is_quoted
-            for inner in _lines(self._text, start, end):
-                if not inner:
-                    continue
+            try:
+                lines = [line for line in _lines(self._text, start, end) if line]
+            except _OpenError:  # what the outer shell puts in may close it
+                continue
+            for inner in lines:
                 words = [word for each in inner for word in self._words(each)]
                 for part in _parts(words):
                     # What ends the text is what a further flag stands before.
@@ -426,7 +430,7 @@ class _Reader:
                 at += 2
             elif raw.startswith("$((", at) or found is not None:
                 if found is None:
-                    end = _past_bracket(raw, at + 1)
+                    end = _bracket_end(raw, at + 1)
                     parts = self._sum(raw[at:end], base + at)
                 else:
                     end = found.end()
@@ -444,7 +448,7 @@ class _Reader:
                         word += piece
                 at = end
             elif char == "$" and raw[at + 1 : at + 2] in ("(", "{"):
-                end = _past_bracket(raw, at + 1)
+                end = _bracket_end(raw, at + 1)
                 word = word or []
                 word += _placed(raw[at:end], base + at)
                 at = end
@@ -551,6 +555,8 @@ def _tested(words: Sequence[str]) -> bool | None:
 
 def _calculated(expression: str) -> int | None:
     """A whole number as a shell calculates it; None: it is no such expression."""
+    if _SUM.fullmatch(expression) is None:
+        return None
     try:
         return _number_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
@@ -681,12 +687,20 @@ def _token(text: str, start: int) -> _Token:
             elif text[at] in _ENDS:
                 raise _OpenError("the array", end)
             else:
-                items.append(_Token(at, _word_end(text, at)))
+                items.append(_Token(at, _element_end(text, at)))
                 at = items[-1].end
         if at >= len(text):
             raise _OpenError("the array", end)
         return _Token(start, at + 1, tuple(items))
     return _Token(start, max(end, start + 1))
+
+
+def _element_end(text: str, start: int) -> int:
+    """One past an element of an array, which may be what a program writes: `<(sort names)`."""
+    if text[start] not in "<>":
+        return _word_end(text, start)
+    is_program = text[start + 1 : start + 2] == "("
+    return _past_bracket(text, start + 1) if is_program else start + 1
 
 
 def _word_end(text: str, start: int) -> int:
@@ -732,6 +746,14 @@ def _past_quoted(text: str, start: int) -> int:
         else:
             at += 1
     raise _OpenError('the quote "', start)
+
+
+def _bracket_end(word: str, start: int) -> int:
+    """One past a bracket of a word; its end where quotes hide the other one."""
+    try:
+        return _past_bracket(word, start)
+    except _OpenError:
+        return len(word)
 
 
 def _past_bracket(text: str, start: int) -> int:

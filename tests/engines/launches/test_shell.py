@@ -92,6 +92,21 @@ def test_values_sums_and_tests_are_followed(text, told):
     assert words(text)[3:] == told
 
 
+@pytest.mark.parametrize("inner", ["<(sort names)", "> x", "<"])
+def test_an_array_of_odd_elements_ends(inner):
+    text = f"A=(1 {inner})\ntorchrun t.py ${{A[@]}}\n"
+    assert words(text)[:3] == ["torchrun", "t.py", "1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["bash -c 'A=(torchrun t.py'\n", 'bash -c "echo \'it"\n', 'eval "(\\$(x"\n']
+)
+def test_a_text_for_another_shell_that_does_not_close_is_left(text, recwarn):
+    commands = read_shell(f"{text}torchrun t.py --train $((4x + 1))\n", Path("run.sh")).commands
+    assert [word.text for word in commands[-1].words][:2] == ["torchrun", "t.py"]
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("sum_", ["-7 % 3", "7 % -3", "-7 / 2", "7 / -2"])
 def test_sums_are_those_of_bash(sum_):
     bash = shutil.which("bash")
