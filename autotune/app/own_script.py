@@ -108,7 +108,6 @@ def open_script_session(
     refuse_said(flags, SAID_BY_THE_COMMAND)
     check_command(command)
     folder = os.getcwd()
-    refuse_missing_script(command, Path(folder))
     study = study_of(results, flags.get("study") or study_name(command, folder), fresh, note)
     path = study.folder / OBSERVED_FILE
     script = Observed.read(path) if path.exists() else None
@@ -118,6 +117,7 @@ def open_script_session(
             "give this one its own --study NAME",
         )
     if script is None or script.digest() != script.observed_digest:
+        refuse_missing_script(command, Path(folder))
         place = find_place(fleet, None, {}, options)
         if not place.is_elsewhere:
             place = find_place("local", None, {}, NO_OPTIONS)
