@@ -116,6 +116,47 @@ ACCELERATE = {
     "num_machines": 1,
     "num_processes": 2,
 }
+LAUNCH = """\
+#!/bin/bash
+#SBATCH -N 2 --gres=gpu:a100:8,nvme:1
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+PP=${PP:-2}
+MODEL=(--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 128)
+MODEL+=(--max-position-embeddings 128 --pipeline-model-parallel-size $PP)
+if [ $PP -gt 1 ]; then
+  MODEL+=(--num-virtual-stages-per-pipeline-rank $((8 / PP / 2)))
+fi
+srun bash -c "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py ${MODEL[@]} \\
+  --micro-batch-size 1 --global-batch-size 64 --mock-data > log 2>&1"
+"""
+_SHELL = (
+    *("A=", "A+=(", "$A", "${A[@]}", "${A:-4}", "$((", "))", "$(", "(", ")", "{", "}", "<(", "<"),
+    *("'", '"', "`", "\\", "\n", " ", " if ", " [ ", " ] ", " then ", " else ", "\nfi\n", " do "),
+    *(" case $1 in ", "\nesac\n", " export ", " bash -c ", " eval ", "<<EOF\n", "EOF\n", "2>&1"),
+    *("&&", "||", ";", "|", "#", "-7 % 3", "0 ", "-1 ", "9" * 25, " model.micro_batch_size="),
+    *(" torchrun ", " pretrain_gpt.py ", " --num-layers ", " --micro-batch-size 1 ", " t*2|t "),
+    *(" --tensor-model-parallel-size ", " --pipeline-model-parallel-layout ", " train.py "),
+)
+"""What a shell reads otherwise than text, and words of a launch."""
+MEGATRON_YAML = {
+    "language_model": {
+        "num_layers": 8,
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "recompute_modules": ["core_attn"],
+        "cp_comm_type": "p2p",
+    },
+    "model_parallel": {
+        "tensor_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": None,
+        "sequence_parallel": True,
+    },
+    "micro_batch_size": 1,
+    "global_batch_size": 64,
+    "seq_length": 128,
+    "lr": 0.0001,
+    "bf16": True,
+}
 SOAK = {
     "passed": True,
     "problems": [],
@@ -168,6 +209,8 @@ def make_readers(folder: Path) -> list[Reader]:
         json_reader("ds_config", folder, DS_CONFIG, functools.partial(_read_ds_config, job)),
         json_reader("check", folder, DS_CONFIG, _check),
         _yaml("check accelerate", folder, ACCELERATE, _check),
+        _launch(folder),
+        _yaml("check megatron", folder, MEGATRON_YAML, _check),
         json_reader("model config", folder, TINY, lambda path: model.load_model(str(path))),
         _lengths(folder),
         _template(folder, job),
@@ -238,6 +281,22 @@ def _yaml(reader: str, folder: Path, data: Any, read: Callable[[Path], object]) 
         seed=seed,
         read=read,
         mutate=lambda draw: mutate(draw.choice((seed, seed, whole)), draw, dump_yaml),
+    )
+
+
+def _launch(folder: Path) -> Reader:
+    def draw_one(draw: random.Random) -> bytes:
+        if draw.random() < 0.3:
+            return "".join(draw.choices(_SHELL, k=draw.randint(1, 60))).encode()
+        text = LAUNCH
+        for _ in range(draw.randint(1, 4)):
+            at_ = draw.randint(0, len(text))
+            text = text[:at_] + draw.choice(_SHELL) + text[at_ + draw.choice((0, 0, 1, 9)) :]
+        return text.encode()
+
+    path = at(folder, "check launch", "train.sh")
+    return Reader(
+        name="check launch", path=path, seed=LAUNCH.encode(), read=_check, mutate=draw_one
     )
 
 

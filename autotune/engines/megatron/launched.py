@@ -32,6 +32,8 @@ _SECTIONS = ("language_model", "model_parallel")
 """Sections that every `--yaml-cfg` has."""
 _OF_YAML = {"num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon"}
 """Field of a YAML -> the argument, where they differ."""
+_COUNTS_OF_YAML = ("virtual_pipeline_model_parallel_size",)
+"""Fields of a YAML that are whole numbers, and no flag's."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _OVERRIDDEN = frozenset(
     {
@@ -456,8 +458,10 @@ def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _is_of_kind(value: Any, argument: str, release: str) -> bool:
     """Whether a value of a YAML is such as the parser gives for an argument; None is."""
     flag = _flags_with_value(release).get(argument)
-    if value is None or flag is None:
+    if value is None:
         return True
+    if flag is None:
+        return argument not in _COUNTS_OF_YAML or type(value) is int
     takes_several = flag.count not in (None, "?")
     if takes_several and flag.kind == "int" and not isinstance(value, list):
         return False

@@ -229,6 +229,7 @@ def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, said)
         ("log_memory_interval", "{}"),
         ("lr", "fast"),
         ("cp_comm_type", "-1"),
+        ("virtual_pipeline_model_parallel_size", "auto"),
     ],
 )
 def test_a_value_of_a_yaml_that_no_parser_gives_is_not_judged(argument, value, tmp_path):
