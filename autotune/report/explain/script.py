@@ -130,7 +130,8 @@ def _memory(diagnosis: ScriptDiagnosis) -> str:
     peak = diagnosis.result.peak_memory_bytes
     said = "not known" if peak is None else format_bytes(peak)
     parts = [f"{n} {format_bytes(value)}" for n, value in diagnosis.memory_bytes.items() if value]
-    predicted = f"; predicted by part: {', '.join(parts)}" if parts else ""
+    total = format_bytes(sum(diagnosis.memory_bytes.values()))
+    predicted = f"; predicted {total} in all: {', '.join(parts)}" if parts else ""
     return f"{said} at the peak of the fullest rank{predicted}"
 
 
