@@ -9,6 +9,7 @@ import typer
 from autotune.base.errors import ExitCode
 from autotune.cli.base import (
     DATA,
+    KNOWLEDGE_ENV,
     PROGRESS,
     RESULTS,
     TOPOLOGY_HELP,
@@ -229,7 +230,7 @@ def search(
         Path | None,
         typer.Option(
             help="File of what earlier studies taught; in your cache by default.",
-            envvar="AUTOTUNE_KNOWLEDGE",
+            envvar=KNOWLEDGE_ENV,
         ),
     ] = None,
     fleet: FleetName = "local",

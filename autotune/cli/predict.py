@@ -1,5 +1,6 @@
 """`probe`, `plan`, `explain` and `estimate`: measure for the cost model, and ask it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
+    KNOWLEDGE_ENV,
     TOPOLOGY_HELP,
     Debug,
     Dialect,
@@ -171,7 +173,7 @@ def _lesson_flags(
         Path | None,
         typer.Option(
             help="File of what trials on this machine taught; one in the user's cache by default.",
-            envvar="AUTOTUNE_KNOWLEDGE",
+            envvar=KNOWLEDGE_ENV,
         ),
     ] = None,
     no_knowledge: Annotated[
@@ -183,6 +185,11 @@ def _lesson_flags(
 
 def _show(found: "Shown[Any]", *, as_json: bool) -> None:
     print_json(found.as_dict()) if as_json else found.show(DATA)
+
+
+def _is_typed(knowledge: Path | None) -> bool:
+    """Whether the file stands in the command, and not in the environment alone."""
+    return knowledge is not None and str(knowledge) != os.environ.get(KNOWLEDGE_ENV)
 
 
 def _ask() -> "Callable[[str], bool] | None":
@@ -336,10 +343,11 @@ def estimate(
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         about_one = settings or job != {"trust_job": False} or engine != DEFAULT_ENGINE or trace
-        if about_one or fleet.keys() - {"accelerators"}:
+        if about_one or fleet.keys() - {"accelerators"} or _is_typed(lessons.get("knowledge")):
             raise JobError(
-                "--rows: the rows say what to estimate",
-                "leave out --set, --trace, the engine, the job and the fleet; or leave out --rows",
+                "--rows: the rows say what to estimate, and no earlier study corrects it",
+                "leave out --set, --trace, --knowledge, the engine, the job and the fleet; "
+                "or leave out --rows",
             )
         _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)
         return

@@ -97,3 +97,10 @@ def test_a_table_of_runs_is_not_traced(tmp_path):
     done = autotune("estimate", "--trace", *table, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
     assert "leave out --set, --trace," in " ".join(done.stderr.split())
+
+
+def test_a_table_of_runs_learns_from_no_study(tmp_path):
+    table = ("--rows", "runs.csv", "--out", "predicted.csv")
+    done = autotune("estimate", "--knowledge", "lessons.json", *table, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "no earlier study corrects it" in " ".join(done.stderr.split())
