@@ -192,7 +192,9 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
 
     assert handle.wait().outcome is Outcome.CANCELLED
     assert processes_of(study.folder) == []
-    fleet.submit(spec(2), study.write_spec(spec(2), files(ds_config()))).cancel()
+    at_once = fleet.submit(spec(2), study.write_spec(spec(2), files(ds_config())))
+    at_once.cancel()
+    assert at_once.wait().outcome is Outcome.CANCELLED
 
 
 @pytest.mark.parametrize("start", list(Start))
