@@ -104,8 +104,9 @@ def check_launch(
         return _wanted(found, ignored, place)
 
     before = look(launch)
-    after, left = launch, before
-    seen = list(before)
+    spelled = _spelled_right(launch, number)
+    after, left = spelled, before if spelled is launch else look(spelled)
+    seen = [*before, *(each for each in left if each.rule not in {one.rule for one in before})]
     changes: dict[str, Any] = {}
     for _ in range(_MOST_ROUNDS):
         mending = next((each for each in left if each.changes), None)
@@ -115,9 +116,10 @@ def check_launch(
         after = changed(after, mending.changes)
         left = look(after)
         seen += [each for each in left if each.rule not in {one.rule for one in seen}]
-    text = _edited(launch, changes) if changes else None
+    is_changed = bool(changes) or spelled is not launch
+    text = _edited(spelled, changes) if is_changed else None
     not_edited = ""
-    if changes and not _says(text, number, after):
+    if is_changed and not _says(text, number, after):
         text, not_edited = None, "its words come from elsewhere"
     return MegatronReport(
         source=_source(launch),
@@ -127,7 +129,7 @@ def check_launch(
         found=tuple(
             Found(violation=each, place=place(each), after_fix=each not in before) for each in seen
         ),
-        left=tuple(left if text is not None or not changes else before),
+        left=tuple(left if text is not None or not is_changed else before),
         questions=(),
         unknown=_unknown(launch),
         fixed_text=text,
@@ -138,6 +140,27 @@ def check_launch(
             if ignored.holds(f"{MEGATRON_PREFIX}{each.rule}", place(each).line)
         ),
         release=launch.release,
+    )
+
+
+def _spelled_right(launch: MegatronLaunch, number: int) -> MegatronLaunch:
+    """The launch with those flags that can only be mistyped as they were meant."""
+    edits = [
+        Edit(start=start, end=start + len(name), text=meant)
+        for start, (name, meant) in launch.mistyped.items()
+        if launch.text.startswith(name, start)  # not pieced together by the shell
+    ]
+    if not edits:
+        return launch
+    text = spliced(launch.text, edits)
+    found = launches_of(text, launch.path, release=launch.release)
+    if len(found) <= number:
+        return launch
+    return replace(
+        found[number],
+        world=launch.world,
+        gpu=launch.gpu,
+        gpu_precisions=launch.gpu_precisions,
     )
 
 

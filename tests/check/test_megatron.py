@@ -66,6 +66,19 @@ def test_the_fix_is_written_and_nothing_is_left_to_find(tmp_path):
     assert again.exit_code(fixed=False) == 0
 
 
+def test_a_flag_that_can_only_be_mistyped_is_spelled_right_beside_the_other_changes(tmp_path):
+    path = tmp_path / "run.sh"
+    report = checked(path, SCRIPT.replace("overlap-grad-reduce", "overlap-grad-reduse"), fix=True)
+    assert ("megatron.flags.unknown", 7) in found_in(report)
+    assert "  --overlap-grad-reduce\n" in path.read_text()
+    assert found_in(checked(path, path.read_text())) == []
+
+
+def test_a_flag_that_may_have_meant_another_stays(tmp_path):
+    report = checked(tmp_path / "run.sh", SCRIPT.replace("--num-layers 8", "--num-lairs 8"))
+    assert "--num-lairs 8" in report.fixed_text
+
+
 def test_each_launch_of_a_file_is_mended(tmp_path):
     line = (
         "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 8 --num-attention-heads 8 "

@@ -18,7 +18,7 @@ from autotune.devices.accelerators import find_accelerator
 from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, Word, is_shell, read_shell
-from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any
+from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any, meant_by
 from autotune.space.rule import UnknownFactError, Violation
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
@@ -84,6 +84,8 @@ class MegatronLaunch:
     """Megatron's name of an argument -> how it was given."""
     problems: Sequence[Violation] = ()
     """Words that the release's parser refuses."""
+    mistyped: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Offset of a flag that no release has -> its name, and the one that must have been meant."""
     unknown: frozenset[str] = frozenset()
     """Arguments whose value only the shell knows."""
     is_partial: bool = False
@@ -197,6 +199,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             text=text,
             given=read.given,
             problems=read.problems,
+            mistyped=read.mistyped,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial,
             world=world,
@@ -320,6 +323,7 @@ class _Arguments:
         self._release, self._may_have_own = release, may_have_own
         self.given: dict[str, GivenArgument] = {}
         self.problems: list[Violation] = []
+        self.mistyped: dict[int, tuple[str, str]] = {}
         self.unknown: set[str] = set()
         self.is_partial = False
 
@@ -372,6 +376,8 @@ class _Arguments:
         except JobError as error:
             if not self._may_have_own or is_flag_of_any(name):
                 self._refuse("flags.unknown", error.message, word, error.hint)
+                if meant := meant_by(name, self._release):
+                    self.mistyped[word.start] = (name, meant)
             return None
 
     def _stray(self, words: Sequence[Word]) -> None:
