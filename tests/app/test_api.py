@@ -124,7 +124,8 @@ def test_a_check_is_a_value(tmp_path: Path) -> None:
         assert json.loads(found.fixed[0])["zero_optimization"]["overlap_comm"]
     assert autotune.check(file, world=2, fix=True).passes
     assert "overlap_comm" in file.read_text()
-    assert "no such file" in str(autotune.check(tmp_path / "nope.json")).lower()
+    said = str(autotune.check(tmp_path / "nope.json")).lower()
+    assert "no such file" in " ".join(said.split())
     for ignored in ("schema.*", ["schema.*"]):
         assert autotune.check(config, world=2, ignore=ignored).passes
     with pytest.raises(JobError, match="no file that a fix"):

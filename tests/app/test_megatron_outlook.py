@@ -147,7 +147,7 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     assert "nothing here was measured" in readme
     assert "{{" not in readme
     export_ranked(outlook, ranking, 1, tmp_path / "out")  # over an earlier export
-    with pytest.raises(RenderError, match="not written for that"):
+    with pytest.raises(RenderError, match="cannot be written in that form"):
         export_ranked(outlook, ranking, 1, tmp_path / "out", "deepspeed")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "README.md").write_text("mine")
@@ -196,7 +196,7 @@ def test_the_commands_take_the_engine(tmp_path):
     done = autotune(
         "estimate", "--engine", "megatron", "--rows", "a", "--out", "b", folder=tmp_path
     )
-    assert "its rows say" in done.stderr
+    assert "the rows say" in done.stderr
 
 
 LAUNCH = """#!/bin/bash

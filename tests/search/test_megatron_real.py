@@ -114,7 +114,7 @@ def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=200,
-        env=dict(os.environ),
+        env={**os.environ, "PYTHON": sys.executable},
     )
     assert "step 1  loss" in trained.stdout, trained.stdout + trained.stderr[-3000:]
     soaked = autotune("soak", "--from", str(out), "--minutes", "0.1", "--json", folder=tmp_path)

@@ -14,7 +14,6 @@ from typing import Any
 from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
-from autotune.devices.accelerators import find_accelerator
 from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, Word, is_shell, read_shell
@@ -291,6 +290,8 @@ def on_gpu(name: str) -> dict[str, Any]:
     Raises:
         FleetError: That kind is not known.
     """
+    from autotune.devices.accelerators import find_accelerator  # its table is checked by pydantic
+
     device = find_accelerator(name)
     return {"gpu": device.name, "gpu_precisions": frozenset(device.peak_flops)}
 
