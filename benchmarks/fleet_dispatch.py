@@ -26,13 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plain_agreement import JOB, candidate_of
+from plain_agreement import JOB, candidate_of, folder_of, spec_of
 
 from autotune.app.session import Session, obtained_fleet, open_session
 from autotune.contract import Outcome, Phase, Role, Start, TrialResult
 from autotune.fleet.base import Fleet
 from autotune.fleet.options import FleetOptions, options_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 
 LOCAL = "local"
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
@@ -143,18 +143,10 @@ def opened(
 def run(session: Session, fleet: Fleet, start: Start) -> TrialResult:
     """One short trial of the candidate."""
     candidate = candidate_of(session, KNOBS)
-    spec = make_spec(
-        Run(candidate=candidate, role=Role.SEARCH),
-        study=session.study.name,
-        number=session.study.next_number(),
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
+    spec = spec_of(session, Run(candidate=candidate, role=Role.SEARCH))
     measure = replace(spec.measure, start=start, max_steps=spec.measure.min_steps, diagnoses=False)
     spec = replace(spec, measure=measure)
-    folder = session.study.write_spec(spec, session.engine.files(candidate))
-    result = fleet.submit(spec, folder).wait()
+    result = fleet.submit(spec, folder_of(session, spec, candidate)).wait()
     if result is None or result.outcome is not Outcome.OK:
         sys.exit(f"a trial ended so: {result and (result.outcome, result.evidence)}")
     return result

@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from plain_agreement import candidate_of
+from plain_agreement import candidate_of, folder_of, spec_of
 
 from autotune.app.session import Session, open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
-from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 
 LEAST_S = 25.0
@@ -53,33 +54,29 @@ def main() -> int:
     options = parser.parse_args()
     ends_s = time.monotonic() + options.minutes * 60
     jobs = yaml.safe_load(options.list.read_text(encoding="utf-8"))["jobs"]
-    table = accelerators_with(options.accelerators) if options.accelerators else None
+    table = accelerators_with(options.accelerators)
     rows = pd.read_csv(options.out).to_dict("records") if options.out.exists() else []
     if options.predict:
-        predict_anew(rows, jobs, options.predict, table or shipped_accelerators())
+        predict_anew(rows, jobs, options.predict, table)
         write(rows, options.out)
         print("\n".join([*map(said, rows), errors(pd.DataFrame(rows))]))
         return 0
     done = {(row["job"], row["knobs"]) for row in rows}
-    fleet: GangFleet | None = None
     studies = options.out.with_suffix(".studies")
     for name, wanted in jobs.items():
         session = open_session(None, {**wanted["job"], "study": name}, results=studies)
-        if fleet is None:
-            build(session.environment.accelerator, print)
-            fleet = local_fleet(session.environment, world=session.job.world)
-        for knobs in wanted["configurations"]:
-            if (name, said_of(knobs)) in done:
-                continue
-            if ends_s - time.monotonic() < LEAST_S:
-                print("the time is over; the same command goes on")
-                break
-            row = tried(session, fleet, knobs, table or shipped_accelerators())
-            rows.append({"job": name, "knobs": said_of(knobs), **row})
-            write(rows, options.out)
-            print(said(rows[-1]), flush=True)
-    if fleet is not None:
-        fleet.close()
+        build(session.environment.accelerator, print)
+        with closing(local_fleet(session.environment, world=session.job.world)) as fleet:
+            for knobs in wanted["configurations"]:
+                if (name, said_of(knobs)) in done:
+                    continue
+                if ends_s - time.monotonic() < LEAST_S:
+                    print("the time is over; the same command goes on")
+                    break
+                row = tried(session, fleet, knobs, table)
+                rows.append({"job": name, "knobs": said_of(knobs), **row})
+                write(rows, options.out)
+                print(said(rows[-1]), flush=True)
     if rows:
         print(errors(pd.DataFrame(rows)))
     return 0
@@ -127,7 +124,6 @@ def tried(
     }
     if violations := session.engine.judge(candidate):
         return {**about, "outcome": "illegal", "evidence": violations[0].message}
-    guess = predicted(session, candidate, table)
     result = run(session, fleet, candidate)
     return {
         **about,
@@ -138,9 +134,8 @@ def tried(
         "step_time_s": result.step_time_s,
         "step_time_low_s": result.step_time_low_s,
         "step_time_high_s": result.step_time_high_s,
-        "predicted_step_time_s": guess["predicted_step_time_s"],
         "peak_memory_bytes": result.peak_memory_bytes,
-        "predicted_peak_memory_bytes": guess["predicted_peak_memory_bytes"],
+        **predicted(session, candidate, table),
         "context_and_comm_bytes": result.memory_bytes.get("context_and_comm"),
         "loss_first": result.loss_first,
         "loss_last": result.loss_last,
@@ -151,17 +146,9 @@ def tried(
 
 def run(session: Session, fleet: GangFleet, candidate: Candidate) -> TrialResult:
     """A trial as a search runs it, without the diagnostic pass."""
-    spec = make_spec(
-        Run(candidate=candidate, role=Role.SEARCH),
-        study=session.study.name,
-        number=session.study.next_number(),
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
+    spec = spec_of(session, Run(candidate=candidate, role=Role.SEARCH))
     spec = replace(spec, measure=replace(spec.measure, diagnoses=False))
-    session.study.trials_folder.mkdir(parents=True, exist_ok=True)
-    folder = session.study.write_spec(spec, session.engine.files(candidate))
+    folder = folder_of(session, spec, candidate)
     result = fleet.submit(spec, folder).wait()
     if result.outcome is not Outcome.OK:
         print((folder / "stderr.log").read_text(encoding="utf-8")[-1500:], file=sys.stderr)

@@ -25,7 +25,7 @@ from typing import Any
 from autotune.app.session import Session, open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
-from autotune.contract import Role, Start, TrialResult
+from autotune.contract import Role, Start, TrialResult, TrialSpec
 from autotune.devices.hardware import visible_gpus
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
@@ -161,7 +161,20 @@ def run_trial(
     budget_s: float | None = None,
 ) -> TrialResult:
     """A measured trial, started another way and measured for so long where that is named."""
-    spec = make_spec(
+    spec = spec_of(session, run)
+    if start is not None:
+        spec = replace(spec, measure=replace(spec.measure, start=start))
+    if budget_s is not None:
+        spec = replace(spec, measure=replace(spec.measure, budget_s=budget_s))
+    result = fleet.submit(spec, folder_of(session, spec, run.candidate)).wait()
+    if result.samples_per_s is None:
+        sys.exit(f"the trial of {run.candidate} ended {result.outcome}: {result.evidence}")
+    return result
+
+
+def spec_of(session: Session, run: Run) -> TrialSpec:
+    """The next trial of a session's study."""
+    return make_spec(
         run,
         study=session.study.name,
         number=session.study.next_number(),
@@ -169,16 +182,12 @@ def run_trial(
         engine=session.engine,
         environment=session.environment,
     )
-    if start is not None:
-        spec = replace(spec, measure=replace(spec.measure, start=start))
-    if budget_s is not None:
-        spec = replace(spec, measure=replace(spec.measure, budget_s=budget_s))
+
+
+def folder_of(session: Session, spec: TrialSpec, candidate: Candidate) -> Path:
+    """The folder of a trial, with what its ranks read."""
     session.study.trials_folder.mkdir(parents=True, exist_ok=True)
-    folder = session.study.write_spec(spec, session.engine.files(run.candidate))
-    result = fleet.submit(spec, folder).wait()
-    if result.samples_per_s is None:
-        sys.exit(f"the trial of {run.candidate} ended {result.outcome}: {result.evidence}")
-    return result
+    return session.study.write_spec(spec, session.engine.files(candidate))
 
 
 def export(session: Session, candidate: Candidate, folder: Path) -> Path:

@@ -114,9 +114,9 @@ def predict_frame(
     return pd.concat([rows[kept], found.fillna({"assumed": "", "reason": ""})], axis="columns")
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     """A cell of a frame as CSV has it; a count beside empty cells is no fraction."""
-    if value is None or pd.isna(value):  # type: ignore[call-overload]
+    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return ""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

@@ -21,7 +21,7 @@ from autotune.app.session import (
 from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
-from autotune.cost.knowledge import default_file
+from autotune.cost.knowledge import file_for
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.search.base import Observer, Snapshot
 from autotune.search.plan import Plan
@@ -175,7 +175,7 @@ def _run_one(
             observer,
             fresh=fresh,
             metrics_file=call.metrics_file,
-            knowledge=None if call.no_knowledge else call.knowledge or default_file(),
+            knowledge=file_for(call.knowledge, is_used=not call.no_knowledge),
         )
     if not call.with_ladder or not ending.answer.has_gain_to_explain:
         return ending

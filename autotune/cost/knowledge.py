@@ -93,6 +93,11 @@ def default_file() -> Path:
     return user_cache() / "knowledge.json"
 
 
+def file_for(knowledge: Path | None, *, is_used: bool) -> Path | None:
+    """The file that a call learns from: the one that is named, else the user's own; or none."""
+    return (knowledge or default_file()) if is_used else None
+
+
 def study_name(folder: Path) -> str:
     """Name of a study in a file of lessons: a digest, since a path tells who works on what."""
     return _digest(str(folder.resolve()))

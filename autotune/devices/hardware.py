@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -182,22 +182,17 @@ def visible_gpus() -> list[Gpu]:
     Raises:
         FleetError: The driver is there and does not answer for a GPU.
     """
-    import pynvml  # tens of milliseconds
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = _visible_handles(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return [_gpu(pynvml, index, handle) for index, handle in enumerate(handles)]
-    except pynvml.NVMLError as error:
-        raise FleetError(
-            f"the NVIDIA driver does not answer for a GPU: {error}",
-            "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
-        ) from error
-    finally:
-        pynvml.nvmlShutdown()
+    with _driver() as nvml:
+        if nvml is None:
+            return []
+        try:
+            handles = _visible_handles(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return [_gpu(nvml, index, handle) for index, handle in enumerate(handles)]
+        except nvml.NVMLError as error:
+            raise FleetError(
+                f"the NVIDIA driver does not answer for a GPU: {error}",
+                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
+            ) from error
 
 
 def cuda_names(uuids: Sequence[str]) -> list[str]:
@@ -206,17 +201,32 @@ def cuda_names(uuids: Sequence[str]) -> list[str]:
     DeepSpeed takes the entries for numbers (accelerator/cuda_accelerator.py, `_get_nvml_gpu_id`).
     A slice of a GPU has none and keeps its UUID, as does a GPU that the driver does not show.
     """
+    numbers: dict[str, str] = {}
+    with _driver() as nvml:
+        if nvml is None:
+            return list(uuids)
+        with contextlib.suppress(nvml.NVMLError):
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(nvml.NVMLError):  # one that is lost hides no other
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    numbers[nvml.nvmlDeviceGetUUID(handle)] = str(index)
+    return [numbers.get(uuid, uuid) for uuid in uuids]
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[ModuleType | None]:
+    """NVIDIA's driver, as the module that speaks to it; None: there is none."""
     import pynvml  # tens of milliseconds
 
-    numbers: dict[str, str] = {}
+    is_there = False
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # one that is lost hides no other
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                numbers[pynvml.nvmlDeviceGetUUID(handle)] = str(index)
-        pynvml.nvmlShutdown()
-    return [numbers.get(uuid, uuid) for uuid in uuids]
+        is_there = True
+    try:
+        yield pynvml if is_there else None
+    finally:
+        if is_there:
+            pynvml.nvmlShutdown()
 
 
 def usable_cores() -> list[int]:

@@ -86,21 +86,23 @@ class OwnTraining:
         """With "auto" wherever Trainer owns the key: its arguments hold the same value."""
         config = copy.deepcopy(self.config)
         config.pop("train_batch_size", None)  # see `trainer.family_config`
-        for key, names in OWNED.items():
-            value = look_up(config, key)
-            if value is not None and all(name in self.script.arguments for name in names):
-                _set(config, key, AUTO)
+        owned = [
+            key
+            for key, names in OWNED.items()
+            if look_up(config, key) is not None
+            and all(name in self.script.arguments for name in names)
+        ]
+        Edits(configuration=dict.fromkeys(owned, AUTO)).apply(config, drops_product=False)
         return config
 
     @cached_property
     def config_in_numbers(self) -> dict[str, Any]:
         """With no "auto" but for what follows from the length of the training."""
         config = copy.deepcopy(self.config)
-        for key in list(autos(config)):
-            value = look_up(self.arrived, key)
-            # A trial is told another number of steps than the training has.
-            if key not in FOLLOWING and value is not None:
-                _set(config, key, value)
+        # A trial is told another number of steps than the training has.
+        found = {key: look_up(self.arrived, key) for key in autos(config) if key not in FOLLOWING}
+        known = {key: value for key, value in found.items() if value is not None}
+        Edits(configuration=known).apply(config, drops_product=False)
         for key in _BATCH:
             if key in self.arrived:
                 config[key] = self.arrived[key]
@@ -347,13 +349,6 @@ def _with_config(word: str, config: str, folder: str) -> str:
     if path and config and os.path.abspath(os.path.join(folder, path)) == config:
         return f"{flag}{equals}{HERE}/{CONFIG_FILE}"
     return word
-
-
-def _set(config: dict[str, Any], key: str, value: Any) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        config = config[section]
-    config[name] = value
 
 
 def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

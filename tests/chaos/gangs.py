@@ -21,6 +21,13 @@ _LEASE_S = 6.0
 """Time without a word after which a node is given up; a minute outside of tests."""
 
 
+def new_records(folder: Path) -> Path:
+    """A folder below another one for the studies of one more fault."""
+    records = folder / f"records-{sum(1 for _ in folder.glob('records-*')) + 1}"
+    records.mkdir()
+    return records
+
+
 class Gangs:
     """A study, and a fleet whose trials take all ranks of all nodes."""
 

@@ -23,7 +23,7 @@ from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.ray import RayDriver, RayTransport
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
-from tests.chaos.gangs import Gangs
+from tests.chaos.gangs import Gangs, new_records
 from tests.clusters.ray import RayCluster, lacks_for_ray, ray_cluster
 from tests.searches import Search
 from tests.trials import wait_until
@@ -44,7 +44,6 @@ class Cluster:
             patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_S)
             self.ray: RayCluster = made.enter_context(ray_cluster(2))
             self._made = made.pop_all()
-        self._n_records = 0
         self.folder = folder
 
     def close(self) -> None:
@@ -54,9 +53,7 @@ class Cluster:
     @contextlib.contextmanager
     def gangs(self, world: int = 2) -> Iterator[Gangs]:
         """A fleet of its nodes; nothing of it is left after."""
-        self._n_records += 1
-        records = self.folder / f"records-{self._n_records}"
-        records.mkdir()
+        records = new_records(self.folder)
         driver = RayDriver(self.ray.address, NO_OPTIONS, say=print)
         with contextlib.closing(driver):
             transport = RayTransport(driver, NO_OPTIONS)

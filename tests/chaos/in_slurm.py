@@ -21,7 +21,7 @@ from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.slurm import SlurmTransport
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
-from tests.chaos.gangs import Gangs
+from tests.chaos.gangs import Gangs, new_records
 from tests.clusters.slurm import SlurmCluster, lacks_for_slurm, slurm_cluster
 from tests.searches import Search
 from tests.trials import wait_until
@@ -41,7 +41,6 @@ class Cluster:
             for name, value in self.slurm.variables.items():
                 patch.setenv(name, value)
             self._made = made.pop_all()
-        self._n_records = 0
         self.folder = folder
 
     def close(self) -> None:
@@ -52,9 +51,7 @@ class Cluster:
     def gangs(self, *arguments: str) -> Iterator[tuple[Gangs, str]]:
         """A fleet of an allocation and the allocation's number; nothing of it is left after."""
         job = self.slurm.allocate(*arguments)
-        self._n_records += 1
-        records = self.folder / f"records-{self._n_records}"
-        records.mkdir()
+        records = new_records(self.folder)
         try:
             gangs = Gangs(SlurmTransport(job, NO_OPTIONS), records, world=2, seen=records)
             with contextlib.closing(gangs):

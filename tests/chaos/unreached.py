@@ -14,10 +14,10 @@ from autotune.base.errors import FleetError
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.hostfile import HostfileTransport
-from autotune.fleet.transports.remote import Elsewhere
+from autotune.fleet.transports.remote import common_environment
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
-from tests.chaos.gangs import Gangs
+from tests.chaos.gangs import Gangs, new_records
 from tests.clusters.ssh import SshNodes, lacks_for_ssh_nodes, ssh_nodes
 from tests.trials import wait_until
 
@@ -116,7 +116,6 @@ class Odd:
             made.enter_context(pytest.MonkeyPatch.context()).setattr(remote, "_ANSWER_S", ANSWER_S)
             self.nodes = made.enter_context(odd_nodes(folder))
             self._made = made.pop_all()
-        self._n_records = 0
 
     def close(self) -> None:
         """End them."""
@@ -133,9 +132,7 @@ class Odd:
         Raises:
             NotSurvivedError: It does not.
         """
-        self._n_records += 1
-        records = self.nodes.folder / f"records-{self._n_records}"
-        records.mkdir()
+        records = new_records(self.nodes.folder)
         gangs = Gangs(transport, records, world=2, seen=self.nodes.folder)
         with contextlib.closing(gangs):
             gangs.trains()
@@ -194,7 +191,7 @@ def _differs(ground: Ground) -> None:
     odd = _odd_of(ground)
     good, _, other, *_ = odd.nodes.names
     transport = odd.transport(f"{good} slots=2", f"{other} slots=2")
-    _refused(lambda: Elsewhere(transport, {}), other, "DeepSpeed 0.0.1")
+    _refused(lambda: common_environment(transport), other, "DeepSpeed 0.0.1")
     odd.trains(odd.transport(f"{good} slots=2"))
 
 

@@ -10,7 +10,7 @@ from autotune.app.api.values import FleetFlags, Shown, each_of, texts
 from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.cost.knowledge import default_file
+from autotune.cost.knowledge import file_for
 from autotune.planning.explained import (
     Estimated,
     Explained,
@@ -319,7 +319,9 @@ def _outlook(
         texts(**keys),
         FleetWishes(**own),
         engine=engine,
-        knowledge=None if no_knowledge else Path(knowledge or default_file()),
+        knowledge=file_for(
+            None if knowledge is None else Path(knowledge), is_used=not no_knowledge
+        ),
         is_trusted=trust_job,
         say=note or (lambda _: None),
         ask=ask,

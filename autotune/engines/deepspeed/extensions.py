@@ -198,8 +198,12 @@ def readable_architectures(listed: str) -> str:
     Empty, which stands for those of the devices, where an entry is a name such as Hopper.
     DeepSpeed takes numbers alone (op_builder/builder.py), torch takes all of these.
     """
-    entries = [_SUFFIX.sub("", entry) for entry in re.split(r"[;\s]+", listed) if entry]
+    entries = [_SUFFIX.sub("", entry) for entry in _entries(listed)]
     return ";".join(entries) if all(map(_ARCHITECTURE.fullmatch, entries)) else ""
+
+
+def _entries(listed: str) -> list[str]:
+    return [entry for entry in re.split(r"[;\s]+", listed) if entry]
 
 
 def misread(
@@ -208,7 +212,7 @@ def misread(
     """What DeepSpeed's compiler would not read outside of a trial, with the fix."""
     listed = variables.get(ARCHITECTURES_ENV, "")
     read = readable_architectures(listed)
-    if accelerator != "cuda" or read == ";".join(re.split(r"[;\s]+", listed)):
+    if accelerator != "cuda" or read == ";".join(_entries(listed)):
         return ()
     what = (
         f"{ARCHITECTURES_ENV}={listed}: DeepSpeed reads numbers alone, as 9.0, and ends where "

@@ -271,13 +271,13 @@ class _Reader:
                     self.exported[name] = self._word_of(held, token)
                 continue
             if certain is not False:
-                self._assign(token, found[1], is_added="+" in found[0], certain=certain)
+                self._assign(token, found, certain=certain)
             if is_declared and (held := self._now.get(found[1])) is not None:
                 self.exported[found[1]] = self._word_of(held, token)
         return True
 
-    def _assign(self, token: _Token, name: str, *, is_added: bool, certain: bool | None) -> None:
-        begin = token.start + len(_ASSIGNS.match(self._raw(token))[0])  # type: ignore[index]
+    def _assign(self, token: _Token, found: re.Match[str], *, certain: bool | None) -> None:
+        begin, name, is_added = token.start + found.end(), found[1], "+" in found[0]
         if token.items is None:
             made = self._joined(begin, token.end, name)
         else:
@@ -313,7 +313,7 @@ class _Reader:
         rest = list(line)
         while rest and rest[0].items is None and (found := self._assigns(rest[0])) is not None:
             token = rest.pop(0)
-            begin = token.start + len(_ASSIGNS.match(self._raw(token))[0])  # type: ignore[index]
+            begin = token.start + found.end()
             variables[found[1]] = self._word_of(self._joined(begin, token.end), token, begin)
         if not rest or rest[0].items is not None:
             return None
