@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ def test_the_ranks_that_a_command_is_expected_to_start(
     assert world_of(command.split(), CPU) == world
 
 
+@pytest.fixture
+def launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launchers of this interpreter, whether or not its environment is activated."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+
+
 def studied(results: Path, **said: Any) -> tuple[list[str], Path]:
     """A command whose first run is there already, and where it ran."""
     folder = results.parent / "project"
@@ -45,6 +53,7 @@ def studied(results: Path, **said: Any) -> tuple[list[str], Path]:
     return script.command, folder
 
 
+@pytest.mark.usefixtures("launchers")
 def test_a_study_of_a_command_may_be_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +81,7 @@ def written(path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("launchers")
 def test_a_first_run_without_the_limit_is_no_trial_within_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
