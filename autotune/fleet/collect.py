@@ -149,6 +149,9 @@ def _outcome(
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent
+        if outcome is Outcome.COMM and ending.problem:
+            # A broken connection names an address at most, and the node is what is to be mended.
+            cause = dataclasses.replace(cause, evidence=f"{ending.problem}; {cause.evidence}")
         return outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
         stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]

@@ -303,6 +303,16 @@ class GangFleet:
         self.agents[name].tell("start", part=dataclasses.asdict(part), **files)
         trial.open.add(name)
 
+    def _start_as(self, trial: "GangTrial", name: str, start: Start) -> None:
+        """Start the ranks of another node as the first node's did."""
+        try:
+            self._start(trial, name, port=trial.port, start=start)
+        except FleetError as error:
+            if self._transport.is_remote:
+                trial.ended(name, error.message)
+            else:
+                trial.fail(name, error)
+
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
         far = {"coordinator": socket.gethostname()} if self._transport.is_remote else {}
@@ -326,7 +336,7 @@ class GangFleet:
             first, *others = trial.gang.nodes
             if name == first and trial.asked_to_end_s is None:
                 for other in others:
-                    self._start(trial, other, port=trial.port, start=Start(event["start"]))
+                    self._start_as(trial, other, Start(event["start"]))
         elif said == "file":
             trial.take_file(name, event)
         elif said == "failed" and event["error"] == NoTemplateError.__name__:
@@ -349,11 +359,18 @@ class GangFleet:
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
         for trial in [t for t in self._running.values() if name in t.open]:
             trial.n_lost += 1
-            if was_ready and trial.n_lost <= _MOST_LOST:
-                trial.problem = problem
-                self._reap(name, str(trial.folder))
-            else:
+            if not was_ready or trial.n_lost > _MOST_LOST:
                 trial.fail(name, error)
+                continue
+            trial.problem = problem
+            try:
+                self._reap(name, str(trial.folder))
+            except FleetError as refused:
+                self._reaping.discard((name, str(trial.folder)))
+                if self._transport.is_remote:
+                    self._lose(name, problem)
+                    return
+                trial.fail(name, refused)
         waiting = {(n, f) for n, f in self._reaping if n == name and f not in self._running}
         if waiting:
             self._reaping -= waiting

@@ -2,6 +2,7 @@
 say."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Rack:
 
     def __init__(self, n_nodes: int, *, is_remote: bool = False) -> None:
         self.is_remote = is_remote
+        self.is_gone = False
         self._nodes = tuple(
             Node(name=f"n{i}", devices=("0", "1"), address=f"10.0.0.{i}", interface="eth0")
             for i in range(n_nodes)
@@ -69,6 +71,8 @@ class Rack:
         return {"HERE": "1"}
 
     def start(self, node: Node, module: str, *arguments: str) -> Scripted:
+        if self.is_gone:
+            raise OSError("the cluster has ended")
         self.agents[node.name].append(Scripted())
         if module == gang_fleet.AGENT:
             self.agents[node.name][-1].say("ready")
@@ -268,6 +272,52 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_the_next_one_reaps(tmp_path
     said = "n0: the agent of the node ended with code -9: Traceback of something"
     assert result.evidence == said
     fleet.submit(spec(1), tmp_path / "next")
+
+
+@pytest.mark.parametrize(
+    ("has_second", "said"),
+    [
+        (True, "n[01]: the agent of the node ended with code 1"),
+        (False, "n1: no process can be started there: the cluster has ended"),
+    ],
+)
+def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_node(
+    tmp_path: Path, has_second: bool, said: str
+) -> None:
+    rack = Rack(2, is_remote=True)
+    trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    if has_second:
+        assert trial.poll() is None
+    rack.is_gone = True
+    for agents in rack.agents.values():
+        for agent in agents:
+            agent.code = 1
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.LAUNCH
+    assert re.match(said, result.evidence), result.evidence
+
+
+def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> None:
+    rack = Rack(2, is_remote=True)
+    fleet = GangFleet(rack, world=4)
+    trial = fleet.submit(four_ranks(), tmp_path)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    assert trial.poll() is None
+    (tmp_path / RANKS_DIR).mkdir()
+    broken = RankReport(rank=0, outcome=Outcome.COMM, evidence="Connection closed by peer")
+    write_json(tmp_path / RANKS_DIR / "00.json", to_dict(broken))
+    write_json(tmp_path / RANKS_DIR / NODE_FILE.format(node=0), to_dict(NodeReport()))
+    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    rack.agent(1).code = -9
+    assert trial.poll() is None
+    rack.agent(1).say("reaped", folder=str(tmp_path))
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.COMM
+    said = "n1: the agent of the node ended with code -9; Connection closed by peer"
+    assert result.evidence == said
 
 
 def test_an_agent_that_does_not_end_a_trial_is_given_up(
