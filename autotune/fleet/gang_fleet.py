@@ -16,6 +16,7 @@ from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.contract import RANKS_DIR, NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
+from autotune.fleet.builds import Builds, started
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.files import Incoming, packed
@@ -129,39 +130,16 @@ class GangFleet:
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """See `Fleet.prepare`.
 
-        An interrupt waits for its end: what compiles is not left half way.
+        An interrupt waits for its end, and so does a build that fails for those of other nodes:
+        what compiles is not left half way.
         """
         for problem in self._transport.problems():
             note(problem)
-        if not command:
-            return
-        builds = {n: _started(self._transport, n, *command) for n in self._nodes.values()}
-        said, interrupted = dict.fromkeys(builds, b""), False
-        latest: dict[Node, str] = {}
-        while builds:
-            try:
-                for node, process in list(builds.items()):
-                    code = process.poll()
-                    *lines, said[node] = (said[node] + process.receive()).split(b"\n")
-                    where = f"{node.name}: " if len(self._nodes) > 1 else ""
-                    texts = [f"{where}{x.decode(errors='replace')}" for x in lines if x.strip()]
-                    # Its last line is its error, and may have come before its end was seen.
-                    if texts:
-                        latest[node] = texts.pop() if code else texts[-1]
-                    for text in texts:
-                        note(text)
-                    if code:
-                        error = latest.get(node, f"{where}exit code {code}")
-                        raise FleetError(*error.rsplit("; ", 1))
-                    if code is not None:
-                        del builds[node]
-                self.hear()
-                time.sleep(_PERIOD_S)
-            except KeyboardInterrupt:
-                interrupted = True
-                note("the build is not interrupted half way: ending once it is done")
-        if interrupted:
-            raise KeyboardInterrupt
+        if command:
+            builds = Builds(note, names_nodes=len(self._nodes) > 1)
+            for node in self._nodes.values():
+                builds.start(self._transport, node, command)
+            builds.wait(self.hear)
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """See `Fleet.submit`; what a node says against its start is raised by `poll`.
@@ -362,7 +340,7 @@ class GangFleet:
             if not was_ready or trial.n_lost > _MOST_LOST:
                 trial.fail(name, error)
                 continue
-            trial.problem = problem
+            trial.problem = trial.problem or problem
             try:
                 self._reap(name, str(trial.folder))
             except FleetError as refused:
@@ -584,16 +562,6 @@ def rank_places(transport: Transport, world: int) -> tuple[str, ...]:
     return tuple(f"{slot.node}, {slot.domain}" if slot.domain else slot.node for slot in slots)
 
 
-def _started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:
-    try:
-        return transport.start(node, module, *arguments)
-    except OSError as error:
-        raise FleetError(
-            f"{node.name}: no process can be started there: {error}",
-            "see whether it is up and reached",
-        ) from error
-
-
 class _AgentLine:
     """The line to the agent of a node, which is started when it is first told something."""
 
@@ -623,7 +591,7 @@ class _AgentLine:
             self._last_words = self._gave_up = ""
             self._heard_s = now_s
             lease = ("--lease", str(LEASE_S)) if self._transport.is_remote else ()
-            self._process = _started(self._transport, self._node, AGENT, *lease)
+            self._process = started(self._transport, self._node, AGENT, *lease)
         self._told_s = now_s
         line = json.dumps({"command": command, **arguments})
         self._process.send(f"{line}\n".encode())

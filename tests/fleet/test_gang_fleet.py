@@ -432,6 +432,44 @@ def test_every_node_is_prepared_and_one_that_fails_says_why(
     assert said[-3:] == ["n0: building", "n0: built", "n1: building"]
 
 
+def test_a_build_that_fails_waits_for_those_of_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rack, said, turns = Rack(3), list[str](), iter((0, 1, 2, 2))
+
+    def build(_: float) -> None:
+        turn = next(turns)
+        rack.agent(turn).answers += b"no g++; install g++\n" if turn == 0 else b"built\n"
+        rack.agent(turn).code = int(turn == 0)
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", build)
+    with pytest.raises(FleetError, match=r"n0: no g\+\+"):
+        GangFleet(rack, world=2).prepare(("builder",), said.append)
+    failed = "n0: no g++: ending once the other nodes are done"
+    assert said == [failed, "n1: built", "n2: built"]
+
+
+def test_where_no_build_can_be_started_those_that_run_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rack = Rack(2)
+    fleet = GangFleet(rack, world=2)
+    start = rack.start
+
+    def only_the_first(node: Node, module: str, *arguments: str) -> Scripted:
+        rack.is_gone = node.name == "n1"
+        return start(node, module, *arguments)
+
+    def end(_: float) -> None:
+        rack.agent().code = 0
+
+    monkeypatch.setattr(rack, "start", only_the_first)
+    monkeypatch.setattr(gang_fleet.time, "sleep", end)
+    with pytest.raises(FleetError, match="n1: no process can be started there"):
+        fleet.prepare(("builder",), print)
+    assert rack.agent().code == 0
+
+
 def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     rack = Rack(1)
     said: list[str] = []
