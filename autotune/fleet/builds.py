@@ -36,7 +36,7 @@ class Builds:
         """
         self._note = note
         self._names_nodes = names_nodes
-        self._running: list[_Build] = []
+        self._running: list[_NodeBuild] = []
         self._error: AutotuneError | None = None
         self._was_interrupted = False
 
@@ -50,7 +50,7 @@ class Builds:
             self._error = error
         else:
             where = f"{node.name}: " if self._names_nodes else ""
-            self._running.append(_Build(process, where))
+            self._running.append(_NodeBuild(process, where))
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
         """Wait until all have ended, and call `meanwhile` all the time.
@@ -89,7 +89,7 @@ class Builds:
         self._error = self._error or error
 
 
-class _Build:
+class _NodeBuild:
     """One of them."""
 
     def __init__(self, process: NodeProcess, where: str) -> None:
