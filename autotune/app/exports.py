@@ -1,6 +1,7 @@
 """A study's best configuration, one trial's, or the study itself, in somebody's files."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from autotune.export.door import export_handout, export_record, find_dialect, ha
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
-from autotune.job.observed import OBSERVED_FILE
+from autotune.job.observed import OBSERVED_FILE, MovedCommand, Observed
 from autotune.patch.patch import Patched, patched_all
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
@@ -45,10 +46,20 @@ class Chosen:
     handout: Handout
 
 
-def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = False) -> Chosen:
+def find_chosen(
+    study: Study,
+    *,
+    trial: int | None,
+    allow_loss_drift: bool = False,
+    project: Path | None = None,
+) -> Chosen:
     """A study's best configuration, or that of the trial of a number.
 
-    With `allow_loss_drift` also one that the convergence guard fails: the best of all.
+    Args:
+        study: A study with trials.
+        trial: Number of the trial; None for the best.
+        allow_loss_drift: Take also one that the convergence guard fails: the best of all.
+        project: Folder in which the study's own command is now; None: where it ran.
 
     Raises:
         StudyError: There is no such trial, no best one yet, the convergence guard fails it, or
@@ -86,6 +97,8 @@ def find_chosen(study: Study, *, trial: int | None, allow_loss_drift: bool = Fal
     data = read_job_file(study.job_file)
     refuse_code_of_others(study.job_file, data.get("model"))
     job = make_job(_from_here(data, study), where=str(study.job_file))
+    if project is not None:
+        job = dataclasses.replace(job, script=_moved(job.script, project, study))
     _check_folder(job, study)
     candidate = candidate_of(trials[number].spec)
     guards = guards_of(
@@ -130,12 +143,32 @@ def _check_folder(job: Job, study: Study) -> None:
     Raises:
         StudyError: It is.
     """
-    if job.script is not None and not Path(job.script.folder).is_dir():
+    if job.script is not None and not Path(job.script.here.folder).is_dir():
         raise StudyError(
-            f"study {study.name}: its command ran in {job.script.folder}, which is not there",
-            f"put that folder back, or link it: ln -s NEW_FOLDER {job.script.folder}; or search "
-            "again where your script is now",
+            f"study {study.name}: its command ran in {job.script.here.folder}, which is not there",
+            "if you moved it, name where it is now with --project FOLDER",
         )
+
+
+def _moved(script: Observed | None, project: Path, study: Study) -> MovedCommand:
+    """A study's command in the folder where its files are now.
+
+    Raises:
+        StudyError: The study has no command, or the folder holds none of its files.
+    """
+    if script is None:
+        raise StudyError(
+            f"study {study.name}: it trains no command of your own, so it has no project folder",
+            "leave --project out",
+        )
+    moved = MovedCommand.of(script, project)
+    if moved.sources and not any(map(os.path.exists, moved.here.sources)):
+        raise StudyError(
+            f"{project}: holds none of the files that the command of study {study.name} read, "
+            f"such as {os.path.relpath(script.sources[0], script.folder)}",
+            f"name the folder that was {script.folder} with --project",
+        )
+    return moved
 
 
 def _hosts_of(trial: Trial) -> list[str]:
@@ -153,6 +186,7 @@ def export_study(
     trial: int | None = None,
     launcher: str | None = None,
     allow_loss_drift: bool = False,
+    project: Path | None = None,
 ) -> list[Path]:
     """Write the files of a study's best configuration, or of one trial's; or the study itself.
 
@@ -163,6 +197,7 @@ def export_study(
         trial: Number of the trial; None for the best.
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
+        project: As of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
@@ -179,7 +214,9 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift).handout
+    handout = find_chosen(
+        study, trial=trial, allow_loss_drift=allow_loss_drift, project=project
+    ).handout
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
@@ -200,7 +237,13 @@ def _with_guard(
     return None if figures is None else dataclasses.replace(figures, guard=guard)
 
 
-def patch_study(study: Study, files: Sequence[Path], *, trial: int | None = None) -> list[Patched]:
+def patch_study(
+    study: Study,
+    files: Sequence[Path],
+    *,
+    trial: int | None = None,
+    project: Path | None = None,
+) -> list[Patched]:
     """A study's best configuration, or one trial's, put into files that the user has.
 
     Nothing is written: `write_patched` does that.
@@ -209,13 +252,14 @@ def patch_study(study: Study, files: Sequence[Path], *, trial: int | None = None
         study: A study with trials.
         files: They.
         trial: Number of the trial; None for the best.
+        project: As of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`.
         JobError: A file is none that is patched, or the study's job cannot be read any more.
         RenderError: A file cannot be read, or its text cannot be changed.
     """
-    chosen = find_chosen(study, trial=trial)
+    chosen = find_chosen(study, trial=trial, project=project)
     return patched_all(files, wanted_of(chosen.handout, chosen.engine))
 
 

@@ -162,6 +162,12 @@ def export(
         bool,
         typer.Option("--allow-loss-drift", help="Export the fastest even if its losses drift."),
     ] = False,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where your command's folder is now, if you have moved it."
+        ),
+    ] = None,
     results: Results = RESULTS,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="With --patch: write, and do not ask.")
@@ -178,7 +184,8 @@ def export(
 
     if patch:
         refuse_several(out=out, to=to, patch=patch)
-        _patch(patch_study(find_study(results, study), patch, trial=trial), yes, as_json=as_json)
+        patches = patch_study(find_study(results, study), patch, trial=trial, project=project)
+        _patch(patches, yes, as_json=as_json)
         return
     if out is None:
         raise JobError(
@@ -192,6 +199,7 @@ def export(
         trial=trial,
         launcher=launcher,
         allow_loss_drift=allow_loss_drift,
+        project=project,
     )
     print_files(files, as_json=as_json)
 

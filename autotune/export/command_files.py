@@ -62,7 +62,7 @@ def training_of(handout: Handout, folder: Path) -> OwnTraining:
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
     return OwnTraining(
-        script=script,
+        script=script.here,
         edits=engine.edits(handout.candidate),
         arrived=json.loads(handout.files[CONFIG_FILE]),
         values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},

@@ -6,8 +6,9 @@ file, and takes them from here.
 
 import dataclasses
 import hashlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -244,6 +245,11 @@ class Observed(Stored):
         """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
         return digest_of(self.command, self.sources)
 
+    @property
+    def here(self) -> "Observed":
+        """The command with the paths at which its files are now."""
+        return self
+
     def model(self, path: Path) -> Model:
         """The model that it trains, by the shape that was read.
 
@@ -277,13 +283,56 @@ class Observed(Stored):
         )
 
 
-def digest_of(command: list[str], sources: list[str]) -> str:
-    """Hash of a command and of the text of some files: 12 hex digits; a lost file is empty."""
+@dataclass(frozen=True, kw_only=True)
+class MovedCommand(Observed):
+    """A command whose folder is in another place now."""
+
+    now_in: str
+
+    @classmethod
+    def of(cls, script: Observed, folder: Path) -> "MovedCommand":
+        """A command whose folder is `folder` now."""
+        fields = {each.name: getattr(script, each.name) for each in dataclasses.fields(script)}
+        return cls(**fields, now_in=str(folder.resolve()))
+
+    def digest(self) -> str:
+        """See `Observed.digest`: the same as before the move, if only the place has changed."""
+        return digest_of(self.command, self.sources, [self._now(name) for name in self.sources])
+
+    @property
+    def here(self) -> Observed:
+        """See `Observed.here`."""
+        config = str(self.description.get("config_file") or "")
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Observed)}
+        return Observed(
+            **{
+                **fields,
+                "folder": self.now_in,
+                "command": [self._now(word) for word in self.command],
+                "sources": [self._now(name) for name in self.sources],
+                "description": {**self.description, "config_file": self._now(config)},
+            }
+        )
+
+    def _now(self, text: str) -> str:
+        if text == self.folder:
+            return self.now_in
+        return text.replace(self.folder + os.sep, self.now_in + os.sep)
+
+
+def digest_of(command: list[str], sources: list[str], places: Sequence[str] | None = None) -> str:
+    """Hash of a command and of the text of some files: 12 hex digits; a lost file is empty.
+
+    Args:
+        command: Its words.
+        sources: Names of the files.
+        places: Where each is; None: where its name says.
+    """
     found = hashlib.sha256("\0".join(command).encode())
-    for name in sources:
+    for name, place in zip(sources, places or sources, strict=True):
         found.update(name.encode() + b"\0")
         try:
-            found.update(read_bounded(Path(name), _LARGEST_SOURCE_BYTES))
+            found.update(read_bounded(Path(place), _LARGEST_SOURCE_BYTES))
         except OSError:
             continue
     return found.hexdigest()[:12]

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from autotune.app.own_script import refuse_missing_script, world_of
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import to_dict, write_json
-from autotune.job.observed import OBSERVED_FILE
+from autotune.job.observed import OBSERVED_FILE, MovedCommand
 from tests.jobs import CPU
 from tests.observed import TRAINER, observed
 
@@ -69,10 +68,37 @@ def test_a_study_of_a_command_may_be_moved(
     assert not patched.is_changed, "it is the command as it is"
     assert not patched.left
     monkeypatch.chdir(tmp_path)
-    shutil.rmtree(folder)
+    (folder / "train.py").write_text("pass\n")
+    folder.rename(tmp_path / "moved")
     with pytest.raises(StudyError, match="which is not there") as refused:
         export_study(study, tmp_path / "tuned", trial=0)
-    assert "ln -s" in refused.value.hint
+    assert "--project FOLDER" in refused.value.hint
+    export_study(study, tmp_path / "tuned", trial=0, project=tmp_path / "moved")
+    assert f"cd {tmp_path / 'moved'}\n" in (tmp_path / "tuned" / "launch.sh").read_text()
+
+
+def test_a_moved_command_is_the_same_if_its_files_are(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    config, code = before / "ds.json", before / "train.py"
+    config.write_text("{}")
+    code.write_text("pass")
+    script = dataclasses.replace(
+        observed({**TRAINER, "config_file": str(config)}),
+        command=["torchrun", str(code), f"--deepspeed={config}", "--lr=1"],
+        folder=str(before),
+        sources=[str(config), str(code)],
+    )
+    digest = script.digest()
+    before.rename(after)
+    moved = MovedCommand.of(script, after)
+    assert moved.digest() == digest != script.digest()
+    assert moved.here.folder == str(after)
+    command = ["torchrun", f"{after}/train.py", f"--deepspeed={after}/ds.json", "--lr=1"]
+    assert moved.here.command == command
+    assert moved.here.description["config_file"] == f"{after}/ds.json"
+    (after / "train.py").write_text("import torch")
+    assert moved.digest() != digest
 
 
 def written(path: Path) -> Path:
