@@ -183,12 +183,16 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
 
     DeepSpeed's stages 1 and 2 hold a reduce bucket, two where reduction overlaps, and one to
     gather into; stage 3 holds one beside what it gathers: at most `live_elements` and what it
-    prefetches. FSDP holds two layers and the embeddings, and one layer's gradients; in a pipeline
-    it holds all of them over the micro-batches. Source: DeepSpeed, runtime/zero/stage_1_and_2.py,
-    stage3.py and partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277).
+    prefetches. A reduce bucket that gradients are copied into is allocated at its full size, even
+    above all gradients of the rank; all else only as far as there is something to hold. FSDP
+    holds two layers and the embeddings, and one layer's gradients; in a pipeline it holds all of
+    them over the micro-batches. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
+    (`setup_buckets`), stage3.py (`_setup_for_real_optimizer`) and
+    partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277).
     """
     is_3 = np.greater_equal(p.zero_stage, 3)
-    reduce_elements = np.minimum(p.reduce_bucket_elements, whole)
+    filled = np.minimum(p.reduce_bucket_elements, whole)
+    reduce_elements = np.where(p.copies_grads, p.reduce_bucket_elements, filled)
     gather_elements = np.minimum(p.gather_bucket_elements, whole)
     flat = p.flat_buffers * (reduce_elements * (1.0 + p.overlap_reduce) + gather_elements)
     bucket_elements = np.where(is_3, (1.0 - p.layer_wise_gather) * reduce_elements, flat)

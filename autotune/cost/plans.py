@@ -299,6 +299,9 @@ class Plans(PlanColumns):
     reduces_whole: Column = 0.0
     """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8
+    copies_grads: Column = 1.0
+    """DeepSpeed's gradients are copied into a bucket that is there before them
+    (`contiguous_gradients`); otherwise those of a bucket are flattened when they are reduced."""
     gather_bucket_elements: Column = 5e8
     prefetch_elements: Column = 5e7
     reuse_elements: Column = 1e9
@@ -311,7 +314,7 @@ class Plans(PlanColumns):
     layer_wise_gather: Column = 0.0
     """FSDP: two layers are gathered at a time, whatever `live_elements` says."""
     flat_buffers: Column = 0.0
-    """DeepSpeed's stages 1 and 2: communication buffers are allocated at full bucket size."""
+    """DeepSpeed's stages 1 and 2: buckets to reduce from and to gather into."""
     keeps_stage_outputs: Column = 0.0
     """DeepSpeed's pipeline holds what a stage sent until its gradient is back."""
     keeps_gathered: Column = 0.0

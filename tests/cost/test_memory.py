@@ -1,5 +1,7 @@
 """States per parameter as the papers count them, and what memory must do when a knob is turned."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,30 @@ def test_parts_add_up_to_the_peak() -> None:
     assert inside == pytest.approx(m.allocated_bytes)
     assert m.allocated_bytes + m.fragmentation_bytes == pytest.approx(m.reserved_bytes)
     assert m.reserved_bytes + m.context_bytes == pytest.approx(predicted.peak_memory_bytes)
+
+
+def test_a_bucket_that_gradients_are_copied_into_is_there_whatever_the_model() -> None:
+    # DeepSpeed: torch.empty(reduce_bucket_size) in stage_1_and_2.py (setup_buckets: twice where
+    # reduction overlaps) and stage3.py (_setup_for_real_optimizer).
+    large = {"reduce_bucket_elements": 1e12, "gather_bucket_elements": 1e12, "tp": 8.0}
+    whole = parameters(plans(tp=8.0))
+    for stage, overlap, n_buckets, n_gathered in (
+        (1.0, 0.0, 1, 1),
+        (2.0, 1.0, 2, 1),
+        (3.0, 1.0, 1, 0),
+    ):
+        p = plans(
+            zero_stage=stage,
+            dp=64.0,
+            flat_buffers=float(stage < 3),
+            overlap_reduce=overlap,
+            **large,
+        )
+        expected = 2 * (n_buckets * 1e12 + n_gathered * whole)
+        assert predict(p).memory.buckets_bytes == pytest.approx(expected, rel=0.01)
+        flattened = dataclasses.replace(p, copies_grads=0.0)
+        held = 2 * (n_buckets + n_gathered) * whole
+        assert predict(flattened).memory.buckets_bytes == pytest.approx(held, rel=0.01)
 
 
 def test_last_stage_can_be_the_worst() -> None:

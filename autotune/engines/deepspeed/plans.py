@@ -220,6 +220,14 @@ def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
         "reduces_every_micro_batch": (stages >= 2) * 1.0,
         "gather_group": np.where(hpz > 1, hpz, 0.0),  # 0 stands for the whole group
         "reduce_bucket_elements": elements("reduce_bucket_size", 500_000_000),
+        # The BF16_Optimizer has no such bucket, and the knob does not act there.
+        "copies_grads": _each(
+            candidates,
+            lambda c: (
+                c.get("reduce_bucket_size") is not None
+                and bool(_value(c, "contiguous_gradients", True))
+            ),
+        ),
         "gather_bucket_elements": elements("allgather_bucket_size", 500_000_000),
         "prefetch_elements": elements("stage3.prefetch_bucket_size", 50_000_000),
         "reuse_elements": elements("stage3.max_reuse_distance", 1_000_000_000),

@@ -13,10 +13,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotune.base.errors import JobError
 from autotune.base.nested import leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
+from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import RankSettings
 from autotune.engines.deepspeed.ds_config_file import OF_THE_JOB, leftover
@@ -50,6 +53,7 @@ from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
 OPTIMIZER_ARGUMENT = "optim"
+_BUCKET = "reduce_bucket_size"
 _IMPLEMENTATION = "optimizer.implementation"
 _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
@@ -162,6 +166,21 @@ class ScriptEngine(DeepSpeedEngine):
             # Whether a model can recompute, the script's own framework knows.
             supports_recompute=self._script.is_trainer,
         )
+
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """See `Engine.plans`: with the bucket of the user's file at its full size.
+
+        A candidate's bucket is at most what a rank trains, since larger ones run alike. Where it
+        is not edited the user's own stays, and DeepSpeed allocates all of that.
+        """
+        found = super().plans(candidates, needs_shape=needs_shape)
+        folded = self.own.get(_BUCKET)
+        if folded is None:
+            return found
+        arrived = float(self._base_knobs.get(_BUCKET, KNOBS[_BUCKET].default))
+        is_own = [candidate.get(_BUCKET) == folded for candidate in candidates]
+        elements = np.where(is_own, arrived, found.reduce_bucket_elements)
+        return replace(found, reduce_bucket_elements=elements)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The configuration that DeepSpeed will get, and the edits that make it."""

@@ -81,6 +81,21 @@ def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say
         assert engine.expected(engine.own)["dtype"] == "fp32"
 
 
+def test_a_bucket_above_the_model_is_predicted_at_its_full_size(tmp_path: Path) -> None:
+    """DeepSpeed allocates 5e8 elements by default, whatever the model; an edit writes fewer."""
+    (folder := tmp_path / "plain").mkdir()
+    engine = engine_of(folder)
+    own, smaller = engine.own, changed(engine, reduce_bucket_size=100_000)
+    assert own["reduce_bucket_size"] == RAW["n_params"]
+    assert "zero_optimization.reduce_bucket_size" not in engine.edits(own).configuration
+    plans = engine.plans([own, changed(engine, zero__stage=2), smaller], needs_shape=False)
+    assert list(plans.reduce_bucket_elements) == [5e8, 5e8, 1e5]
+    config = {**RAW["config"], "zero_optimization": {"stage": 1, "reduce_bucket_size": 3e7}}
+    (folder := tmp_path / "set").mkdir()
+    engine = engine_of(folder, {**RAW, "config": config})
+    assert list(engine.plans([engine.own], needs_shape=False).reduce_bucket_elements) == [3e7]
+
+
 def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
     fp16 = {"enabled": True, "initial_scale_power": 12}
     theirs = {**RAW, "config": {**RAW["config"], "fp16": fp16}}
