@@ -33,6 +33,8 @@ _FUNCTIONS = {
     "search": "searches",
 }
 """Function -> its module in `autotune.app.api`."""
+_called: dict[str, Any] = {}
+"""Functions that were asked for."""
 _ROOMS = ("check", "search")
 """Functions whose names are rooms of the package as well: those modules can be called."""
 
@@ -54,7 +56,12 @@ def __getattr__(name: str) -> Any:
 def _function(name: str) -> Any:
     from importlib import import_module
 
-    return getattr(import_module(f"autotune.app.api.{_FUNCTIONS[name]}"), name)
+    from autotune.app.api.spelling import spelled_for_callers
+
+    if name not in _called:
+        raw = getattr(import_module(f"autotune.app.api.{_FUNCTIONS[name]}"), name)
+        _called[name] = spelled_for_callers(raw)
+    return _called[name]
 
 
 def make_callable(room: str) -> None:

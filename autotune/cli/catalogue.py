@@ -1,10 +1,11 @@
-"""`models`: what can be named."""
+"""`models` and `knobs`: what can be named."""
 
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from autotune import DEFAULT_ENGINE
 from autotune.cli.base import DATA, Debug, Json, cli, print_json
 from autotune.cli.quick import QuickCommand
 
@@ -27,3 +28,23 @@ def models(
 
     found = find_presets(name or "")
     print_json([asdict(each) for each in found]) if as_json else print_models(DATA, found)
+
+
+@cli.command(epilog="autotune knobs zero")
+def knobs(
+    name: Annotated[
+        str | None, typer.Argument(help="Part of a name; without one all are listed.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")] = (
+        DEFAULT_ENGINE
+    ),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the knobs of an engine: what --set takes, and what a search may change."""
+    from autotune.engines.base import find_engine
+    from autotune.report.terminal.knobs import knob_rows, print_knobs
+
+    known = find_engine(engine).knobs.values()
+    found = [knob for knob in known if (name or "").lower() in knob.name]
+    print_json(knob_rows(found)) if as_json else print_knobs(DATA, found)

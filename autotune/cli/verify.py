@@ -278,7 +278,7 @@ def doctor(
     from autotune.doctor import Level, diagnose
     from autotune.report.terminal.overview import print_diagnosis
 
-    diagnosis = diagnose(measure=measure)
+    diagnosis = diagnose(measure=measure, note=say)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
     if diagnosis.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
@@ -296,7 +296,7 @@ def _examine_fleet(
     chosen = options_of(options)
     with obtained_fleet(fleet, chosen) as held:
         transport = find_far_place(held, chosen).transport
-        found = diagnose_fleet(transport, measures_links=measures_links)
+        found = diagnose_fleet(transport, measures_links=measures_links, note=say)
     print_json(found.to_dict()) if as_json else print_fleet(DATA, found)
     if found.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)

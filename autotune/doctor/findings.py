@@ -1,7 +1,7 @@
 """The diagnosis: what is well on this machine, what would not work, and how to mend it."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from packaging.version import Version
 
@@ -9,7 +9,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.units import format_bytes
 from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
 from autotune.doctor.machine import inspect_machine
-from autotune.doctor.speed import measure_speed
+from autotune.doctor.speed import TIMEOUT_S, measure_speed
 from autotune.engines.base import EnginePackage, installed_engines
 
 BUSY = 0.10
@@ -25,14 +25,21 @@ _NEEDS_CUDA = (
 )
 
 
-def diagnose(*, measure: bool = True) -> Examination:
+def diagnose(*, measure: bool = True, note: Callable[[str], None] = lambda _: None) -> Examination:
     """Examine this machine; a few seconds, and at most a minute where communication hangs.
 
-    To measure is to run the matrix product and the all-reduce, in processes of their own.
+    To measure is to run the matrix product and the all-reduce, in processes of their own. `note`
+    is told each part before it begins.
     """
+    note("looking at packages, compiled extensions and devices")
     machine = inspect_machine()
     runs = measure and machine.packages["torch"] is not None and machine.accelerator is not None
     devices = [device.index for device in machine.devices]
+    if runs:
+        note(
+            f"measuring a matrix product and an all-reduce on {_counted(machine, len(devices))}: "
+            f"about 10 s, at most {TIMEOUT_S:.0f}"
+        )
     speed = measure_speed(machine.accelerator or "", devices) if runs else None
     return Examination(machine=machine, speed=speed, findings=conclude(machine, speed))
 
@@ -109,7 +116,6 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
         yield _fail("accelerator", machine.accelerator_problem, machine.accelerator_fix)
         return
     names = sorted({device.name for device in machine.devices})
-    kind = "GPU" if machine.accelerator == "cuda" else "core"
     if machine.accelerator == "cpu" and machine.n_gpus and machine.torch_cuda is None:
         yield _warn(
             "accelerator",
@@ -123,7 +129,12 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
             "choose GPUs of one kind with CUDA_VISIBLE_DEVICES",
         )
         return
-    yield _ok("accelerator", f"{len(machine.devices)} {kind}(s): {', '.join(names)}")
+    yield _ok("accelerator", f"{_counted(machine, len(machine.devices))}: {', '.join(names)}")
+
+
+def _counted(machine: Machine, n: int) -> str:
+    kind = "GPU" if machine.accelerator == "cuda" else "core"
+    return f"{n} {kind}" if n == 1 else f"{n} {kind}s"
 
 
 def _extensions(machine: Machine) -> Iterator[Remark]:

@@ -1,7 +1,7 @@
 """The diagnosis of a fleet of other machines: each node, and what differs between them."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,17 @@ class FleetExamination:
 
 
 def diagnose_fleet(
-    transport: RemoteTransport, *, measures_links: bool = False
+    transport: RemoteTransport,
+    *,
+    measures_links: bool = False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> FleetExamination:
     """Ask every node what it has, and what would not work there; all at the same time.
 
     With `measures_links` also how fast their devices send to each other, on nodes that are free.
+    `note` is told each part before it begins.
     """
+    note(f"asking {', '.join(host.name for host in transport.hosts())}")
     problems = transport.reasons
     found: Mapping[str, Inventory] = {}
     slots: Mapping[str, Node] = {}
@@ -100,6 +105,7 @@ def diagnose_fleet(
         )
     findings, links = [*conclude_fleet(nodes)], None
     if measures_links and found:
+        note("measuring the links between their devices")
         try:
             links = measure_links(transport)
         except FleetError as error:

@@ -537,12 +537,12 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
 
 
 def _fix(item: Mapping[str, Any]) -> str:
-    """The shortest way to mend it; the list of keys only where one is unknown."""
+    """The shortest way to mend it."""
     key = _key(item)
     field = JobFile.model_fields.get(key)
     if field is None:
-        hint = did_you_mean(key, JobFile.model_fields, most=1)
-        return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
+        hint = did_you_mean(key, JobFile.model_fields, most=2, alike=0.6)
+        return f"{hint}`autotune search --help` lists them"
     about = f" ({field.description})" if field.description else ""
     if len(item["loc"]) > 1:
         return f"mend {key}{about}"

@@ -8,7 +8,7 @@ from autotune.contract import KnobValue
 from autotune.engines.base import installed_engines
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
-from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never
+from autotune.space.knob import Knob, knobs_of, never
 
 
 def documentation() -> str:
@@ -66,7 +66,7 @@ def _entry(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     for (other, where), value in knob.default_when.items():
         default += f"; {format_value(value)} at {other.rpartition('.')[2]} {format_value(where)}"
     facts = {
-        "values": _values(knob),
+        "values": knob.values_in_words,
         "default": default,
         "acts": knob.scope,
         "changes training": knob.changes_training,
@@ -77,18 +77,6 @@ def _entry(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     }
     told = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
     return f"### `{knob.name}`\n\n{knob.help[0].upper()}{knob.help[1:]}.\n\n{told}\n"
-
-
-def _values(knob: Knob) -> str:
-    if knob.kind == "bool":
-        return "false, true"
-    if knob.choices:
-        named = _listed(knob.choices)
-        return f"{named}, {knob.pattern_words}" if knob.pattern else named
-    numbers = "whole numbers" if knob.kind == "int" else "numbers"
-    if knob.maximum == MAX_VALUE:
-        return f"{numbers} from {knob.minimum:g}"
-    return f"{numbers} from {knob.minimum:g} to {knob.maximum:g}"
 
 
 def _listed(values: Sequence[KnobValue]) -> str:

@@ -16,6 +16,7 @@ from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.job.job import DEFAULT_WORKLOAD, Job
 from autotune.job.model import ModelShape
+from autotune.space.candidate import format_value
 
 Knobs = Mapping[str, KnobValue]
 Kind = Literal["int", "float", "bool", "choice"]
@@ -214,6 +215,19 @@ class Knob:
         """Whether a recorded value can have been one of this knob's."""
         typed = _read(value, self.kind)
         return typed is not None and type(typed) is type(value)
+
+    @property
+    def values_in_words(self) -> str:
+        """The legal values, without a title."""
+        if self.kind == "bool":
+            return "false, true"
+        if self.choices:
+            named = ", ".join(map(format_value, self.choices))
+            return f"{named}, {self.pattern_words}" if self.pattern else named
+        numbers = "whole numbers" if self.kind == "int" else "numbers"
+        if self.maximum == MAX_VALUE:
+            return f"{numbers} from {self.minimum:g}"
+        return f"{numbers} from {self.minimum:g} to {self.maximum:g}"
 
     @property
     def menu(self) -> str:

@@ -22,12 +22,12 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """
     knob = knobs.get(name)
     if knob is None:
-        near = near_names(name, knobs, alike=0.4)
+        near = near_names(name, knobs)
         near += [known for known in knobs if known.endswith(f".{name}") and known not in near]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise JobError(
             f"{where}: {shortened(name)!r} is not a knob",
-            f"{guess}known knobs: {', '.join(knobs)}",
+            f"{guess}`autotune knobs` lists them",
         )
     return knob
 

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -53,6 +54,26 @@ def test_the_words_are_those_of_the_flags(name: str) -> None:
     typed = {p.name for p in COMMANDS[name].params} - {"help", "as_json", "debug"}
     typed = {RENAMED.get(one, one) for one in typed}
     assert own - UNSAID.get(name, set()) == typed - NOT_OURS[name]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"global_batch": -1}, "plan(global_batch=...): -1 is not allowed"),
+        ({"memory_limit": 24}, "plan(memory_limit=...): 24 is not a size with a unit"),
+        ({"price": -1.0}, "price -1: not above zero"),
+        ({"gpus": "A100"}, "did you mean gpu? help(autotune.plan) lists them"),
+        ({"seq_len": None}, "fix: give seq_len (tokens per sample"),
+    ],
+)
+def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], said: str) -> None:
+    given: dict[str, Any] = {**JOB, **changed}
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(JobError) as caught:
+        autotune.plan(**given)
+    assert said in str(caught.value)
+    assert "--" not in str(caught.value)
+    assert "command line" not in str(caught.value)
 
 
 def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
@@ -133,7 +154,7 @@ def test_a_check_is_a_value(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_raised() -> None:
-    with pytest.raises(JobError, match="such key"):
+    with pytest.raises(JobError, match="such argument"):
         autotune.search(**JOB, trails=3)
     with pytest.raises(JobError, match="for each of deepspeed and megatron"):
         autotune.search(**JOB, engine="both", fleet="simulate:2xH100")
