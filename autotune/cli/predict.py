@@ -321,6 +321,13 @@ def estimate(
             help="Also trace the memory of a step of the model's own code, with fake tensors.",
         ),
     ] = False,
+    probe_memory: Annotated[
+        bool,
+        typer.Option(
+            "--probe-memory",
+            help="Also train single ranks of Megatron on this CPU, and say what each allocates.",
+        ),
+    ] = False,
     rows: Annotated[
         Path | None,
         typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
@@ -336,18 +343,19 @@ def estimate(
 ) -> None:
     """Predict step time and memory of one candidate of a job, or of runs in a CSV.
 
-    Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
-    listed, and a row that cannot be predicted says why.
+    Nothing is run but by --probe-memory. Of a CSV no column of results is read; what a row leaves
+    open is assumed and listed, and a row that cannot be predicted says why.
     """
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        about_one = settings or job != {"trust_job": False} or engine != DEFAULT_ENGINE or trace
+        asks_more = trace or probe_memory or engine != DEFAULT_ENGINE
+        about_one = settings or job != {"trust_job": False} or asks_more
         if about_one or fleet.keys() - {"accelerators"} or _is_typed(lessons.get("knowledge")):
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
-                "leave out --set, --trace, --knowledge, the engine, the job and the fleet; "
-                "or leave out --rows",
+                "leave out --set, --trace, --probe-memory, --knowledge, the engine, the job and "
+                "the fleet; or leave out --rows",
             )
         _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)
         return
@@ -360,6 +368,7 @@ def estimate(
         **lessons,
         engine=engine,
         trace=trace,
+        probe_memory=probe_memory,
         note=say,
         ask=_ask(),
     )

@@ -72,6 +72,20 @@ class Compiled:
     """What the engine's compiler makes of the user's environment: what is wrong, and the fix."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Memory that one rank of a layout allocated, trained alone for a step."""
+
+    rank: int
+    n_layers: int
+    """Layers of the model that it has."""
+    params_bytes: int
+    grads_bytes: int
+    optimizer_bytes: int
+    peak_memory_bytes: int
+    """Highest total on the CPU, beyond what its imports take."""
+
+
 class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
@@ -198,6 +212,17 @@ class Engine(ABC):
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
         return {}
+
+    def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
+        """Train single ranks of a candidate on this machine's CPU, each alone, for a step.
+
+        Raises:
+            JobError: The engine's ranks cannot run alone, or these cannot.
+        """
+        raise JobError(
+            f"--probe-memory: a rank of the engine {self.name} cannot run without the others",
+            "use --engine megatron, or --trace",
+        )
 
     def baseline(self, path: Path) -> tuple["Engine", Candidate]:
         """A user's own configuration as a candidate, with the engine that renders it as it is.

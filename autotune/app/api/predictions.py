@@ -31,6 +31,7 @@ from autotune.space.candidate import format_value
 if TYPE_CHECKING:  # heavy, and only for some of these
     import pandas as pd
 
+    from autotune.planning.probed import ProbedEstimate
     from autotune.planning.traced import TracedEstimate
 
 Settings = str | Mapping[str, KnobValue]
@@ -205,6 +206,7 @@ def estimate(
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trace: Literal[False] = False,
+    probe_memory: Literal[False] = False,
     trust_job: bool = False,
     note: Note | None = None,
     ask: Ask | None = None,
@@ -217,12 +219,13 @@ def estimate(
     *settings: Settings,
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
-    trace: bool,
+    trace: bool = False,
+    probe_memory: bool = False,
     trust_job: bool = False,
     note: Note | None = None,
     ask: Ask | None = None,
     **flags: Unpack[FleetFlags],
-) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]": ...
+) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]": ...
 
 
 def estimate(
@@ -230,17 +233,31 @@ def estimate(
     job: str | Path | None = None,
     engine: str = DEFAULT_ENGINE,
     trace: bool = False,
+    probe_memory: bool = False,
     trust_job: bool = False,
     note: Note | None = None,
     ask: Ask | None = None,
     **flags: Unpack[FleetFlags],
-) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]":
+) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate] | Shown[ProbedEstimate]":
     """Predict step time and memory of a candidate, as `autotune estimate` does.
 
     Settings are as of `explain`. With `trace` the memory of a step of the model's own code is
-    traced as well. Other arguments and errors are those of `plan`.
+    traced as well; with `probe_memory` single ranks of Megatron run on this machine's CPU, each
+    alone. Other arguments and errors are those of `plan`.
     """
+    if trace and probe_memory:
+        raise JobError("--trace and --probe-memory are both given", "name one of them")
     outlook = _outlook(job, engine, flags, trust_job=trust_job, note=note, ask=ask)
+    if probe_memory:
+        from autotune.planning.probed import probe_estimate
+        from autotune.report.candidates.probed import print_probed, probed_as_dict
+
+        probed = probe_estimate(outlook, _written(settings))
+        return Shown(
+            value=probed,
+            show=lambda console: print_probed(console, probed),
+            data=lambda: probed_as_dict(probed),
+        )
     if trace:
         from autotune.planning.traced import trace_estimate  # torch
         from autotune.report.candidates.traced import print_traced, traced_as_dict

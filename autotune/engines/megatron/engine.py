@@ -20,7 +20,7 @@ from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, RankSettings
+from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     ON_CPU,
     SCRIPT_ON_CPU,
@@ -41,6 +41,7 @@ from autotune.engines.megatron.knobs import (
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
+from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import (
     ON_GPU_ALONE,
     RULES,
@@ -238,6 +239,10 @@ class MegatronEngine(Engine):
         """Split as little as memory allows; see `autotune.engines.megatron.ladder`."""
         for rung in ladder(self._task):
             yield [candidate for candidate in rung if not self.judge(candidate)]
+
+    def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
+        """See `Engine.probe_memory`."""
+        return probe_ranks(candidate, task=self._task, job=self._job)
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
         """A user's own launch as a candidate; see `read_baseline`.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autotune.contract import TrialSpec, settings_of
+from autotune.trial import megatron_states
 from autotune.trial.engines import megatron as driver
 from autotune.trial.engines.base import differences
 from autotune.trial.scripts import train_megatron
@@ -44,43 +45,8 @@ def train(case: dict[str, Any]) -> Answer:
         "losses": losses,
         "read_back": found,
         "differences": differences(spec.engine.expected, found),
-        "states": states(training),
+        "states": megatron_states.states(training),
     }
-
-
-def states(training: Any) -> dict[str, int]:
-    """Bytes that this rank holds of weights, gradients and what its optimizer keeps."""
-    weights = [p for chunk in training.chunks for p in chunk.parameters()]
-    buffers = [
-        buffer
-        for chunk in training.chunks
-        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
-    ]
-    optimizers = getattr(training.optimizer, "chained_optimizers", [training.optimizer])
-    kept: list[torch.Tensor] = []
-    for each in optimizers:
-        adam = each.optimizer
-        for group in adam.param_groups:
-            kept += [p for p in group["params"] if not _is_weight(p, weights)]
-        for state in adam.state.values():
-            kept += [value for value in state.values() if torch.is_tensor(value)]
-    return {
-        "params_bytes": _bytes(weights),
-        "grads_bytes": _bytes([buffer.grad_data for buffer in buffers]),
-        "optimizer_bytes": _bytes(kept),
-    }
-
-
-def _is_weight(tensor: torch.Tensor, weights: list[Any]) -> bool:
-    """Whether it lies in the memory of a weight: then it is no copy of it."""
-    storage = tensor.untyped_storage().data_ptr()
-    return any(weight.untyped_storage().data_ptr() == storage for weight in weights)
-
-
-def _bytes(tensors: list[Any]) -> int:
-    """Bytes of tensors, each once."""
-    unique = {(tensor.data_ptr(), tensor.numel()): tensor for tensor in tensors}
-    return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 
 
 def main() -> None:

@@ -1,0 +1,175 @@
+"""Train single ranks of a layout for a step, each alone: `python -m ... ANSWER < request`.
+
+Run by `autotune.engines.megatron.probed` in a process of its own. The other ranks are not there:
+torch's fake process group sends nothing, and what would be received are random numbers. Losses
+mean nothing. What a rank allocates is what it would allocate among the others.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autotune.trial.engines import megatron as driver
+from autotune.trial.memory import CpuMeter
+from autotune.trial.scripts import megatron_cpu, train_megatron
+
+
+class _SeenError(BaseException):
+    """The step is done; the rest of a checkout's script need not run."""
+
+
+def main() -> None:
+    """Write what each rank allocated."""
+    request, answer = json.load(sys.stdin), Path(sys.argv[1])
+    script = request["script"]
+    if script:
+        sys.path.insert(0, str(Path(script).parent))
+        megatron_cpu.install()
+        megatron_cpu.mend_megatron()
+    else:
+        driver.load_code("cpu")
+    found = []
+    for rank in request["ranks"]:
+        told = answer.with_suffix(f".{rank}")
+        # Forked: what is imported by now need not be again, and each has its own memory.
+        if (child := os.fork()) == 0:
+            os._exit(_in_child(request, rank, told))
+        os.waitpid(child, 0)
+        if not told.exists():
+            error = f"rank {rank}: it was killed: there may be too little memory for it"
+            found = [{"error": error}]
+            break
+        found.append(json.loads(told.read_text(encoding="utf-8")))
+        if "error" in found[-1]:
+            break
+    failed = found[-1].get("error")
+    hint = "try a smaller model, fewer tokens or more ranks: it has to train on this machine's CPU"
+    answer.write_text(json.dumps({"error": failed, "hint": hint} if failed else {"ranks": found}))
+
+
+def _in_child(request: dict[str, Any], rank: int, told: Path) -> int:
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(request["world"]),
+        "LOCAL_RANK": "0",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+    train = _of_checkout if request["script"] else _of_built_in
+    torch.empty = _with_numbers(torch.empty)
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            found = {"rank": rank, **train(request, rank)}
+    except BaseException as error:  # whatever Megatron ends with is its word
+        traceback.print_exc()
+        said = " ".join(str(error).split()) or type(error).__name__
+        found = {"error": f"rank {rank}: {said[:300]}"}
+    told.write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+def _with_numbers(make: Any) -> Any:
+    """Let tensors that something is received into hold what a router of experts can sort."""
+
+    @functools.wraps(make)
+    def filled(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        with torch.no_grad():
+            return made.normal_() if made.is_floating_point() else made
+
+    return filled
+
+
+def _of_built_in(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    arguments = request["arguments"]
+    dist.init_process_group(
+        backend="fake", store=FakeStore(), rank=rank, world_size=request["world"]
+    )
+    settings = train_megatron.settings_of(request["settings"], arguments)
+    train_megatron.draw_weights = _leave  # it draws whole tensors, more than a rank's part
+    meter = _started()
+    training = train_megatron.make_training(arguments, settings)
+    _keep_finite(training)
+    next(train_megatron.steps(training))
+    return _told(training, meter)
+
+
+def _of_checkout(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    from autotune.trial.engines import megatron_checkout  # it imports Megatron
+
+    script, meters, found = request["script"], [], {}
+
+    def before() -> None:
+        # A middle stage has no samples, and is told by the first rank whether there are any.
+        sys.modules["megatron.training"].get_args().do_train = True
+        train_megatron.draw_weights = _leave
+        meters.append(_started())
+
+    def after(training: Any) -> None:
+        _keep_finite(training)
+        step = training.step
+
+        def seen(*args: Any, **kwargs: Any) -> None:
+            step(*args, **kwargs)
+            found.update(_told(training, meters[0]))
+            raise _SeenError
+
+        training.step = seen
+
+    megatron_checkout.watch_imports(before, after)
+    sys.argv = [script, *request["words"]]
+    with contextlib.suppress(_SeenError):
+        runpy.run_path(script, run_name="__main__")
+    return found
+
+
+def _leave(*_: Any, **__: Any) -> None:
+    """Leave the weights as Megatron drew them."""
+
+
+def _started() -> CpuMeter:
+    meter = CpuMeter()
+    meter.start(None)
+    return meter
+
+
+def _keep_finite(training: Any) -> None:
+    """Let the optimizer take its step and make its states: what was received is no gradient."""
+    update: Callable[[], Any] = training.update
+
+    def finite_update() -> Any:
+        for chunk in training.chunks:
+            chunk.zero_grad_buffer()
+        return update()
+
+    training.update = finite_update
+
+
+def _told(training: Any, meter: CpuMeter) -> dict[str, Any]:
+    from autotune.trial import megatron_states  # after Megatron: it may be a checkout's
+
+    return {
+        **megatron_states.states(training),
+        "peak_memory_bytes": meter.read()["peak"],
+        "n_layers": sum(_n_layers(chunk) for chunk in training.chunks),
+    }
+
+
+def _n_layers(chunk: Any) -> int:
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return len(chunk.decoder.layers)
+
+
+if __name__ == "__main__":
+    main()
