@@ -144,6 +144,7 @@ def test_data_is_never_code(path: Path) -> None:
 STARTS = {
     "base/keeper.py": {"os.execvp", "os.fork"},
     "base/kept_process.py": {"subprocess.Popen"},
+    "engines/megatron/rank_probe.py": {"os.fork"},
     "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
     "fleet/node/warm.py": {"subprocess.Popen"},
@@ -152,7 +153,8 @@ STARTS = {
     "trial/launcher.py": {"torch.distributed.run"},
     "trial/warm.py": {"os.fork"},
 }
-"""What starts processes: `Kept`, a node its ranks, and an actor of Ray a node's keeper."""
+"""What starts processes: `Kept`, a node its ranks, an actor of Ray a node's keeper, and a kept
+process that imports Megatron once for several ranks."""
 
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
