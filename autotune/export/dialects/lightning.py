@@ -3,19 +3,26 @@
 Source: lightning/pytorch/strategies/deepspeed.py (_format_batch_size_and_grad_accum_config).
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import AutotuneError
 from autotune.base.templates import Templates, canonical_json
+from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml
+from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.material import SCRIPT, material, readme
-from autotune.export.own import OwnFiles, OwnTraining
+from autotune.export.own import HERE, OwnFiles, OwnTraining
 from autotune.export.trainer import family_config, refuse_unsaid
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 YAML_FILE = "trainer.yaml"
 STRATEGY = "lightning.pytorch.strategies.DeepSpeedStrategy"
+_FIT = "fit"
+"""Command of LightningCLI that trains."""
 _PRECISIONS = {"bf16": "bf16-true", "fp16": "16-true", "fp32": "32-true"}
 """Those that leave the casting to DeepSpeed, as a trial does; `-mixed` adds autocast."""
 
@@ -49,22 +56,49 @@ class Lightning(Dialect):
         """See `Dialect.of_command`: the accumulation is the Trainer's, which raises on two."""
         config = own.config_in_numbers
         steps = config.pop("gradient_accumulation_steps", 1)
+        theirs = _trainer_in(own)
+        strategy = theirs.get("strategy")
+        kind = strategy.get("class_path") if isinstance(strategy, Mapping) else None
+        # A path from the folder where the command runs, which is the user's.
+        path = str(own.folder.resolve() / CONFIG_FILE)
         fields = {
             "accumulate_grad_batches": steps,
-            "strategy": {"class_path": STRATEGY, "init_args": {"config": CONFIG_FILE}},
+            "strategy": {"class_path": kind or STRATEGY, "init_args": {"config": path}},
         }
+        command, in_code = own.command(), dict(own.in_code())
+        about = "what your `Trainer(...)` says of it in code"
+        if theirs or _FIT in own.words:
+            # Of several files the last one decides.
+            command, in_code = [*command, "--config", f"{HERE}/{YAML_FILE}"], {}
+            about = "what LightningCLI reads after your own files"
         return OwnFiles(
             files={
                 CONFIG_FILE: canonical_json(config),
                 YAML_FILE: dump_yaml({"trainer": fields}),
             },
-            command=own.command(),
+            command=command,
             about={
                 CONFIG_FILE: "your configuration with the edits, without the accumulation",
-                YAML_FILE: "what LightningCLI reads, or your `Trainer(...)` says, of it",
+                YAML_FILE: about,
             },
-            in_code=dict(own.in_code()),
+            notes=[f"{YAML_FILE} names this folder: export again where that moves"],
+            in_code=in_code,
         )
+
+
+def _trainer_in(own: OwnTraining) -> Mapping[str, Any]:
+    """The `trainer` section of a file of LightningCLI's that the command names; empty: none."""
+    for word in own.words:
+        path = Path(own.script.folder, word.rpartition("=")[2])
+        if path.suffix not in (".yaml", ".yml"):
+            continue
+        try:
+            section = parsed(read_text(path), path).data.get("trainer")
+        except AutotuneError:
+            continue
+        if isinstance(section, Mapping):
+            return section
+    return {}
 
 
 def trainer_fields(handout: Handout) -> dict[str, Any]:

@@ -291,6 +291,28 @@ def test_a_trainer_goes_to_accelerate_without_a_file_of_its_own(tmp_path: Path) 
     assert "--per_device_train_batch_size 8" in line
 
 
+@pytest.mark.parametrize(
+    ("command", "file", "kind", "is_read"),
+    [
+        ("python main.py fit --config mine.yaml", {"class_path": "own.Strategy"}, "own", True),
+        ("python main.py fit", None, "lightning.pytorch", True),
+        ("python main.py --config=mine.yaml", "deepspeed_stage_2", "lightning.pytorch", True),
+        ("python train.py", None, "lightning.pytorch", False),
+    ],
+)
+def test_lightning_s_command_line_reads_one_file_more(
+    tmp_path: Path, command: str, file: Any, kind: str, is_read: bool
+) -> None:
+    theirs = {"mine.yaml": json.dumps({"trainer": {"strategy": file}})} if file else {}
+    out = exported(handed_out(tmp_path, command, "lightning", theirs), tmp_path, "lightning")
+    told = yaml.safe_load((out / "trainer.yaml").read_text())["trainer"]
+    assert told["accumulate_grad_batches"] == 1
+    assert told["strategy"]["class_path"].startswith(kind)
+    assert told["strategy"]["init_args"] == {"config": str(out / "ds_config.json")}
+    assert started(out) == command + (f" --config {out}/trainer.yaml" if is_read else "")
+    assert ("zero_optimization.stage`: `1`" in (out / "README.md").read_text()) != is_read
+
+
 def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> None:
     handout = handed_out(tmp_path, "torchrun train.py", "deepspeed")
     out = exported(handout, tmp_path, "deepspeed", "slurm")
