@@ -70,7 +70,7 @@ def diagnose(
     finally:
         study.unlock()
     notes: list[str] = []
-    steering = steer(session, notes.append, None)
+    steering = steer(session, notes.append, None, searches=False)
     own = own_candidate(session)
     history = session.history_to_resume()
     first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
@@ -98,6 +98,7 @@ def diagnose(
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
         remarks=tuple(session.engine.remarks()),
+        is_predicted=steering is not None,
         changes=()
         if steering is None
         else tuple(_changes(session, steering, history, own, result)),
@@ -138,7 +139,7 @@ def _diagnose_told(
     finally:
         study.unlock()
     notes: list[str] = []
-    steering = steer(session, notes.append, None)
+    steering = steer(session, notes.append, None, searches=False)
     history = session.history_to_resume()
     first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
     if first is None or first.result is None:
@@ -168,6 +169,7 @@ def _diagnose_told(
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
         remarks=tuple(_not_carried(engine, own)),
+        is_predicted=steering is not None,
         changes=()
         if steering is None
         else tuple(_changes(session, steering, history, own, first.result)),

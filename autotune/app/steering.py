@@ -31,7 +31,11 @@ FIGURES_FACT = "figures"
 
 
 def steer(
-    session: Session, note: Callable[[str], None], knowledge: Path | None
+    session: Session,
+    note: Callable[[str], None],
+    knowledge: Path | None,
+    *,
+    searches: bool = True,
 ) -> Steering | None:
     """The forecast of a search's trials, which some samplers follow.
 
@@ -39,6 +43,7 @@ def steer(
         session: The job and what is legal for it here.
         note: Is told why there is nothing to go by, or what is left out.
         knowledge: The file of lessons; None: none.
+        searches: Whether a sampler is to go by it.
 
     Returns:
         None where nothing can be predicted.
@@ -47,7 +52,7 @@ def steer(
         StudyError: The study's folder cannot be written.
     """
     job, environment = session.job, session.environment
-    follows = load_plugin("sampler", job.sampler).goes_by_forecast
+    follows = searches and load_plugin("sampler", job.sampler).goes_by_forecast
     lessons = () if knowledge is None else _lessons_for(session, note, knowledge)
     try:
         steering = steering_of(

@@ -147,11 +147,14 @@ def explain_trial(study: Study, number: int) -> Explanation:
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
     if number not in {t.spec.identity.number for t in report.history.recorded}:
         raise StudyError(f"study {study.name}: there is no trial {number}", hint)
-    raise StudyError(
-        f"study {study.name}: trial {number} had no diagnostic pass: it did not measure, was a "
-        "run of the final comparison or a reduced one, or --no-diagnose was given",
-        hint,
-    )
+    (trial,) = (t for t in report.history.recorded if t.spec.identity.number == number)
+    why = "it did not measure, was a run of the final comparison or a reduced one, or "
+    why += "--no-diagnose was given"
+    result = trial.result
+    if result is not None and result.outcome.is_measured and trial.spec.measure.diagnoses:
+        why = "its training ended too soon for one"
+        hint = "let it take more steps, then search again with --fresh"
+    raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
 
 
 def _is_running(study: Study) -> bool:

@@ -234,6 +234,8 @@ class Observed(Stored):
         ):
             is_own = written.get(key) not in (None, "auto")
             found[setting] = by_file if is_own else by_argument(argument, otherwise)
+        if self.accumulates_by_hand:
+            found["grad_accum"] = "the script's own passes"
         section = written.get(self.precision) or {}
         by_switch = section.get("enabled") is True
         found["precision"] = by_file if by_switch else by_argument(self.precision, own)

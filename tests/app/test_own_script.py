@@ -16,8 +16,9 @@ from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
+from autotune.report.explain.script import describe_script
 from tests.jobs import CPU
-from tests.observed import TRAINER, observed
+from tests.observed import RAW, TRAINER, observed
 
 
 @pytest.mark.parametrize(
@@ -42,11 +43,13 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 
 
-def studied(results: Path, **said: Any) -> tuple[list[str], Path]:
+def studied(
+    results: Path, description: dict[str, Any] = TRAINER, **said: Any
+) -> tuple[list[str], Path]:
     """A command whose first run is there already, and where it ran."""
     folder = results.parent / "project"
     folder.mkdir()
-    script = dataclasses.replace(observed(TRAINER), folder=str(folder), **said)
+    script = dataclasses.replace(observed(description), folder=str(folder), **said)
     (results / "own").mkdir(parents=True)
     write_json(results / "own" / OBSERVED_FILE, to_dict(script))
     return script.command, folder
@@ -105,6 +108,24 @@ def written(path: Path) -> Path:
     """The configuration that arrived, as a file."""
     path.write_text(json.dumps(TRAINER["config"]), encoding="utf-8")
     return path
+
+
+@pytest.mark.usefixtures("launchers")
+def test_what_cannot_be_predicted_is_not_called_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It also ended before a diagnostic pass."""
+    sizes = dict.fromkeys(TRAINER["sizes"], 0)
+    command, folder = studied(tmp_path / "results", RAW | {"sizes": sizes})
+    monkeypatch.chdir(folder)
+    said = diagnose(
+        command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
+    )
+    assert (
+        dict(describe_script(said))["changes"] == "none can be predicted: a search measures them"
+    )
+    assert any(note.startswith("nothing can be predicted: model") for note in said.notes)
+    assert any("ended too soon" in note for note in said.notes)
 
 
 @pytest.mark.usefixtures("launchers")

@@ -54,6 +54,7 @@ def test_a_placeholder_tells_the_samples_of_a_batch() -> None:
 def test_passes_that_deepspeed_was_not_told_of_are_accumulated_by_hand() -> None:
     by_hand = observed({**RAW, "micro_batches": [4, 4, 4]}, read_back={"grad_accum": 1})
     assert by_hand.accumulates_by_hand
+    assert by_hand.origins["grad_accum"] == "the script's own passes"
     assert by_hand.global_batch == 24
 
 

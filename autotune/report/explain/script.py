@@ -53,6 +53,8 @@ class ScriptDiagnosis:
     """Settings that do nothing, or never arrived."""
     changes: tuple[ProposedChange, ...]
     """Best first; empty where nothing is predicted to be faster."""
+    is_predicted: bool = True
+    """Whether any change could be predicted."""
     notes: tuple[str, ...] = field(default=())
     """What could not be said, and why."""
 
@@ -75,6 +77,7 @@ class ScriptDiagnosis:
             "row": {name: _json(value) for name, value in self.row.items()},
             "explanation": None if self.explanation is None else self.explanation.as_dict(),
             "remarks": list(self.remarks),
+            "is_predicted": self.is_predicted,
             "changes": [dataclasses.asdict(change) for change in self.changes],
             "notes": list(self.notes),
         }
@@ -102,7 +105,9 @@ def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
                 f"{format_bytes(change.peak_memory_high_bytes)}): " + "; ".join(change.edits)
             ),
         )
-    if not diagnosis.changes:
+    if not diagnosis.is_predicted:
+        yield "changes", "none can be predicted: a search measures them"
+    elif not diagnosis.changes:
         yield "changes", "no single change is predicted to be faster"
     for note in diagnosis.notes:
         yield "note", note

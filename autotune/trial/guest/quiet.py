@@ -66,6 +66,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict"),
 }
 """Functions that write, by module."""
+_MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
+"""What DeepSpeed sends its figures to, by the sections of its configuration."""
 
 
 def hooks() -> dict[str, Hook]:
@@ -73,6 +75,7 @@ def hooks() -> dict[str, Hook]:
     found: dict[str, Hook] = {name: _silence_methods for name in _METHODS}
     found["torch.serialization"] = _silence_saving
     found |= dict.fromkeys(_FUNCTIONS, _silence_functions)
+    found["deepspeed.monitor.monitor"] = _silence_monitors
     found["torch.utils.tensorboard.writer"] = _redirect_boards
     found["tensorboardX.writer"] = _redirect_boards
     return found
@@ -95,6 +98,22 @@ def _silence_methods(module: ModuleType) -> None:
         for name in names:
             if of is not None and hasattr(of, name):
                 setattr(of, name, _nothing)
+
+
+class _NoMonitor:
+    """Takes figures, and needs no package."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.enabled = False
+
+    def write_events(self, *_: Any, **__: Any) -> None:
+        """Write none."""
+
+
+def _silence_monitors(module: ModuleType) -> None:
+    for name in _MONITORS:
+        if hasattr(module, name):
+            setattr(module, name, _NoMonitor)
 
 
 def _silence_saving(module: ModuleType) -> None:

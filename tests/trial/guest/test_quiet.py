@@ -139,3 +139,23 @@ def test_boards_are_written_where_the_trial_s_temporary_files_are(
     folder = str(tmp_path / "boards")
     assert SummaryWriter("runs", "c").asked == (folder, "c")
     assert SummaryWriter(log_dir="runs").asked == (folder, "")
+
+
+def test_deepspeed_s_own_monitors_write_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor do they ask for the packages that they write with."""
+    from deepspeed.monitor import monitor
+    from deepspeed.monitor.config import DeepSpeedMonitorConfig
+
+    named = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
+    for name in named:
+        monkeypatch.setattr(monitor, name, getattr(monitor, name))
+    monkeypatch.setattr(monitor.dist, "get_rank", lambda: 0)
+    quiet.hooks()["deepspeed.monitor.monitor"](monitor)
+    writes = {"enabled": True, "output_path": str(tmp_path), "job_name": "mine"}
+    sections = {"tensorboard": writes, "csv_monitor": writes, "wandb": {"enabled": True}}
+    every = monitor.MonitorMaster(DeepSpeedMonitorConfig(**sections))
+    every.write_events([("loss", 1.0, 1)])
+    assert every.enabled, "the engine does what it always does"
+    assert not list(tmp_path.iterdir())
