@@ -220,8 +220,8 @@ class Dialect(ABC):
         """
         raise JobError(
             f"{folder}: the files of {type(self).__name__} cannot be read back",
-            "name a study, or a folder that `autotune export` wrote --to deepspeed or "
-            "--to megatron-core",
+            "name a study, or a folder that `autotune export` wrote --to deepspeed, "
+            "megatron-core or megatron",
         )
 
 

@@ -230,7 +230,8 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
     except ContractError:
         told = None  # an older export
     name = told if isinstance(told, str) else find_engine(DEFAULT_ENGINE).dialect
-    dialect: Dialect = load_plugin("dialect", name, where=str(folder / MARKER_FILE))
+    plugin = name.partition("@")[0]
+    dialect: Dialect = load_plugin("dialect", plugin, where=str(folder / MARKER_FILE))
     return dialect.read(folder, environment, measure=measure)
 
 

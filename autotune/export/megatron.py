@@ -1,11 +1,23 @@
 """What the dialects of Megatron's family share: a layout with its arguments, in groups."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from autotune.base.templates import Templates
-from autotune.contract import settings_of
+from autotune.base.templates import Templates, canonical_json
+from autotune.contract import (
+    EngineSettings,
+    Identity,
+    Layout,
+    Measure,
+    Role,
+    TrialSpec,
+    Workload,
+    settings_of,
+)
+from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
     ON_CPU,
@@ -20,8 +32,21 @@ from autotune.engines.megatron.engine import PADDED_TO, task_of
 from autotune.engines.megatron.flags import known_release, newest_release, words_of
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.rules import LayoutTask
-from autotune.export.base import Handout, Launch
+from autotune.export.base import Handout, Launch, Subject
 from autotune.export.readme import choice_values
+from autotune.record.soak import digest_of
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
+
+_LAYOUT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "num_virtual_stages_per_pipeline_rank",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "micro_batch": "micro_batch_size",
+    "n_layers": "num_layers",
+}
+"""What the live engine says of itself -> the argument that asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +135,65 @@ def megatron_readme(
         **more,
     }
     return templates.text(name, values)
+
+
+def subject_of(
+    folder: Path,
+    told: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    workload: Workload,
+    layout: Layout,
+    *,
+    environment: Environment,
+    measure: Measure,
+) -> Subject:
+    """An export read back, for a soak.
+
+    Args:
+        folder: The export.
+        told: Its settings.
+        arguments: Its arguments.
+        workload: What trains.
+        layout: How the ranks share it.
+        environment: The devices that will run it.
+        measure: How the soak measures; the memory limit is the export's.
+
+    Raises:
+        KeyError: The settings lack one.
+        ValueError: One is of another type.
+    """
+    limit_bytes = told.get("memory_limit_bytes")
+    if limit_bytes is not None:
+        limit_bytes = min(int(limit_bytes), environment.device_memory_bytes)
+    files = {ARGUMENTS_FILE: canonical_json(arguments)}
+    spec = TrialSpec(
+        identity=Identity(
+            study=folder.name,
+            number=0,
+            role=Role.SOAK,
+            candidate_hash=digest_of(files)[:12],
+            knobs={},
+        ),
+        layout=layout,
+        workload=workload,
+        engine=EngineSettings(
+            name="megatron",
+            expected=_expected(arguments, layout),
+            environment=dict(told["environment_variables"]),
+            binds_cores=bool(told["binds_cores"]),
+        ),
+        measure=dataclasses.replace(measure, memory_limit_bytes=limit_bytes),
+    )
+    return Subject(source=str(folder), folder=folder, spec=spec, files=files, preparation=())
+
+
+def _expected(arguments: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """What a live Megatron must say of itself, as far as the files of an export tell."""
+    found = {name: arguments.get(argument, 1) for name, argument in _LAYOUT.items()}
+    return {
+        **found,
+        "dp": layout.dp,
+        "grad_accum": layout.grad_accum,
+        "sequence_parallel": bool(arguments.get("sequence_parallel")),
+        "distributed_optimizer": bool(arguments.get("use_distributed_optimizer")),
+    }

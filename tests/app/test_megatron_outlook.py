@@ -122,7 +122,7 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     files = export_ranked(outlook, ranking, rank, tmp_path / "out", "megatron")
     names = {path.name for path in files}
     run = {"megatron_args.sh", "launch.sh", "megatron_args.json", "README.md"}
-    assert names == {*run, "prediction.json", "autotune_export.json"}
+    assert names == {*run, "settings.json", "prediction.json", "autotune_export.json"}
     script = f"set -eu; MEGATRON_PATH=x; source {tmp_path}/out/megatron_args.sh; "
     script += "echo ${LAYOUT_ARGS[*]} $CUDA_DEVICE_MAX_CONNECTIONS"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)

@@ -127,14 +127,18 @@ def test_layouts_train_with_the_losses_of_one_rank(study, alone, knobs):
     assert losses(study, **knobs) == pytest.approx(alone, abs=2e-4)
 
 
-def test_what_is_handed_out_starts_the_checkout(tmp_path):
-    job = make_job({**JOB, "world": 2}, where="test")
+@pytest.mark.parametrize("names_checkout", [True, False], ids=["named", "built-in"])
+def test_what_is_handed_out_starts_the_checkout_and_is_soaked(tmp_path, names_checkout):
+    path = {} if names_checkout else {"megatron_path": None}
+    job = make_job({**JOB, **path, "world": 2}, where="test")
     engine = bind_engine(job, CPU)
     candidate = Candidate.of({**PLAIN, "tp": 2}, world=2, global_batch=8)
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
-    export_handout(handout, tmp_path, to=None)
+    minor = ".".join(release(Path(CHECKOUT)).split(".")[:2])
+    export_handout(handout, tmp_path, to=f"megatron@{minor}")
     environment = {**os.environ, "PYTHON": sys.executable, "TRAIN_ITERS": "2"}
-    del environment["MEGATRON_PATH"]  # the export knows it
+    if names_checkout:
+        del environment["MEGATRON_PATH"]  # the export knows it
     done = subprocess.run(
         ["bash", str(tmp_path / "launch.sh")],
         env=environment,
@@ -144,6 +148,17 @@ def test_what_is_handed_out_starts_the_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert [each.iteration for each in read_log(done.stdout.splitlines()).iterations] == [1, 2]
+    soak = ("soak", "--from", str(tmp_path), "--minutes", "0.1", "--json")
+    soaked = subprocess.run(
+        [sys.executable, "-m", "autotune", *soak],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert soaked.returncode == 0, soaked.stdout + soaked.stderr[-3000:]
+    assert json.loads((tmp_path / "soak.json").read_text())["checkpoint"]["load_s"] > 0
 
 
 def test_a_word_that_its_parser_does_not_know_is_refused_by_name():

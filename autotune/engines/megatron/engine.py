@@ -182,13 +182,12 @@ class MegatronEngine(Engine):
         return added * shape.hidden * (1 if shape.tied_embeddings else 2)
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """The variable that orders the kernels of GPU ranks that share a layer.
+        """The variable that orders the kernels of ranks that share a layer, on CPU ranks as well.
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
         has_checkout = self._job.megatron_path is not None
-        asks = has_checkout or self._environment.accelerator != "cpu"
-        orders = asks and (candidate.tp > 1 or candidate.cp > 1)
+        orders = candidate.tp > 1 or candidate.cp > 1
         variables = {_CONNECTIONS: "1"} if orders else {}
         if "fsdp" in candidate.values:  # it refuses to start with one
             variables = {_CONNECTIONS: _CUDA_DEFAULT}

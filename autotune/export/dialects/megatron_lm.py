@@ -1,11 +1,30 @@
 """The dialect of Megatron-LM: a run of its `pretrain_gpt.py`, as arguments for the shell."""
 
-from autotune.base.templates import Templates
-from autotune.engines.megatron.pretrain_gpt import data_words, own_words, tokenizer_words
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.material import trial_script
-from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.base.templates import Templates, canonical_json
+from autotune.contract import ContractError, Measure, Workload, read_json
+from autotune.contract import parts_of as spec_parts
+from autotune.devices.hardware import Environment
+from autotune.engines.megatron.arguments import SCRIPT_ON_CPU
+from autotune.engines.megatron.pretrain_gpt import (
+    SCRIPT,
+    data_words,
+    digest_of,
+    own_words,
+    script_arguments,
+    tokenizer_words,
+)
+from autotune.export.base import Dialect, Handout, Launch, Subject
+from autotune.export.material import SETTINGS_FILE, settings, trial_script
+from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
 from autotune.export.readme import figures_file
+from autotune.job.job import CHECKOUT_WORKLOAD
+from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE
 
 ARGUMENTS_FILE = "megatron_args.sh"
 _MOCK_TOKENS = 4096
@@ -13,6 +32,10 @@ _MOCK_TOKENS = 4096
 
 Source: NVIDIA/Megatron-LM, megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset."""
 _WITH_ALL_OF_THEM = ("0.14", "0.15")
+_CHECKOUT = "MEGATRON_PATH"
+"""Variable that names the checkout, in the export's scripts as well."""
+_NEUTRAL = {"recompute": "none", "attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
+"""Settings of the built-in training script that a checkout has not."""
 ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
@@ -51,8 +74,10 @@ class MegatronArguments(Dialect):
             "variables": sorted(handout.variables.items()),
         }
         told = {"release": release, "arguments_file": ARGUMENTS_FILE}
+        of_script = {"megatron_path": values["checkout"], "megatron_arguments": own}
         return {
             **handout.files,
+            SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
             "README.md": megatron_readme(
                 handout, run, launch, templates, "megatron/README.md.j2", told
@@ -60,3 +85,48 @@ class MegatronArguments(Dialect):
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
             **figures_file(handout),
         }
+
+    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
+        """See `Dialect.read`: a trial of the checkout, with the export's arguments.
+
+        Raises:
+            JobError: Besides, where nobody names a checkout.
+        """
+        try:
+            told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / WRITTEN_FILE)
+            checkout = Path(os.environ.get(_CHECKOUT) or str(told["megatron_path"]))
+            if not (checkout / SCRIPT).is_file():
+                raise JobError(
+                    f"{folder}: its {SCRIPT} is in no folder that is named",
+                    f"set {_CHECKOUT} to your checkout of Megatron-LM",
+                )
+            workload, layout = spec_parts(told, digest=digest_of(checkout))
+            if environment.accelerator == "cpu":
+                arguments |= SCRIPT_ON_CPU
+            return subject_of(
+                folder,
+                told,
+                arguments,
+                _of_checkout(workload, checkout.absolute(), told, arguments),
+                layout,
+                environment=environment,
+                measure=measure,
+            )
+        except (ContractError, KeyError, TypeError, ValueError) as error:
+            raise JobError(
+                f"{folder}: not an export of autotune: {error}",
+                "name a folder that `autotune export --to megatron` wrote, or a study",
+            ) from error
+
+
+def _of_checkout(
+    workload: Workload, checkout: Path, told: dict[str, Any], arguments: dict[str, Any]
+) -> Workload:
+    own = list(map(str, told["megatron_arguments"]))
+    return dataclasses.replace(
+        workload,
+        name=CHECKOUT_WORKLOAD,
+        settings={},
+        script=str(checkout / SCRIPT),
+        arguments=script_arguments(checkout, int(arguments["vocab_size"]), own),
+    )

@@ -35,6 +35,18 @@ _STACK_BYTES = 2**18
 _ATTRIBUTES_BYTES = 64
 """Room for a pthread_attr_t: 56 bytes on 64-bit Linux (glibc, pthreadtypes-arch.h)."""
 
+_WITH_TRITON = {
+    "megatron.core.transformer.custom_layers.batch_invariant_kernels": (
+        "enable_batch_invariant_mode",
+    ),
+    "megatron.core.transformer.moe.paged_stash": (
+        *("paged_stash_reset", "paged_stash_init_chunk_handler", "paged_stash_group_start"),
+        *("paged_stash_group_commit", "get_paged_stash_context", "PagedStashRunner"),
+    ),
+}
+"""Modules that need triton -> what others import of them. No layout asks for these kernels, and
+they are imported all the same: the first by 0.16's scripts, the second from 0.18 on."""
+
 _FACTORIES = (
     *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "eye", "arange", "linspace"),
     *("rand", "randn", "randint", "randperm", "empty_strided"),
@@ -61,6 +73,10 @@ def install() -> None:
     _answer_for_devices()
     _answer_for_cuda()
     _answer_for_nccl()
+    if importlib.util.find_spec("triton") is None:
+        for name, functions in _WITH_TRITON.items():
+            sys.modules[name] = types.ModuleType(name)
+            vars(sys.modules[name]).update((each, _does_nothing()) for each in functions)
     # Megatron is astonished that its generator of the device is the host's, at every layer.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 
@@ -94,11 +110,6 @@ def prepare_checkout() -> None:
         # Its tokenizer of BERT asks it which Python this is, and nothing else.
         sys.modules["six"] = types.ModuleType("six")
         vars(sys.modules["six"]).update(PY2=False, PY3=True)
-    if importlib.util.find_spec("triton") is None:
-        # Kernels that nobody asks for, imported where the ranks are set up all the same.
-        name = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name])["enable_batch_invariant_mode"] = _does_nothing()
     datasets = importlib.import_module("megatron.core.datasets")
     if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is None:
         # The wheel has the extension that a checkout compiles for itself.

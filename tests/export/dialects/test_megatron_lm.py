@@ -1,5 +1,6 @@
 """Layouts as a run of Megatron-LM's pretrain_gpt.py: against its flags, and its own parser."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,9 +10,13 @@ import pytest
 from autotune.app.planning import open_outlook
 from autotune.base.errors import JobError, RenderError
 from autotune.engines.megatron.flags import flags, newest_release, release_of, releases
-from autotune.export.door import export_handout, handout_of
+from autotune.export.door import export_handout, handout_of, read_export
+from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.planning.explained import estimate_candidate
 from autotune.planning.outlook import FleetWishes
+from autotune.search.trial_spec import MEASURE
+from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
+from tests.jobs import CPU
 from tests.megatron_parser import REFUSED, validated
 
 WORLD = 16
@@ -112,3 +117,25 @@ def test_slurm_starts_it_and_no_launcher_of_deepspeeds_does(tmp_path):
 def test_a_release_that_nobody_knows_is_refused(tmp_path):
     with pytest.raises(JobError, match=r"no flags are known of Megatron Core 0\.3"):
         exported(tmp_path, DENSE, "tp=2", to="megatron@0.3")
+
+
+def test_an_export_is_read_back_as_a_trial_of_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("MEGATRON_PATH", raising=False)
+    out = exported_for_cpu(tmp_path, to="megatron@0.16", tp=2, micro_batch=4)
+    with pytest.raises(JobError, match=r"pretrain_gpt\.py is in no folder that is named"):
+        read_export(out, CPU, measure=MEASURE)
+    checkout = tmp_path / "checkout"
+    (checkout / "megatron/core").mkdir(parents=True)
+    (checkout / "pretrain_gpt.py").touch()
+    (checkout / "megatron/core/package_info.py").write_text("MAJOR = 0\nMINOR = 16\nPATCH = 1\n")
+    monkeypatch.setenv("MEGATRON_PATH", str(checkout))
+    subject = read_export(out, CPU, measure=MEASURE)
+    spec, arguments = subject.spec, json.loads(subject.files["megatron_args.json"])
+    assert (spec.workload.name, spec.workload.script) == (
+        CHECKOUT_WORKLOAD,
+        str(checkout / "pretrain_gpt.py"),
+    )
+    assert spec.workload.arguments[:2] == ["--mock-data", "--tokenizer-type"]
+    assert arguments["num_workers"] == 0
+    assert (spec.engine.expected["tp"], spec.engine.expected["micro_batch"]) == (2, 4)
+    assert spec.engine.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
