@@ -11,33 +11,18 @@ from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
 from autotune.engines.megatron.engine import PADDED_TO
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.megatron import MegatronRun, megatron_readme, run_of
+from autotune.export.megatron import (
+    RENAMED,
+    SAID_OTHERWISE,
+    MegatronRun,
+    megatron_readme,
+    run_of,
+)
 from autotune.export.readme import figures_file
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
 CONFIG_FILE = "bridge.yaml"
-_RENAMED = {
-    "num_experts": "num_moe_experts",
-    "norm_epsilon": "layernorm_epsilon",
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
-    "use_rope_scaling": "rope_scaling",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-}
-"""Argument of Megatron-LM -> the field of the model, where they differ."""
-_SAID_OTHERWISE: dict[str, dict[str, Any]] = {
-    "disable_bias_linear": {"add_bias_linear": False},
-    "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
-    "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
-    # What follows from the number of groups, from the sequence, and from mixed_precision.
-    "group_query_attention": {},
-    "max_position_embeddings": {},
-    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe")},
-    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
-}
-"""Argument -> what says the same."""
 _ELSEWHERE = {
     "micro_batch_size": "train",
     "global_batch_size": "train",
@@ -137,14 +122,14 @@ def sections_of(run: MegatronRun, handout: Handout) -> dict[str, Any]:
         "rng": {},
     }
     for name, value in {**run.model, **run.layout}.items():
-        if name in _SAID_OTHERWISE:
-            found["model"] |= _SAID_OTHERWISE[name]
+        if name in SAID_OTHERWISE:
+            found["model"] |= SAID_OTHERWISE[name]
         elif name == "use_distributed_optimizer":
             found["ddp"][name] = found["optimizer"][name] = value
         elif name == "cpu_offloading_num_layers":
             found["model"] |= {"cpu_offloading": True, name: value}
         else:
-            found[_ELSEWHERE.get(name, "model")][_RENAMED.get(name, name)] = value
+            found[_ELSEWHERE.get(name, "model")][RENAMED.get(name, name)] = value
     for name, value in run.training.items():
         found[_ELSEWHERE.get(name, "optimizer")][name] = value
     for section, fields in found.items():

@@ -1,0 +1,183 @@
+"""The dialect of NeMo 2: its model, strategy and optimizer as YAML, and the script that trains."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from autotune.base.errors import RenderError
+from autotune.base.templates import Templates
+from autotune.engines.megatron.engine import PADDED_TO, padded_vocab
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.megatron import (
+    RENAMED,
+    SAID_OTHERWISE,
+    MegatronRun,
+    megatron_readme,
+    run_of,
+)
+from autotune.export.readme import figures_file
+
+FIELDS_FILE = Path(__file__).parents[1] / "nemo_fields.json"
+"""Section of its configuration -> fields, by `python -m tests.record_nemo_fields`."""
+CONFIG_FILE = "nemo.yaml"
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+            *("num_virtual_stages_per_pipeline_rank", "context_parallel_size"),
+            *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
+            *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+            *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+            "use_tp_pp_dp_mapping",
+        ),
+        "strategy",
+    ),
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), "data"),
+    **dict.fromkeys(
+        (
+            *("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"),
+            *("data_parallel_sharding_strategy", "fp8_param_gather"),
+        ),
+        "ddp",
+    ),
+    **dict.fromkeys(
+        (
+            *("optimizer_cpu_offload", "optimizer_offload_fraction"),
+            *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+        ),
+        "optimizer",
+    ),
+}
+"""Argument of Megatron-LM -> its section; others are the model's."""
+_PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "32"},
+    "bf16": {"precision": "bf16-mixed", "params_dtype": "bfloat16", "grad_reduce_in_fp32": True},
+    "fp16": {"precision": "16-mixed", "params_dtype": "float16", "grad_reduce_in_fp32": False},
+}
+"""Precision of a job -> arguments of MegatronMixedPrecision, as NeMo's recipes have them.
+
+Source: NVIDIA-NeMo/NeMo, nemo/collections/llm/recipes/precision/mixed_precision.py."""
+
+
+class NeMo(Dialect):
+    """For NeMo 2: a run of its GPT model from random weights on mock data."""
+
+    engines = ("megatron",)
+    script = "train.py"
+    only_launcher = "it starts scripts with a configuration of DeepSpeed"
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`.
+
+        Raises:
+            RenderError: Besides, on CPU ranks, and where NeMo has no field for an argument.
+        """
+        assert launch is not None, "it has a script"
+        if handout.environment.accelerator == "cpu":
+            raise RenderError(
+                "--to nemo: it trains on CUDA devices alone, and this is a configuration of CPU "
+                "ranks",
+                "--to megatron-core writes the run of the trials",
+            )
+        run = run_of(handout)
+        text = yaml.safe_dump(sections_of(run, handout), sort_keys=False)
+        return {
+            **handout.files,
+            CONFIG_FILE: templates.text("megatron/nemo.yaml.j2", {"sections": text}),
+            self.script: templates.text("megatron/nemo_train.py", {}),
+            "README.md": megatron_readme(
+                handout, run, launch, templates, "megatron/nemo.md.j2", {}
+            ),
+            **figures_file(handout),
+        }
+
+
+def sections_of(run: MegatronRun, handout: Handout) -> dict[str, Any]:
+    """The configuration by its sections.
+
+    Raises:
+        RenderError: NeMo has no field for an argument.
+    """
+    job, tp = handout.job, run.row["tp"]
+    found: dict[str, dict[str, Any]] = {
+        "model": {
+            "vocab_size": int(padded_vocab(run.vocab, np.array(tp))),
+            "make_vocab_size_divisible_by": PADDED_TO,
+            "seq_length": job.seq_len,
+            "activation_func": "gelu",
+            "gated_linear_unit": False,
+            "add_bias_linear": True,
+            "share_embeddings_and_output_weights": True,
+        },
+        "strategy": {},
+        "ddp": {"grad_reduce_in_fp32": job.precision == "bf16"},
+        "precision": dict(_PRECISIONS[job.precision]),
+        "comm_overlap": {"tp_comm_overlap": False},
+        "data": {"seq_length": job.seq_len},
+        "tokenizer": {"vocab_size": run.vocab - 1},  # it adds one for the end of a document
+        "optimizer": {},
+        "trainer": {
+            "devices": handout.per_node,
+            "num_nodes": handout.n_nodes,
+            "max_steps": 100,
+            "log_every_n_steps": 1,
+            "limit_val_batches": 0,
+            "num_sanity_val_steps": 0,
+        },
+    }
+    for name, value in {**run.model, **run.layout}.items():
+        _say(found, name, value)
+    for name, value in run.training.items():
+        if name not in ("lr_decay_style", "seed"):  # constant without a schedule
+            found["optimizer"][name] = value
+    if job.precision != "fp32":
+        found["optimizer"][job.precision] = True
+    found["seed"] = {"seed": run.training["seed"]}
+    for section, fields in found.items():
+        for name in fields:
+            if name not in fields_of(section):
+                raise RenderError(
+                    f"--to nemo: its section {section} has no field {name}",
+                    "--to megatron writes the same run for Megatron-LM",
+                )
+    return found
+
+
+def _say(found: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    """Put an argument of model or layout where NeMo reads it."""
+    if name in ("seq_length", "ckpt_format"):
+        if name == "ckpt_format":
+            found["strategy"]["save_ckpt_format"] = value
+    elif name == "use_rope_scaling":  # Llama31Config scales, by a factor of this name
+        found["model"]["scale_factor"] = 8.0
+    elif name == "rope_scaling_factor":
+        found["model"]["scale_factor"] = value
+    elif name in ("fp8_format", "fp8_recipe"):
+        found["precision"][name.removesuffix("_format")] = value
+    elif name == "fp8_param_gather":
+        found["precision"][name] = found["ddp"][name] = value
+    elif name == "tp_comm_overlap":
+        found["comm_overlap"][name] = value
+    elif name == "no_overlap_p2p_communication":
+        found["comm_overlap"] |= {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+    elif name in SAID_OTHERWISE:
+        found["model"] |= SAID_OTHERWISE[name]
+    elif name == "use_distributed_optimizer":
+        found["ddp"][name] = found["optimizer"][name] = value
+    elif name == "cpu_offloading_num_layers":
+        found["model"] |= {"cpu_offloading": True, name: value}
+    else:
+        found[_ELSEWHERE.get(name, "model")][RENAMED.get(name, name)] = value
+
+
+@cache
+def fields_of(section: str) -> frozenset[str]:
+    """Fields of a section of NeMo's configuration."""
+    fields: dict[str, list[str]] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
+    return frozenset(fields[section])
