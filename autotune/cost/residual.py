@@ -202,9 +202,40 @@ def reach_of(deviation: Floats, variation: float, *, n_measured: int) -> Floats:
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
     """Belief about the error at every candidate; `seen` may be empty, and is thinned."""
+    return learn(seen, prior).at(at)
+
+
+def learn(seen: Seen, prior: ResidualPrior) -> "ErrorFits":
+    """Fit what was seen; it may be empty, and is thinned."""
     seen = seen.thinned()
-    values, extra = _with_bounds(seen, prior)
-    return _posterior(at, seen, values, extra, prior)
+    return ErrorFits(seen, *_with_bounds(seen, prior), prior)
+
+
+class ErrorFits:
+    """What trials say of the error, fitted once, whatever candidates it is asked of."""
+
+    def __init__(self, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> None:
+        """Take what `_with_bounds` says of the trials."""
+        known = np.flatnonzero(np.isfinite(extra))
+        self._seen = seen.take(known)
+        fits = _fits(self._seen, values[known], extra[known], prior)
+        weights = _weights(np.array([fit.log_evidence for fit in fits]))
+        self._weighed = [
+            (weight, fit) for weight, fit in zip(weights, fits, strict=True) if weight
+        ]
+
+    def at(self, at: Features) -> Calibration:
+        """Belief about the error at every candidate."""
+        mean, square = np.zeros(len(at)), np.zeros(len(at))
+        for start in range(0, len(at), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            alike = _Alike.of(self._seen.features, at.take(rows))
+            for weight, fit in self._weighed:
+                its_mean, its_variance = fit.predict(at.take(rows), alike)
+                mean[rows] += weight * its_mean
+                square[rows] += weight * (its_variance + its_mean**2)
+        deviation = np.sqrt(np.maximum(square - mean**2, _LEAST_VARIANCE))
+        return Calibration(mean=mean, deviation=deviation)
 
 
 def _with_bounds(seen: Seen, prior: ResidualPrior) -> tuple[Floats, Floats]:
@@ -270,26 +301,6 @@ class _AtBounds:
         self._mean = self._mean + along * (surprise / total)[:, None]
         taken = along / np.sqrt(total)[:, None]
         self._covariance = self._covariance - taken[:, :, None] * taken[:, None, :]
-
-
-def _posterior(
-    at: Features, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior
-) -> Calibration:
-    known = np.flatnonzero(np.isfinite(extra))
-    fits = _fits(seen.take(known), values[known], extra[known], prior)
-    weights = _weights(np.array([fit.log_evidence for fit in fits]))
-    mean, square = np.zeros(len(at)), np.zeros(len(at))
-    for start in range(0, len(at), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        alike = _Alike.of(seen.features.take(known), at.take(rows))
-        for weight, fit in zip(weights, fits, strict=True):
-            if not weight:
-                continue
-            its_mean, its_variance = fit.predict(at.take(rows), alike)
-            mean[rows] += weight * its_mean
-            square[rows] += weight * (its_variance + its_mean**2)
-    deviation = np.sqrt(np.maximum(square - mean**2, _LEAST_VARIANCE))
-    return Calibration(mean=mean, deviation=deviation)
 
 
 def _weights(log_evidence: Floats) -> Floats:

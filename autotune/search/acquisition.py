@@ -119,7 +119,7 @@ class Chooser:
         seen = seen_peaks(self.forecast, self.shots)
         if self.known is not None:
             seen = Seen.join(seen, self.known.peaks)
-        return calibrate(_memory_features(self.forecast), seen, MEMORY_PRIOR)
+        return calibrate(memory_features(self.forecast), seen, MEMORY_PRIOR)
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -201,13 +201,14 @@ def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
     rows = _rows(telling)
     reached = np.log([shot.peak_bytes or forecast.limit_bytes or 1.0 for shot in telling])
     return Seen.here(
-        _memory_features(forecast).take(rows),
+        memory_features(forecast).take(rows),
         reached - np.log(forecast.peak_bytes[rows]),
         [_side_of(shot) for shot in telling],
     )
 
 
-def _memory_features(forecast: Forecast) -> Features:
+def memory_features(forecast: Forecast) -> Features:
+    """Candidates as the error of the peak sees them."""
     return forecast.memory_features or forecast.features
 
 

@@ -7,7 +7,7 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 
 import math
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
 
@@ -29,10 +29,15 @@ from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import (
+    MEMORY_PRIOR,
     MEMORY_VARIATION,
     MOST_SEEN,
+    TIME_PRIOR,
     VARIATION,
+    Calibration,
+    ErrorFits,
     Seen,
+    learn,
     reach_of,
     spread_over,
 )
@@ -40,7 +45,13 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
+from autotune.search.acquisition import (
+    Chooser,
+    Shot,
+    memory_features,
+    seen_peaks,
+    seen_times,
+)
 from autotune.search.calibrated import CalibratedSampler
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History, Tried
@@ -55,6 +66,9 @@ MiB with torch 2.13, DeepSpeed 0.19.8 and transformers 5 (psutil's `uss`)."""
 MODEL_MARGIN = 1.5
 """Factor by which the model may be wrong before any trial: further than for nearly all published
 runs that it had not seen (`benchmarks/accuracy.py`)."""
+_LEARNS_EVERY = 16
+"""Trials after which more is learned where a record holds more than `MOST_SEEN`: that takes longer
+than to start one, and hundreds are not outvoted by a few."""
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -84,6 +98,8 @@ class Steering:
     """Errors of the forecast that other studies saw."""
     host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
+    _learned: "dict[_Kind, tuple[object, _SeenErrors]]" = field(init=False, default_factory=dict)
+    """What was learned last for a kind of candidates, and from what."""
 
     @property
     def steers(self) -> bool:
@@ -166,17 +182,14 @@ class Steering:
         believed = self._believed(history, [candidate])
         # The difference between runs adds to the uncertainty of the figure itself.
         run = math.hypot(VARIATION, history.spread.variance**0.5)
-        n_measured = sum(shot.seconds is not None for shot in believed.shots)
-        time_deviation, peak_deviation = (
-            believed.time.deviation[-1:],
-            believed.memory.deviation[-1:],
-        )
+        n_measured = believed.n_measured
+        time_deviation, peak_deviation = believed.time.deviation, believed.memory.deviation
         reach = float(np.exp(reach_of(time_deviation, run, n_measured=n_measured)[0]))
         memory_reach = float(
             np.exp(reach_of(peak_deviation, MEMORY_VARIATION, n_measured=n_measured)[0])
         )
-        step_time_s = float(np.exp(believed.log_seconds[-1]))
-        peak_bytes = float(np.exp(believed.log_peak[-1]))
+        step_time_s = float(np.exp(believed.log_seconds[0]))
+        peak_bytes = float(np.exp(believed.log_peak[0]))
         return Predicted(
             step_time_s=step_time_s,
             step_time_low_s=step_time_s / reach,
@@ -212,8 +225,8 @@ class Steering:
     def describe_overrun(self, history: History, candidate: Candidate) -> str:
         """What a candidate is predicted to need, and what there is, in words."""
         believed = self._believed(history, [candidate])
-        error = float(believed.memory.mean[-1])
-        peak_bytes = math.exp(float(believed.log_peak[-1]))
+        error = float(believed.memory.mean[0])
+        peak_bytes = math.exp(float(believed.log_peak[0]))
         text = (
             f"predicted to need {format_bytes(peak_bytes)} of the "
             f"{format_bytes(self.objective.allowed_bytes)} that are allowed"
@@ -239,33 +252,38 @@ class Steering:
         is_above = below(self._host_overrun(believed, candidates)) >= CERTAIN
         return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
 
-    def _believed(self, history: History, candidates: Sequence[Candidate]) -> Chooser:
-        """The calibrated forecast of some candidates of one kind; theirs are the last rows."""
-        told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidates[0])]
-        said = self.forecast(candidates)
-        if told:
-            said = Forecast.join(self.forecast([t.candidate for t in told]), said)
-        return Chooser(
-            forecast=said,
-            shots=[_shot(row, t) for row, t in enumerate(told)],
-            known=self._known(history, candidates[0]),
-        )
+    def _believed(self, history: History, candidates: Sequence[Candidate]) -> "_Believed":
+        """The calibrated forecast of some candidates of one kind."""
+        said = self._said_of(candidates)
+        kind, told = _kind(candidates[0]), _telling(history)
+        seen = [
+            (t.candidate.hash, shot.seconds, shot.peak_bytes, shot.is_out_of_memory)
+            for t, shot in ((t, _shot(0, t)) for t in told)
+        ]
+        before, learned = self._learned.get(kind, (None, None))
+        if learned is None or before != seen:
+            own = [t for t in told if _kind(t.candidate) == kind]
+            learned = _SeenErrors(
+                forecast=self._said_of([t.candidate for t in own]) if own else said,
+                shots=[_shot(row, t) for row, t in enumerate(own)],
+                known=self._known(history, candidates[0]),
+            )
+            self._learned[kind] = seen, learned
+        return _Believed(said, learned)
 
-    def _overrun(self, believed: Chooser, candidates: Sequence[Candidate]) -> Floats:
+    def _overrun(self, believed: "_Believed", candidates: Sequence[Candidate]) -> Floats:
         """By how many deviations the memory of a device or of its host is expected to run out."""
-        n = len(candidates)
-        over = (believed.log_peak - math.log(self.objective.allowed_bytes))[-n:]
-        found: Floats = over / believed.memory.deviation[-n:]
+        over = believed.log_peak - math.log(self.objective.allowed_bytes)
+        found: Floats = over / believed.memory.deviation
         if self.host is None:
             return found
         return np.maximum(found, self._host_overrun(believed, candidates))
 
-    def _host_overrun(self, believed: Chooser, candidates: Sequence[Candidate]) -> Floats:
+    def _host_overrun(self, believed: "_Believed", candidates: Sequence[Candidate]) -> Floats:
         """The same of the host's memory: the model errs there as it does on the device."""
         assert self.host is not None, "asked for only where the host's memory is known"
-        n = len(candidates)
-        need = np.log(np.maximum(1.0, self._needed(candidates))) + believed.memory.mean[-n:]
-        found: Floats = (need - math.log(self.host.memory_bytes)) / believed.memory.deviation[-n:]
+        need = np.log(np.maximum(1.0, self._needed(candidates))) + believed.memory.mean
+        found: Floats = (need - math.log(self.host.memory_bytes)) / believed.memory.deviation
         return found
 
     def alike(self, hashes: Collection[str]) -> set[str]:
@@ -303,6 +321,13 @@ class Steering:
         if candidates is self.lattice.candidates:
             return self._lattice_forecast
         return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
+
+    def _said_of(self, candidates: Sequence[Candidate]) -> Forecast:
+        """The same, from what is said of the lattice if they are of it: one by one is slow."""
+        places = self.lattice.places([c.hash for c in candidates], candidates)
+        if candidates is self.lattice.candidates or len(places) < len(candidates):
+            return self.forecast(candidates)
+        return self._lattice_forecast.take(np.array(places, dtype=np.intp))
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:
@@ -401,13 +426,73 @@ class _ForecastRows:
     closed: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _SeenErrors:
+    """Errors of the forecast that trials saw, here and elsewhere."""
+
+    forecast: Forecast
+    """Forecast of the shots' candidates."""
+    shots: Sequence[Shot]
+    known: Recalled | None
+
+    @cached_property
+    def times(self) -> ErrorFits:
+        """Errors of the seconds."""
+        seen = seen_times(self.forecast, self.shots)
+        return learn(seen if self.known is None else Seen.join(seen, self.known.times), TIME_PRIOR)
+
+    @cached_property
+    def peaks(self) -> ErrorFits:
+        """Errors of the peaks."""
+        seen = seen_peaks(self.forecast, self.shots)
+        return learn(
+            seen if self.known is None else Seen.join(seen, self.known.peaks), MEMORY_PRIOR
+        )
+
+
+class _Believed:
+    """Candidates as they are predicted and expected to be."""
+
+    def __init__(self, said: Forecast, learned: _SeenErrors) -> None:
+        self._said = said
+        self._learned = learned
+
+    @property
+    def n_measured(self) -> int:
+        """Trials that said how far the seconds are off."""
+        return sum(shot.seconds is not None for shot in self._learned.shots)
+
+    @cached_property
+    def time(self) -> Calibration:
+        """Belief about the error of the seconds."""
+        return self._learned.times.at(self._said.features)
+
+    @cached_property
+    def memory(self) -> Calibration:
+        """Belief about the error of the peak."""
+        return self._learned.peaks.at(memory_features(self._said))
+
+    @property
+    def log_seconds(self) -> Floats:
+        """Calibrated, by candidate."""
+        return np.asarray(np.log(self._said.seconds) + self.time.mean)
+
+    @property
+    def log_peak(self) -> Floats:
+        """Calibrated, by candidate."""
+        assert self._said.peak_bytes is not None, "asked for only where memory decides"
+        return np.asarray(np.log(self._said.peak_bytes) + self.memory.mean)
+
+
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
     tried = [*history.tried, *history.reduced.tried]
     telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
     if len(telling) <= MOST_SEEN:
         return telling
-    return [telling[at] for at in spread_over(len(telling), MOST_SEEN // 2)]
+    # The same ones for a while, so that what was learned from them serves as long.
+    n = len(telling) - len(telling) % _LEARNS_EVERY
+    return [telling[at] for at in spread_over(n, MOST_SEEN // 2)]
 
 
 def _kind(candidate: Candidate) -> _Kind:

@@ -10,10 +10,10 @@ from autotune.cost.normal import Floats, below, beyond_bound, density, log_expec
 from autotune.cost.residual import (
     MEMORY_PRIOR,
     TIME_PRIOR,
+    ErrorFits,
     Features,
     Seen,
     _AtBounds,
-    _posterior,
     _with_bounds,
     calibrate,
 )
@@ -140,7 +140,7 @@ def test_what_bounds_say_one_by_one_is_what_a_fit_of_all_of_them_says() -> None:
     so_far = np.where(seen.side != 0, np.inf, 0.0)
     for position, row in enumerate(rows):
         here = seen.features.take(rows[position : position + 1])
-        fitted = _posterior(here, seen, values, so_far, MEMORY_PRIOR)
+        fitted = ErrorFits(seen, values, so_far, MEMORY_PRIOR).at(here)
         mean, variance = told.believed(position)
         assert mean == pytest.approx(fitted.mean[0], abs=1e-10)
         assert variance**0.5 == pytest.approx(fitted.deviation[0], rel=1e-8)
