@@ -1,16 +1,17 @@
 """What a fleet adds to the start and end of a trial, beside the same trial on this machine.
 
-    python benchmarks/fleet_dispatch.py --servers [--rounds N] [--json]
-    python benchmarks/fleet_dispatch.py --fleet FLEET [--fleet ...] [--rounds N] [--json]
+    python benchmarks/fleet_dispatch.py --servers [ssh slurm ray] [--rounds N] [--cold] [--json]
+    python benchmarks/fleet_dispatch.py --fleet FLEET [--fleet ...] [--rounds N] [--cold] [--json]
 
-`--servers` starts what the tests start on this machine, and measures all of them: two nodes by
-ssh (root, iproute2, OpenSSH's server), two of Slurm (root, slurmctld, slurmd) and two of Ray, a
-slot and a core each. What the machine lacks is left out and named. FLEET is what `search --fleet`
-takes. Trials of one candidate run on this machine and on each fleet in turns, cold and warm, after
-one that starts the nodes' templates. `start` is the time from submit until the slowest rank runs;
-where the coordinator is another machine than the node, from when the trial came there. `end` is
-the time from the last step until the result is here. Exits with 1 where the start of a fleet takes
-more than `--most-s` longer than here: the median of the rounds' differences.
+`--servers` starts what the tests start on this machine, and measures all of them or those that are
+named, one after the other: two nodes by ssh (root, iproute2, OpenSSH's server), two of Slurm
+(root, slurmctld, slurmd) and two of Ray, a slot and a core each. What the machine lacks is left
+out and named. FLEET is what `search --fleet` takes. Warm trials of one candidate run on this
+machine and on the fleet in turns, after one that starts the nodes' templates; `--cold` measures
+cold ones as well, which take longer and differ more. `start` is the time from submit until the
+slowest rank runs; where the coordinator is another machine than the node, from when the trial came
+there. `end` is the time from the last step until the result is here. Exits with 1 where the start
+on a fleet takes more than `--most-s` longer than here: the median of the rounds' differences.
 """
 
 import argparse
@@ -20,9 +21,16 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    suppress,
+)
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +47,7 @@ KNOBS = {"zero.stage": 1, "micro_batch": 8}
 MOST_S = {"ray": 0.5}
 """Most seconds that a fleet may add to a start, by its kind."""
 MOST_OTHERS_S = 0.3
-REPOSITORY = Path(__file__).parents[1]
+sys.path.append(str(Path(__file__).parents[1]))  # for the servers that tests start
 
 
 def main() -> int:
@@ -47,41 +55,36 @@ def main() -> int:
     parser.add_argument("--fleet", action="append", default=[], help="may be repeated")
     parser.add_argument("--fleet-option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument(
-        "--servers", action="store_true", help="ssh, Slurm and Ray of this machine"
+        "--servers", nargs="*", choices=SERVERS, help="servers of this machine; all by default"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="measure cold starts as well")
     parser.add_argument("--most-s", type=float, help="0.3 by default, 0.5 for Ray")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     options = parser.parse_args()
-    if not options.fleet and not options.servers:
+    if not options.fleet and options.servers is None:
         parser.error("name a --fleet, or --servers")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        asked = {name: (name, options_of(options.fleet_option)) for name in options.fleet}
-        if options.servers:
-            asked |= servers(stack, folder)
-        asked = {LOCAL: (LOCAL, FleetOptions()), **asked}
-        fleets = {
-            label: opened(stack, *its, folder / f"study-{place}")
-            for place, (label, its) in enumerate(asked.items())
-        }
-        # A node's first warm trial starts its template.
-        warm = {name for name, own in fleets.items() if run(*own, Start.WARM).start is Start.WARM}
-        rounds: list[dict[tuple[str, Start], TrialResult]] = []
-        # An interrupt, such as a time limit's, ends it after the rounds that are whole.
-        with suppress(KeyboardInterrupt):
-            for turn in range(options.rounds):
-                order = list(fleets.items())
-                rounds.append(
-                    {
-                        (name, start): run(session, fleet, start)
-                        for name, (session, fleet) in (order if turn % 2 else order[::-1])
-                        for start in (Start.COLD, *([Start.WARM] if name in warm else []))
-                    }
-                )
-    if not rounds:
-        sys.exit("interrupted before a round was whole")
-    found = report({key: [each[key] for each in rounds] for key in sorted(rounds[0])})
+    wishes = options_of(options.fleet_option)
+    named = {name: partial(given, (name, wishes)) for name in options.fleet}
+    asked = [] if options.servers is None else options.servers or SERVERS
+    starts = [Start.COLD, Start.WARM] if options.cold else [Start.WARM]
+    found = {}
+    # One after the other: idle servers take time from those that are measured.
+    for label, fleet in (named | {f"{kind}, 2 nodes": SERVERS[kind] for kind in asked}).items():
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            try:
+                its = stack.enter_context(fleet(folder))
+            except LackingError as error:
+                print(f"left out: {error}")
+                continue
+            fleets = {
+                LOCAL: opened(stack, LOCAL, FleetOptions(), folder / "here"),
+                label: opened(stack, *its, folder / "there"),
+            }
+            found |= report(label, measured(fleets, starts, options.rounds))
+    if not found:
+        sys.exit("nothing was measured")
     if options.json:
         print(json.dumps(found))
     return int(
@@ -92,39 +95,95 @@ def main() -> int:
     )
 
 
+def measured(
+    fleets: Mapping[str, tuple[Session, Fleet]], starts: Sequence[Start], n_rounds: int
+) -> dict[tuple[str, Start], list[TrialResult]]:
+    """Results of trials in turns, by fleet and start; of an interrupted run the whole rounds."""
+    for name, its in fleets.items():
+        # A node's first warm trial starts its template.
+        if Start.WARM in starts and run(*its, Start.WARM).start is not Start.WARM:
+            sys.exit(f"{name}: its trials do not start warm")
+    rounds: list[dict[tuple[str, Start], TrialResult]] = []
+    # An interrupt, such as a time limit's, ends it after the rounds that are whole.
+    with suppress(KeyboardInterrupt):
+        for turn in range(n_rounds):
+            order = list(fleets.items())
+            rounds.append(
+                {
+                    (name, start): run(*its, start)
+                    for name, its in (order if turn % 2 else order[::-1])
+                    for start in starts
+                }
+            )
+    if not rounds:
+        sys.exit("interrupted before a round was whole")
+    return {key: [each[key] for each in rounds] for key in rounds[0]}
+
+
 def kind_of(name: str) -> str:
     """The kind of a fleet, as `--fleet` or a label begins with it."""
     return re.split(r"[:, ]", name, maxsplit=1)[0]
 
 
-def servers(stack: ExitStack, folder: Path) -> dict[str, tuple[str, FleetOptions]]:
-    """Fleets of real servers on this machine, by a label, until the stack ends."""
-    sys.path.append(str(REPOSITORY))
-    from tests.clusters.ray import lacks_for_ray, ray_cluster
-    from tests.clusters.slurm import lacks_for_slurm, slurm_cluster
+@contextmanager
+def given(fleet: tuple[str, FleetOptions], folder: Path) -> Iterator[tuple[str, FleetOptions]]:
+    """A fleet that is there already."""
+    yield fleet
+
+
+class LackingError(Exception):
+    """This machine cannot run such servers."""
+
+
+@contextmanager
+def ssh(folder: Path) -> Iterator[tuple[str, FleetOptions]]:
+    """Two nodes by ssh."""
     from tests.clusters.ssh import lacks_for_ssh_nodes, ssh_nodes
 
-    found = {}
-    if not say_lack(lacks_for_ssh_nodes()):
-        (folder / "ssh").mkdir()
-        nodes = stack.enter_context(ssh_nodes(folder / "ssh", 2))
-        found["ssh, 2 nodes"] = (f"hostfile:{nodes.hostfile}", FleetOptions(ssh=nodes.ssh))
-    if not say_lack(lacks_for_slurm()):
-        (folder / "slurm").mkdir()
-        cluster = stack.enter_context(slurm_cluster(folder / "slurm", 2))
+    needs(lacks_for_ssh_nodes())
+    with ssh_nodes(made(folder / "ssh"), 2) as nodes:
+        yield f"hostfile:{nodes.hostfile}", FleetOptions(ssh=nodes.ssh)
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[tuple[str, FleetOptions]]:
+    """Two nodes of Slurm."""
+    from tests.clusters.slurm import lacks_for_slurm, slurm_cluster
+
+    needs(lacks_for_slurm())
+    with slurm_cluster(made(folder / "slurm"), 2) as cluster:
         os.environ.update(cluster.variables)
-        found["slurm, 2 nodes"] = ("slurm:-N2", FleetOptions())
-    if not say_lack(lacks_for_ray()):
-        made = stack.enter_context(ray_cluster(2))
-        found["ray, 2 nodes"] = (f"ray:{made.address}", FleetOptions())
-    return found
+        yield "slurm:-N2", FleetOptions()
 
 
-def say_lack(reason: str) -> str:
-    """Say why servers are left out; empty: they are not."""
-    if reason:
-        print(f"left out: {reason}")
-    return reason
+@contextmanager
+def ray(folder: Path) -> Iterator[tuple[str, FleetOptions]]:
+    """Two nodes of Ray."""
+    from tests.clusters.ray import lacks_for_ray, ray_cluster
+
+    needs(lacks_for_ray())
+    with ray_cluster(2) as cluster:
+        yield f"ray:{cluster.address}", FleetOptions()
+
+
+SERVERS: dict[str, Callable[[Path], AbstractContextManager[tuple[str, FleetOptions]]]] = {
+    "ssh": ssh,
+    "slurm": slurm,
+    "ray": ray,
+}
+"""Real servers on this machine, by a name: they yield what `--fleet` and its options take."""
+
+
+def needs(lacks: str) -> None:
+    """Raise what the machine lacks, if it does."""
+    if lacks:
+        raise LackingError(lacks)
+
+
+def made(folder: Path) -> Path:
+    """A folder that is new."""
+    folder.mkdir()
+    return folder
 
 
 def opened(
@@ -152,23 +211,28 @@ def run(session: Session, fleet: Fleet, start: Start) -> TrialResult:
     return result
 
 
-def report(ended: Mapping[tuple[str, Start], list[TrialResult]]) -> dict[str, Any]:
-    """Print the medians of each fleet and start, and return them."""
+def report(
+    label: str, results: Mapping[tuple[str, Start], list[TrialResult]]
+) -> dict[str, dict[str, Any]]:
+    """Print the medians of a fleet and of this machine beside it, and return the fleet's."""
     found = {}
-    print(f"{'fleet':32}{'':6}{'start':>8}{'more':>8}{'end':>8}{'more':>8}  s, medians")
-    for (name, start), results in ended.items():
-        row = {}
+    print(f"{label:24}{'':6}{'start':>8}{'here':>8}{'more':>8}{'end':>8}{'more':>8}  s, medians")
+    for start in sorted({start for _, start in results}):
+        row: dict[str, Any] = {"rounds": len(results[label, start])}
         for part, phase in (("start", Phase.SPAWN), ("end", Phase.TEARDOWN)):
-            own = [result.phases_s[phase] for result in results]
-            here = [result.phases_s[phase] for result in ended[LOCAL, start]]
-            row[f"{part}_s"] = statistics.median(own)
+            there, here = (
+                [result.phases_s[phase] for result in results[name, start]]
+                for name in (label, LOCAL)
+            )
+            row[f"{part}_s"], row[f"{part}_here_s"] = map(statistics.median, (there, here))
             # Of each round: neighbours in time meet the same machine.
-            pairs = zip(own, here, strict=True)
+            pairs = zip(there, here, strict=True)
             row[f"{part}_more_s"] = statistics.median(mine - theirs for mine, theirs in pairs)
-        found[f"{name} {start}"] = row
+        found[f"{label} {start}"] = row
         print(
-            f"{name:32}{start:6}{row['start_s']:8.2f}{row['start_more_s']:+8.2f}"
-            f"{row['end_s']:8.2f}{row['end_more_s']:+8.2f}"
+            f"{'':24}{start:6}{row['start_s']:8.2f}{row['start_here_s']:8.2f}"
+            f"{row['start_more_s']:+8.2f}{row['end_s']:8.2f}{row['end_more_s']:+8.2f}",
+            flush=True,
         )
     return found
 
