@@ -29,6 +29,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import Job
 from autotune.job.observed import Observed, placeholders_of
 from autotune.space.candidate import Candidate
@@ -208,6 +209,7 @@ class ScriptEngine(DeepSpeedEngine):
             and not (self._switches_optimizer and key.startswith("optimizer."))
             and (value is not None or look_up(self._script.config, key) is not None)
         }
+        configuration |= self._inert_at(configuration)
         arguments: dict[str, KnobValue] = {}
         if self._reach.ways.get("micro_batch") == "arguments" and (
             candidate.micro_batch != self.own.micro_batch
@@ -234,6 +236,18 @@ class ScriptEngine(DeepSpeedEngine):
             arguments=arguments,
             rows_per_sample=self._script.rows_per_sample,
         )
+
+    def _inert_at(self, configuration: Mapping[str, Any]) -> dict[str, None]:
+        """Removals of the user's keys that an edited stage does not read.
+
+        A bucket that holds all gradients is no value of a knob: no candidate differs by it.
+        """
+        before: dict[str, Any] = copy.deepcopy(dict(self._script.config))
+        after = copy.deepcopy(before)
+        Edits(configuration=configuration).apply(after, drops_product=True)
+        was = inert_keys(before.get("zero_optimization", {}))
+        now = inert_keys(after.get("zero_optimization", {}))
+        return {f"zero_optimization.{name}": None for name in now if name not in was}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must say: what it said of the command, but for what is edited.

@@ -47,6 +47,20 @@ def test_the_baseline_is_the_command_as_it_is_and_nothing_else(tmp_path: Path) -
         engine.baseline(tmp_path / "ds.json")
 
 
+def test_a_key_of_the_user_s_for_another_stage_refuses_no_stage(tmp_path: Path) -> None:
+    buckets = {"allgather_bucket_size": 500_000_000, "reduce_bucket_size": 500_000_000}
+    zero = {"stage": 2, "overlap_comm": False, **buckets}
+    own = observed({**TRAINER, "config": {**TRAINER["config"], "zero_optimization": zero}})
+    job = job_of(own, tmp_path)
+    engine = ScriptEngine(job, CPU)
+    lattice = lattice_of(job, engine)
+    stages = {candidate["zero.stage"]: candidate for candidate in lattice.candidates}
+    assert stages.keys() == {0, 1, 2, 3}
+    gone = engine.edits(stages[3]).configuration
+    assert gone["zero_optimization.allgather_bucket_size"] is None
+    assert "zero_optimization.allgather_bucket_size" not in engine.edits(stages[1]).configuration
+
+
 def test_the_command_as_it_is_breaks_no_rule_whatever_it_does(tmp_path: Path) -> None:
     odd = {**RAW, "config": {**RAW["config"], "no_such_key": 1, "fp16": {"enabled": "yes"}}}
     engine = engine_of(tmp_path, odd)
