@@ -501,18 +501,23 @@ def _seen_cells(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
 def _throughput_cells(
     spec: TrialSpec, result: TrialResult, shape: ModelShape | None, environment: Environment | None
 ) -> dict[str, float]:
-    """Samples/s in tokens, counted by the ranks where samples differ in length, and in FLOPs."""
+    """Samples/s in tokens and in FLOPs.
+
+    The ranks count the tokens where samples may differ in length: in a user's own script always.
+    """
     samples_per_s = result.samples_per_s or 0.0
     lengths, seq_len = spec.workload.lengths, spec.workload.seq_len
     tokens_per_s = padded_tokens_per_s = samples_per_s * seq_len
     # Tokens that an average token of a batch attends among, itself included.
     attended: float = seq_len
-    if is_drawn(lengths):
+    if spec.workload.command or is_drawn(lengths):
         if result.tokens_per_step is None or result.padded_tokens_per_step is None:
             return {}
         steps_per_s = samples_per_s / spec.layout.global_batch
         tokens_per_s = result.tokens_per_step * steps_per_s
         padded_tokens_per_s = result.padded_tokens_per_step * steps_per_s
+        attended = result.padded_tokens_per_step / spec.layout.global_batch
+    if is_drawn(lengths):
         drawn = batch_lengths(lengths, spec.layout.global_batch)
         attended = sum(length * length for length in drawn) / sum(drawn)
     cells = {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": padded_tokens_per_s}

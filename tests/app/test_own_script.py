@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import refuse_missing_script, world_of
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
-from autotune.contract import to_dict, write_json
+from autotune.contract import read_json, to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
 from autotune.report.explain.script import describe_script
 from tests.jobs import CPU
@@ -126,6 +127,26 @@ def test_what_cannot_be_predicted_is_not_called_slower(
     )
     assert any(note.startswith("nothing can be predicted: model") for note in said.notes)
     assert any("ended too soon" in note for note in said.notes)
+    assert math.isnan(said.row["tokens_per_s"]), "none was counted"
+
+
+@pytest.mark.usefixtures("launchers")
+def test_tokens_of_a_command_are_those_that_were_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samples differ in length, and the longest says nothing of the others."""
+    command, folder = studied(tmp_path / "results")
+    path = tmp_path / "results" / "own" / OBSERVED_FILE
+    script = read_json(path)
+    script["result"] |= {"tokens_per_step": 300.0, "padded_tokens_per_step": 400.0}
+    write_json(path, script)
+    monkeypatch.chdir(folder)
+    said = diagnose(
+        command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
+    )
+    steps_per_s = said.row["samples_per_s"] / said.settings["global_batch"]
+    assert said.row["tokens_per_s"] == pytest.approx(300 * steps_per_s)
+    assert said.row["padded_tokens_per_s"] == pytest.approx(400 * steps_per_s)
 
 
 @pytest.mark.usefixtures("launchers")
