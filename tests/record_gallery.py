@@ -1,16 +1,22 @@
 """The pages that docs/gallery.md shows, and their pictures: `python -m tests.record_gallery`.
 
-Most are of simulated searches, which any machine makes anew in a minute. `--measured FOLDER` takes
-the page of a study that was really run, such as that of `make demo`. Pictures need chromium.
+Pages of simulated searches any machine makes anew in a minute. `--measure` runs the others on this
+machine first, which takes minutes and two idle CPU cores, and keeps their records in
+results/recorded/studies/: the site makes their pages from those. Pictures need chromium.
 """
 
 import argparse
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from mkdocs_hooks import RECORDED, report_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GALLERY = REPOSITORY / "docs" / "gallery"
@@ -29,35 +35,80 @@ SEARCHES: dict[str, Sequence[str]] = {
     ),
     "other-devices": ("--model", "llama-3-8b", *_JOB, "--fleet", "simulate:8xA100-80GB"),
 }
-"""Study -> flags of its search."""
+"""Study -> flags of its simulated search."""
+MEASURED: dict[str, Sequence[str]] = {
+    "demo": ("--trials", "12", "--budget", "150s"),
+    "megatron": (
+        *("--engine", "megatron", "--model", "tiny-gpt2", "--seq-len", "64", "--global-batch"),
+        *("8", "--world", "2", "--trials", "6", "--budget", "150s"),
+    ),
+}
+"""Study -> flags of its search on CPU ranks."""
+_KEPT = ("study.json", "job.yaml", "trials/*/*.json", "trials/*/config/*", "trials/*/std*.log")
+"""Files of a study that its page is made from."""
+_FOLDERS = re.compile(r"/[^\s\"']*/site-packages/")
+"""Where packages stand on the machine that ran it."""
 
 
 def main() -> None:
     """Search, and write pages and pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measured", type=Path, help="folder of a study that was run")
+    parser.add_argument("--measure", action="store_true", help="run the real searches as well")
+    parser.add_argument("--results", type=Path, help="keep real searches that ran there before")
     wish = parser.parse_args()
     GALLERY.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for study, flags in SEARCHES.items():
-            fixed = ("--yes", "--study", study, "--seed", "0", "--no-knowledge")
-            _autotune(folder, "search", *fixed, *flags)
+            _autotune(folder, *_search(study, flags))
             shutil.copyfile(Path(folder, "results", study, "report.html"), _page(study))
         compared = ("compare", "gain", "other-devices", "--html", "compare.html")
         _autotune(folder, *compared)
         shutil.copyfile(Path(folder, "compare.html"), _page("compare"))
-    _page("other-devices").unlink()
-    if wish.measured is not None:
-        shutil.copyfile(wish.measured / "report.html", _page("measured"))
+        _page("other-devices").unlink()
+        _take_pictures(sorted(GALLERY.glob("*.html")), GALLERY)
+    with tempfile.TemporaryDirectory() as folder:
+        results = wish.results or Path(folder, "results")
+        for study, flags in MEASURED.items():
+            if wish.measure:
+                _autotune(folder, *_search(study, flags))
+            if (results / study).exists():
+                keep(results / study, _search(study, flags))
+        pages = []
+        for record in sorted(RECORDED.glob("*.json")):
+            pages.append(Path(folder, f"{record.stem}.html"))
+            pages[-1].write_text(report_of(record), encoding="utf-8")
+        _take_pictures(pages, GALLERY)
+
+
+def keep(study: Path, command: Sequence[str]) -> None:
+    """Write the record of a study as one file, without the folders of this machine."""
+    paths = sorted(path for pattern in _KEPT for path in study.glob(pattern))
+    files = {
+        path.relative_to(study).as_posix(): _FOLDERS.sub(
+            "site-packages/", path.read_text(encoding="utf-8")
+        )
+        for path in paths
+    }
+    RECORDED.mkdir(exist_ok=True)
+    record = {"command": shlex.join(["python", "-m", "autotune", *command]), "files": files}
+    text = json.dumps(record, indent=1) + "\n"
+    (RECORDED / f"{study.name}.json").write_text(text, encoding="utf-8")
+
+
+def _search(study: str, flags: Sequence[str]) -> list[str]:
+    return ["search", "--yes", "--study", study, "--seed", "0", "--no-knowledge", *flags]
+
+
+def _take_pictures(pages: Sequence[Path], folder: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("the pages are written; their pictures need chromium")
-    for page in sorted(GALLERY.glob("*.html")):
+    for page in pages:
+        picture = folder / f"{page.stem}.png"
         subprocess.run(
             [
                 *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                *(f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={page.with_suffix('.png')}"),
-                page.as_uri(),
+                *(f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}", page.as_uri()),
             ],
             check=True,
             capture_output=True,

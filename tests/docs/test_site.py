@@ -1,5 +1,6 @@
 """The documentation builds as a site, and every link in it leads somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -38,6 +39,20 @@ def test_every_page_is_there(site: Path) -> None:
     }
     assert written <= pages
     assert {"commands.html", "security.html", "contributing.html", "examples.html"} <= pages
+
+
+def test_recorded_studies_have_pages_that_say_how_they_were_measured(site: Path) -> None:
+    gallery = (REPOSITORY / "docs" / "gallery.md").read_text(encoding="utf-8")
+    records = list((REPOSITORY / "results" / "recorded" / "studies").glob("*.json"))
+    assert records
+    for record in records:
+        text = record.read_text(encoding="utf-8")
+        assert json.loads(text)["command"] in " ".join(gallery.split())
+        assert "/site-packages/" not in text
+        page = site / "gallery" / f"{record.stem}.html"
+        assert page.stat().st_size < 1_500_000
+        assert "CPU RANKS" in page.read_text(encoding="utf-8")
+        assert f"gallery/{record.stem}.html" in gallery
 
 
 def test_commands_are_those_of_the_command_line(site: Path) -> None:

@@ -9,12 +9,15 @@ import pytest
 from autotune.app.pages import compare_studies, write_comparison, write_page
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
+from autotune.record.worth import write_ladder
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.colours import contrast
+from tests.report.test_page import without_anything
 from tests.report.test_terminal import finished
 from tests.report.wide import wide_study
 from tests.search.scripted import GIB, ok
+from tests.search.test_worth import measured, walk
 
 pytestmark = pytest.mark.browser
 
@@ -83,6 +86,23 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, set[str]]:
+    """Pages of other states, and the charts that each has: nothing fits, a ladder, running."""
+    folder = tmp_path_factory.mktemp("others")
+    nothing = without_anything(folder / "nothing", lambda spec: ok(spec, 10.0, peak=90 * GIB))
+    climbed = finished(folder / "climbed", smaller_is_slower, trials=8)
+    ladder, _ = walk(folder / "walk", measured)
+    assert ladder is not None
+    write_ladder(climbed.folder, ladder)
+    running = write_page(climbed, folder / "running.html", snapshot=samples.snapshot())
+    return {
+        write_page(nothing, folder / "nothing.html"): {"needs"},
+        write_page(climbed, folder / "climbed.html"): {"waterfall"},
+        running: {"history"},
+    }
+
+
+@pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     folders = [str(wide_study(folder / name).folder) for name in ("a", "b")]
@@ -101,17 +121,26 @@ def choose(browser: Browser, name: str, value: str) -> None:
 @pytest.mark.parametrize("width", [1440, 768, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
-    browser: Browser, page: Path, front: Path, comparison: Path, width: int, theme: str
+    browser: Browser,
+    page: Path,
+    front: Path,
+    comparison: Path,
+    others: dict[Path, set[str]],
+    width: int,
+    theme: str,
 ) -> None:
-    for one, charts in (
-        (page, CHARTS),
-        (front, {"memory", "history"}),
-        (comparison, {"bests", "ratios"}),
-    ):
+    charts_of = {
+        page: CHARTS,
+        front: {"memory", "history"},
+        comparison: {"bests", "ratios"},
+        **others,
+    }
+    for one, charts in charts_of.items():
         browser.open(one, width=width, theme=theme)
         browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true })")
         drawn: Any = browser.run(DRAWN)
-        assert charts <= set(drawn)
+        assert browser.run("return innerWidth") == width
+        assert charts <= set(drawn), one.name
         assert all(drawn.values()), drawn
         assert browser.run(WIDER) == []
         assert browser.run("return document.documentElement.scrollWidth") <= width
@@ -130,6 +159,10 @@ def test_the_first_screen_has_the_gain_its_proof_and_how_to_use_it(
 ) -> None:
     browser.open(page, width=width)
     parts = (".banner", ".headline", ".words", ".lead-changes", ".lead-figures", ".copy")
+    banner: Any = browser.run("return document.querySelector('.banner').innerText")
+    assert "CPU RANKS" in banner
+    words: Any = browser.run("return document.querySelector('.words').innerText")
+    assert "95% interval" in words
     for part in parts:
         bottom = browser.run(
             "return document.querySelector(arguments[0]).getBoundingClientRect().bottom", part

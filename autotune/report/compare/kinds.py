@@ -143,25 +143,21 @@ def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
 def describe_split(split: UnevenSplit) -> str:
     """The shares and what they would gain, as work of the user's own."""
     faster = max(split.kinds, key=lambda kind: kind.samples_per_s)
-    together = f"a step of both kinds together, of {split.kinds[0].global_batch} samples, "
     gain = f"{split.alone_step_s / split.step_s:.2f}x {faster.run} alone"
-    computed = (
-        "computed from what each kind did by itself, without the time to communicate between them"
-    )
+    computed = "This is computed from what each kind did alone; communication between them costs"
+    computed += " extra."
     if split.samples[0] == split.samples[1]:
-        return f"none: {together}is best shared equally, {gain}; {computed}"
+        return f"none: both kinds together are best with equal shares, {gain}. {computed}"
     parts = [
-        f"{n} samples on each replica of {kind.run} ({n // m} x micro-batch {m}, its loss times "
-        f"{weight:.3g})"
+        f"{kind.run} {n} samples per replica ({n // m} x micro-batch {m}, loss times {weight:.3g})"
         for kind, n, m, weight in zip(
             split.kinds, split.samples, split.micro_batches, split.weights, strict=True
         )
     ]
     return (
-        f"{together}would be balanced by {' and '.join(parts)}: "
-        f"{split.even_step_s / split.step_s:.2f}x equal shares, {gain}; {computed}. DeepSpeed "
-        "gives all ranks the same number of micro-batches and means over ranks, so this split is "
-        "for a training loop of your own"
+        f"both kinds together take {split.kinds[0].global_batch} samples as {', '.join(parts)}: "
+        f"{split.even_step_s / split.step_s:.2f}x equal shares, {gain}. {computed} It needs a "
+        "training loop of your own: DeepSpeed gives all ranks the same share"
     )
 
 

@@ -30,7 +30,7 @@ def _chart(ladder: Ladder) -> Chart | None:
         rate = rates[step.place]
         if rate is None:  # the next step begins where the last figure was
             continue
-        said = format_rate(rate) if step.gain is None else f"x {step.gain.ratio:.2f}"
+        said = format_rate(rate) if step.gain is None else f"{step.gain.ratio:.2f}x"
         tone = "best" if rate >= at else "failed"
         if step.gain is not None and not step.gain.is_told_apart:
             tone, said = "soft", f"{said}, not proven"

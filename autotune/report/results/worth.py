@@ -59,11 +59,14 @@ def _interaction(its: Interaction) -> str:
 def _table(
     ladder: Ladder, title: str, steps: Sequence[LadderStep], *, with_start: bool = False
 ) -> dict[str, Any]:
-    losses = [f"loss {ladder.loss_step}"] if ladder.loss_step else []
+    losses = [f"loss at step {ladder.loss_step}"] if ladder.loss_step else []
     rows = [_row(ladder, step.change, step.place, step) for step in steps]
     if with_start and steps:
         rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
-    return {"columns": [title, "samples/s", "gain", "memory", "change", *losses], "rows": rows}
+    return {
+        "columns": [title, "samples/s", "gain", "memory", "memory change", *losses],
+        "rows": rows,
+    }
 
 
 def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
