@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.contract import Outcome
+from autotune.contract import Outcome, Role
+from autotune.record.answer import answer_of
 from autotune.record.study import Study, Trial
 
 MODEL = {
@@ -97,11 +98,27 @@ class Demo(Search):
             "global_batch": 16,
             "sampler": "grid",
             "guard_steps": 0,
-            "budget": "100s",
+            "budget": "70s",
         }
 
     def _flags(self) -> list[str]:
         return [*super()._flags(), "--no-diagnose"]
+
+
+def check_all_measured(study: Study, trials: Sequence[Trial]) -> None:
+    """Check that these trials of a search were measured, its baseline and its best to their end.
+
+    Another one may be stopped early: it is clearly slower.
+    """
+    answer = answer_of(study.read_state(), study, study.read())
+    assert answer is not None
+    assert answer.best is not None
+    for trial in trials:
+        assert trial.result is not None
+        assert trial.result.outcome.is_measured, trial.result.evidence
+        identity = trial.spec.identity
+        if identity.role is Role.BASELINE or identity.number == answer.best.trial:
+            assert trial.result.outcome is Outcome.OK
 
 
 def _python_path() -> list[str]:

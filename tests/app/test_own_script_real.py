@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from autotune.contract import TrialResult, read_json
+from autotune.base.errors import ExitCode
+from autotune.contract import Role, TrialResult
 from autotune.job.observed import Observed
+from autotune.record.study import Study, Trial
 from autotune.space.script import reach_of
+from tests.trials import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -21,12 +25,14 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 TRL = ("train.py", "--config", "sft.yaml")
 
 TORCHRUN = ("torchrun", "--nproc-per-node", "2")
+LONGEST_S = 900.0
+"""Time of a search up to the run that is waited for; only a busy machine takes minutes."""
 
 
-def run(
+def start(
     verb: str, command: tuple[str, ...], folder: Path, results: Path, *flags: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a verb of ours on a command, in the folder of its script."""
+) -> subprocess.Popen[str]:
+    """Start a verb of ours on a command, in the folder of its script."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -34,17 +40,32 @@ def run(
             filter(None, [str(SCRIPTS / "site"), os.environ.get("PYTHONPATH", "")])
         ),
     }
-    return subprocess.run(
+    return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "autotune", verb, "--json", "--results", str(results)),
             *(*flags, "--", *command),
         ],
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=1500,
     )
+
+
+def run(
+    verb: str, command: tuple[str, ...], folder: Path, results: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb of ours on a command to its end."""
+    process = start(verb, command, folder, results, *flags)
+    stdout, stderr = process.communicate(timeout=1500)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def ended_in(results: Path) -> list[tuple[Trial, TrialResult]]:
+    """Trials of the only study that are over."""
+    trials = (t for folder in results.glob("*/") for t in Study(results, folder.name).trials())
+    return [(trial, trial.result) for trial in trials if trial.result is not None]
 
 
 def observed_in(results: Path) -> Observed:
@@ -84,16 +105,17 @@ def test_what_an_example_trains_is_read_off_it(
 
 
 @pytest.mark.parametrize(
-    ("example", "command", "guard_steps", "by_arguments"),
+    ("example", "command", "guard_steps", "role", "by_arguments"),
     [
         # A Trainer, and with LoRA: `examples/lora` would answer the same.
         (
             "trl",
             (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
-            "20",
+            20,
+            Role.CONFIRM,
             {"attention", "optimizer.implementation", "micro_batch"},
         ),
-        ("deepspeed_dict", (*TORCHRUN, "train.py"), "0", set()),
+        ("deepspeed_dict", (*TORCHRUN, "train.py"), 0, Role.SEARCH, set()),
     ],
     ids=["trl", "deepspeed_dict"],
 )
@@ -101,20 +123,42 @@ def test_an_edited_candidate_runs_as_it_was_asked(
     tmp_path: Path,
     example: str,
     command: tuple[str, ...],
-    guard_steps: str,
+    guard_steps: int,
+    role: Role,
     by_arguments: set[str],
 ) -> None:
-    flags = ("--trials", "1", "--no-diagnose", "--guard-steps", guard_steps)
-    ran = run("search", command, EXAMPLES / example, tmp_path, *flags)
-    assert ran.returncode in (0, 3), ran.stderr
+    """In its own trial, and where it is guarded also in the final comparison; then it ends."""
+    flags = ("--trials", "1", "--no-diagnose", "--guard-steps", str(guard_steps))
+    search = start("search", command, EXAMPLES / example, tmp_path, *flags)
+
+    def edited() -> list[tuple[Role, TrialResult]]:
+        """Runs of an edited candidate that were measured."""
+        ended = ended_in(tmp_path)
+        own = [trial.spec.identity.knobs for trial, _ in ended[:1]]
+        return [
+            (trial.spec.identity.role, result)
+            for trial, result in ended
+            if trial.spec.identity.knobs not in own and result.outcome.is_measured
+        ]
+
+    try:
+        wait_until(
+            lambda: search.poll() is not None or role in dict(edited()),
+            "the edited candidate has run",
+            LONGEST_S,
+        )
+    finally:
+        search.send_signal(signal.SIGINT)
+    _, stderr = search.communicate(timeout=LONGEST_S)
+    assert search.returncode in (0, 3, ExitCode.INTERRUPTED), stderr
     ways = reach_of(observed_in(tmp_path)).ways
     assert by_arguments <= {name for name, way in ways.items() if way == "arguments"}
-    results = [read_json(path) for path in sorted(tmp_path.glob("*/trials/*/result.json"))]
-    own, *edited = [TrialResult.from_dict(result) for result in results]
+    _, own = ended_in(tmp_path)[0]
     assert own.outcome.is_measured
-    measured = [result for result in edited if result.outcome.is_measured]
-    assert measured, [result.evidence for result in edited]
-    assert not any(result.differences for result in measured)
+    assert edited(), [result.evidence for _, result in ended_in(tmp_path)]
+    assert not any(result.differences for _, result in edited())
+    guarded = [result.losses for role, result in edited() if role is Role.CONFIRM]
+    assert all(len(losses) >= guard_steps for losses in guarded)
     assert (EXAMPLES / example / "train.py").is_file()
     assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
 

@@ -101,14 +101,14 @@ _SHORT = {
     ("sigkill", "build", Start.WARM),
     ("sigsegv", "forward", Start.WARM),
     ("sigstop", "forward", Start.WARM),
-    *(("oom", place, Start.WARM) for place in ("build", "backward", "optimizer")),
+    *(("oom", place, Start.WARM) for place in ("build", "backward")),
     ("raise", "forward", Start.WARM),
     ("nan", "forward", Start.WARM),
     ("collective", "forward", Start.WARM),
     ("data", "build", Start.WARM),
     ("compiler", "initialize", Start.WARM),
-    ("sigkill", "forward", Start.COLD),
 }
+"""A rank killed after a cold start is one of the endings of tests/fleet/test_local.py."""
 
 
 def _inject(

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from autotune.cli.base import cli
+from tests.gpu import accept
 from tests.gpu.accept import AUTOTUNE, REPOSITORY, STAGES, Stage, main, run
 
 SAYS = ("-c", "print('said')")
@@ -44,7 +45,11 @@ def test_a_failed_stage_ends_no_other_and_runs_again(tmp_path: Path, capsys) -> 
     assert run([mended, after], tmp_path, 60) == 0
 
 
-def test_the_limit_ends_a_stage_and_leaves_the_next(tmp_path: Path) -> None:
+def test_the_limit_ends_a_stage_and_leaves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where CI ignores interrupts, the stage ignores them as well, and has to be killed.
+    monkeypatch.setattr(accept, "GRACE_S", 2.0)
     sleeps = Stage("sleeps", "sleeps", ("-c", "import time; time.sleep(600)"), 0)
     assert run([sleeps, Stage("after", "says", SAYS, 10)], tmp_path, 1.5) == 1
     assert not (tmp_path / "after.out").exists()

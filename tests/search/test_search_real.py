@@ -131,8 +131,8 @@ def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search
 def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
     moments = random.Random(20)
     finished: dict[int, str] = {}
-    for _ in range(6):
-        process = search.start("--trials", "6", "--budget", "45s")
+    for _ in range(3):
+        process = search.start("--trials", "3", "--budget", "45s")
         try:
             process.wait(timeout=moments.uniform(1.0, 12.0))
         except subprocess.TimeoutExpired:
@@ -150,7 +150,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
             assert done.returncode == 0, done.stderr
             json.loads(done.stdout)
 
-    code, stdout, stderr = search.run("--trials", "6", "--budget", "45s")
+    code, stdout, stderr = search.run("--trials", "3", "--budget", "45s")
     assert code == 0, stderr
     assert finished.items() <= search.finished().items()
     ran = [

@@ -20,7 +20,7 @@ from autotune.record.study import Study
 from autotune.testing import TransportContract
 from tests.clusters.slurm import SlurmCluster, needs_slurm, slurm_cluster
 from tests.fleet.transports.answers import check_same_answer
-from tests.searches import Demo, Search
+from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
 SHOWN = (
@@ -246,9 +246,9 @@ def test_a_search_in_an_allocation_leaves_it_and_answers_as_here(
     monkeypatch.delenv("SLURM_JOB_ID")
     code, _, stderr = search.run("--fleet", f"slurm:{job}")
     assert code == 0, stderr
-    results = [trial.result for trial in search.study.trials()]
-    assert {each.outcome for each in results} == {Outcome.OK}
-    assert {tuple(each.devices) for each in results} == {("n0:0", "n1:0")}
+    trials = search.study.trials()
+    check_all_measured(search.study, trials)
+    assert {tuple(trial.result.devices) for trial in trials} == {("n0:0", "n1:0")}
     assert cluster.state_of(job) == "RUNNING"
 
 
@@ -283,8 +283,8 @@ def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, t
     assert code == 0, stderr
     assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
     assert "asks Slurm for nodes: sbatch -N2 -t 10" in stderr
-    outcomes = [trial.result.outcome for trial in search.study.trials()]
-    assert outcomes[0].is_platform_fault
-    assert outcomes[1] is Outcome.LOST
-    assert set(outcomes[2:]) == {Outcome.OK}
+    first, second, *others = search.study.trials()
+    assert first.result.outcome.is_platform_fault
+    assert second.result.outcome is Outcome.LOST
+    check_all_measured(search.study, others)
     assert cluster.jobs() == []
