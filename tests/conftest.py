@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import itertools
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
             raise pytest.UsageError("this pytest-xdist does not group the tests of this pytest")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what each worker did, and when it had nothing left: a group that is too long shows."""
+    found = itertools.chain.from_iterable(terminalreporter.stats.values())
+    reports = [each for each in found if hasattr(each, "worker_id")]
+    seconds: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in reports:
+        group = each.nodeid.rpartition("@")[2]
+        seconds[each.worker_id][group if group in _GROUPS else "no group"] += each.duration
+    for worker, by_group in sorted(seconds.items()):
+        ended_s = max(each.stop for each in reports if each.worker_id == worker)
+        until_s = ended_s - min(each.start for each in reports)
+        told = ", ".join(f"{group} {total:.0f} s" for group, total in by_group.most_common())
+        terminalreporter.write_line(f"{worker} worked for {until_s:.0f} s: {told}")
 
 
 @pytest.fixture(scope="session")
