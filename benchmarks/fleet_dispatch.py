@@ -68,7 +68,7 @@ def main() -> int:
     named = {name: partial(given, (name, wishes)) for name in options.fleet}
     asked = [] if options.servers is None else options.servers or SERVERS
     starts = [Start.COLD, Start.WARM] if options.cold else [Start.WARM]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     # One after the other: idle servers take time from those that are measured.
     for label, fleet in (named | {f"{kind}, 2 nodes": SERVERS[kind] for kind in asked}).items():
         with ExitStack() as stack:

@@ -20,7 +20,9 @@ POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
 
 _SHARE_OF_TIME = 0.005
-"""Share of the time that looks at trials in flight take: a thousand are looked at less often."""
+"""Share of a core that looks at trials in flight take: a thousand are looked at less often."""
+_LONGEST_PAUSE_S = 2.0
+"""A trial that has ended is seen after so long at the latest."""
 
 CANCEL_WAIT_S = 30.0
 """How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
@@ -144,21 +146,22 @@ class TrialsInFlight:
         """
         ended, errors, looked_s = [], [], 0.0
         for handle in list(self._handles):
-            begun_s = time.monotonic()
+            # The time of this thread alone: on a busy machine a look is no dearer.
+            begun_s = time.thread_time()
             try:
                 result = handle.poll()
             except AutotuneError as error:  # only later: others may have ended meanwhile
                 errors.append(error)
                 continue
             if result is None:
-                looked_s += time.monotonic() - begun_s
+                looked_s += time.thread_time() - begun_s
                 continue
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
             self._handles.remove(handle)
             del self._candidates[handle.spec.identity.number]
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
-        self.pause_s = max(POLL_S, looked_s / _SHARE_OF_TIME)
+        self.pause_s = min(max(POLL_S, looked_s / _SHARE_OF_TIME), _LONGEST_PAUSE_S)
         self._say_quarantined()
         if ended:
             self._say_given_up()
