@@ -295,6 +295,10 @@ class TestMegatronBridge(DialectContract):
     name = "megatron-bridge"
 
 
+class TestNeMo(DialectContract):
+    name = "nemo"
+
+
 class TestMegatronDeepSpeed(DialectContract):
     name = "megatron-deepspeed"
 
