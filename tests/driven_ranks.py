@@ -23,6 +23,7 @@ def train_cases(
     nvme: bool = False,
     timeout_s: float = 200,
     variables: Mapping[str, str] | None = None,
+    forks: bool = False,
 ) -> list[Any]:
     """Train the cases one after the other in one set of ranks.
 
@@ -34,6 +35,8 @@ def train_cases(
         nvme: Whether the extension that swaps is built as well.
         timeout_s: Time for all of them.
         variables: Further ones of the ranks.
+        forks: Whether the driver forks the ranks itself, as many as its third argument says:
+            then one process imports what all of them need.
 
     Returns:
         The driver's answers, one for each case.
@@ -41,12 +44,10 @@ def train_cases(
     build("cpu", lambda _: None, nvme=nvme)
     asked, answered = folder / "cases.json", folder / "results.json"
     asked.write_text(json.dumps(cases))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world))
+    files = (str(driver), str(asked), str(answered))
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(world)),
-            *(str(driver), str(asked), str(answered)),
-        ],
+        [sys.executable, *((*files, str(world)) if forks else (*torchrun, *files))],
         env={
             **os.environ,
             **extensions_environment("cpu"),

@@ -1,14 +1,15 @@
 """Trains pipelines one after the other in one set of ranks, and says what came of each.
 
-Started under torchrun: `pipeline_driver.py CASES.json OUT.json`. A case is a trial's spec and its
-ds_config; the answer holds the loss and the gradient's norm of every step, and the read-back.
+Started as `pipeline_driver.py CASES.json OUT.json WORLD`; it forks the ranks. A case is a trial's
+spec and its ds_config; the answer holds the loss and the gradient's norm of every step, and the
+read-back.
 """
 
 import copy
+import functools
 import gc
 import json
 import logging
-import os
 import sys
 import time
 import traceback
@@ -20,14 +21,19 @@ import torch
 from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
-from autotune.fleet.node.ports import remove_segments
 from autotune.trial.engines.base import differences
+from autotune.trial.engines.deepspeed import load_code, load_model_code
 from autotune.trial.imports import preload
-from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import Settings, batches, make_engine, make_stage
 from tests.deepspeed_state import clean_globals
+from tests.forked_ranks import ask
 from tests.trials import settings
+
+WITHIN_S = 270.0
+"""Time for all cases."""
+AFTER_ERROR_S = 10.0
+"""Time of the other ranks once one has raised before its first case."""
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -99,14 +105,28 @@ def norm_of(engine: Any) -> float:
     return float(total.sqrt())
 
 
-def main() -> None:
-    """Run every case; an exception is part of the answer."""
-    cases = json.loads(Path(sys.argv[1]).read_text())
+def main(cases_file: str, answers_file: str, world: str) -> None:
+    """Ask every rank about all cases."""
+    cases = json.loads(Path(cases_file).read_text())
     logger.setLevel(logging.ERROR)
-    reuse_cpu_info()
-    load_as_built()
-    deepspeed.init_distributed()
+    load_code("cpu")
+    load_model_code({"config": {"model_type": "llama"}, "lora": {}})
     gc.freeze()
+    ranks = ask(
+        functools.partial(answers_to, cases),
+        int(world),
+        within_s=WITHIN_S,
+        after_error_s=AFTER_ERROR_S,
+    )
+    if failed := [rank for rank in ranks if rank["error"] is not None]:
+        sys.exit("\n".join(f"{rank['error']}\n{rank['traceback']}" for rank in failed))
+    by_case = zip(*(rank["results"] for rank in ranks), strict=True)
+    Path(answers_file).write_text(json.dumps([list(each) for each in by_case]))
+
+
+def answers_to(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """One rank's answers; an exception is part of an answer."""
+    deepspeed.init_distributed()
     results = []
     for case in cases:
         start = time.perf_counter()
@@ -117,17 +137,8 @@ def main() -> None:
             results.append({"error": traceback.format_exc()})
         gc.collect()
         results[-1]["s"] = time.perf_counter() - start
-    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everybodys, results)
-    if torch.distributed.get_rank() == 0:
-        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
-        answers = [list(ranks) for ranks in zip(*everybodys, strict=True)]
-        Path(sys.argv[2]).write_text(json.dumps(answers))
+    return {"error": None, "results": results}
 
 
 if __name__ == "__main__":
-    main()
-    # After a good run, destructors of process groups and their threads can still crash.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    main(*sys.argv[1:])

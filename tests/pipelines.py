@@ -19,6 +19,7 @@ from tests.driven_ranks import train_cases
 from tests.jobs import CPU, canonical_candidate
 
 STEPS = 3
+TIMEOUT_S = 300
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -128,7 +129,9 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict
     """Train the cases one after the other; answers by case and rank."""
     driver = Path(__file__).with_name("pipeline_driver.py")
     local = {"LOCAL_SIZE": str(world)}
-    return train_cases(driver, cases, folder, world=world, timeout_s=300, variables=local)
+    return train_cases(
+        driver, cases, folder, world=world, timeout_s=TIMEOUT_S, variables=local, forks=True
+    )
 
 
 def unsplit(case: dict[str, Any]) -> dict[str, list[float]]:
