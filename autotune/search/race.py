@@ -33,6 +33,9 @@ from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
 LOOKS = (3, 5)
 """Rounds after which the interval of the gain is looked at. With fewer than 3 rounds it is too
 wide to end anything; 5 make it as narrow as 3 rounds of everybody."""
+OPEN_ROUNDS = 7
+"""Rounds up to which a race of warm starts goes on while naming the best is still expected to lose
+`LOSS`: that is so on noisy machines alone."""
 BLOCK = 8
 """Round numbers that one race has: those of `LOOKS`, and some for a winner that changed late."""
 MIN_ROUNDS = 2
@@ -45,7 +48,7 @@ DEAR = 0.02
 """Share of samples/s that a wrong choice must not cost."""
 N_CONFIRM = 2
 """Candidates that are confirmed cold: the best and the baseline."""
-SURE = 0.01
+SURE = 0.02
 """Probability of being the best below which a candidate drops out."""
 SHARE_OF_GAIN = 1 / 8
 """Half width of the gain's interval, as a share of the gain in log samples/s, that is narrow
@@ -83,7 +86,7 @@ WARM = Rules(
     warm=True,
     spent=(0.01, 0.04),
     selection_rounds=LOOKS[-1],
-    risk=0.03,
+    risk=0.02,
     narrow=0.03,
     width=1.0,
 )
@@ -190,7 +193,7 @@ def noise_of(logs: Logs) -> Noise | None:
 
 
 def most_runs(n_members: int, rules: Rules) -> int:
-    """Runs of a race of so many, at most but for repeats and a best one that changes late."""
+    """Runs of a race of so many, at most; repeats, a late best and a noisy machine are beside."""
     if n_members < 2:
         return n_members * MIN_ROUNDS
     n_later = max(int(rules.warm), LOOKS[-1] - rules.selection_rounds)
@@ -221,7 +224,7 @@ def half_width(
 ) -> float:
     """Half the width of the interval of a gain, in log samples/s.
 
-    The runs that choose the best also judge it, and the luckiest of five equals looks faster than
+    The runs that choose the best also judge it, and the luckiest of some equals looks faster than
     the baseline too often. So the interval holds for all the others against the baseline at once:
     each misses its share divided by their number (Bonferroni, as in Dunn, Multiple Comparisons
     Among Means, 1961).
@@ -333,6 +336,8 @@ class Race:
         if not self._last:
             return None
         confirm, pair = self.confirmation, self._pair
+        if self._is_open:
+            return NextRound(keys=self._contenders, cold=False)
         if self.n_rounds >= LOOKS[-1]:
             return confirm if self.n_rounds < BLOCK else None
         is_closed = self._is_closed
@@ -379,6 +384,12 @@ class Race:
         others = [key for key in self.standing if key != self.baseline]
         fixed = () if self.baseline is None else (self.baseline,)
         return (*others, *fixed) if others else self._pair
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the last look is over, and which one is named still matters."""
+        is_late = LOOKS[-1] <= self.n_rounds < OPEN_ROUNDS
+        return is_late and self.rules.warm and self.named is None and self.loss >= LOSS
 
     @property
     def _is_closed(self) -> bool:

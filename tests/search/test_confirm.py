@@ -152,9 +152,9 @@ def test_finalists_overlap_the_best_and_come_best_first():
     assert [member.micro_batch for member in chosen] == [4, 2, 8]
 
 
-def test_five_finalists_at_most():
+def test_four_finalists_at_most():
     chosen = confirm.finalists(explored([100, 101, 102, 103, 104, 105, 106], high=2.0), OBJECTIVE)
-    assert [member.micro_batch for member in chosen] == [64, 32, 16, 8, 4]
+    assert [member.micro_batch for member in chosen] == [64, 32, 16, 8]
 
 
 def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
@@ -290,7 +290,7 @@ def test_platform_faults_are_repeated_within_their_round(study: Study):
     ("left", "n_runs"),
     # A warm run takes 10 s, a cold one 7 s more, that it measures. Of two finalists and the
     # baseline all run one round, and the best and the baseline are confirmed cold in any case.
-    [(1000, 13), (75, 7), (58, 4), (53, 0)],
+    [(1000, 14), (75, 7), (58, 4), (53, 0)],
 )
 def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
     own = candidate(JOB, zero__stage=0, micro_batch=2)
