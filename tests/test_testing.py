@@ -453,7 +453,7 @@ DIALECTS = (
     *(TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal, TestOwnCommand),
     *(TestHuggingFaceTrainer, TestAccelerateFiles, TestSupervisedTrainer, TestLightning),
     *(TestLlamaFactory, TestAxolotl),
-    *(TestMegatronCoreScript, TestMegatronBridge, TestMegatronDeepSpeed),
+    *(TestMegatronCoreScript, TestMegatronBridge, TestNeMo, TestMegatronDeepSpeed),
 )
 LAUNCHERS = (
     *(TestTorchrun, TestAccelerate, TestDeepSpeedLauncher, TestSlurm, TestRay, TestKubernetes),
