@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tp.kv_heads": (SIX_HEADS, {"tp": 2}, "num_query_groups"),
     "tp.ffn": ({"intermediate_size": 97}, {"tp": 2}, "not divisible"),
     "world.product": ({}, {"tp": 2, "pp": 2}, "not divisible"),
-    "ep.experts": ({"num_local_experts": 3}, {"ep": 2}, "MoELayer"),
+    "ep.experts": ({"num_local_experts": 3}, {"ep": 2}, "instantiating"),
     "sequence_parallel.tp": ({}, {"sequence_parallel": True}, "sequence parall"),
     "sequence_parallel.sequence": ({}, {"tp": 2, "sequence_parallel": True}, "divisible"),
     "sequence_parallel.experts": ({}, {"tp": 2}, "sequence parallel"),
