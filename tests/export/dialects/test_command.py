@@ -245,7 +245,7 @@ def test_what_accelerate_s_own_command_cannot_carry_its_files_can(tmp_path: Path
     [
         ("llama-factory", "llamafactory-cli train mine.yaml", "per_device_train_batch_size"),
         ("axolotl", "axolotl train mine.yaml -- --nproc-per-node 2", "micro_batch_size"),
-        ("trl", "accelerate launch train.py --config mine.yaml", "per_device_train_batch_size"),
+        ("trl", "torchrun train.py --config mine.yaml", "per_device_train_batch_size"),
     ],
 )
 def test_a_framework_s_own_file_is_edited(
@@ -271,13 +271,30 @@ def test_accelerate_starts_the_script_with_its_own_file_edited(tmp_path: Path) -
     handout = handed_out(tmp_path, command, "accelerate", {"a.yaml": theirs})
     out = exported(handout, tmp_path, "accelerate")
     told = yaml.safe_load((out / "accelerate.yaml").read_text())
-    assert told["mixed_precision"] == "bf16"
+    assert "mixed_precision" not in told, "accelerate refuses it beside a DeepSpeed file"
     assert told["deepspeed_config"] == {
         "deepspeed_config_file": "ds_config.json",
         "zero3_init_flag": False,
     }
     files = f"--config_file {out}/accelerate.yaml --deepspeed_config_file {out}/ds_config.json"
     assert started(out) == f"accelerate launch {files} --main_process_port 0 t.py 3"
+
+
+@pytest.mark.parametrize("to", ["command", "hf", "trl"])
+def test_accelerate_s_own_settings_do_not_stand_beside_a_file(tmp_path: Path, to: str) -> None:
+    """It refuses to start with both, also where Trainer names the file."""
+    theirs = "mixed_precision: bf16\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
+    command = "accelerate launch --config_file a.yaml --zero_stage 2 t.py --learning_rate 1"
+    out = exported(
+        handed_out(tmp_path, command, "trl", {"a.yaml": theirs}, parses_arguments=True),
+        *(tmp_path, to),
+    )
+    told = yaml.safe_load((out / "accelerate.yaml").read_text())
+    assert told["deepspeed_config"]["deepspeed_config_file"] == "ds_config.json"
+    assert "mixed_precision" not in told
+    files = f"--config_file {out}/accelerate.yaml --deepspeed_config_file {out}/ds_config.json"
+    assert started(out).startswith(f"accelerate launch {files} t.py --learning_rate 1")
+    assert f"--deepspeed {out}/ds_config.json" in started(out)
 
 
 def test_a_trainer_goes_to_accelerate_without_a_file_of_its_own(tmp_path: Path) -> None:

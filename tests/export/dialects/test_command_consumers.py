@@ -38,7 +38,7 @@ def an_example(name: str, folder: Path, file: str, **more: Any) -> Path:
     where = folder / name
     shutil.copytree(EXAMPLES / name, where, ignore=shutil.ignore_patterns(MATERIAL))
     told = yaml.safe_load((where / file).read_text())
-    told |= {"max_steps": 2, "logging_steps": 1, **more}
+    told |= {"max_steps": 2, "logging_steps": 1, "output_dir": "trained", **more}
     (where / file).write_text(dump_yaml(told))
     return where
 

@@ -1,0 +1,98 @@
+"""A user's own command under `accelerate launch`, with a file that names its `ds_config.json`.
+
+accelerate refuses a DeepSpeed file, also one that Trainer is given, beside settings of its own
+that say the same: those of its file, and the precision in it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import RenderError
+from autotune.base.nested import look_up
+from autotune.base.user_text import read_text
+from autotune.base.yaml_file import dump_yaml, parse_yaml
+from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
+from autotune.engines.launches.line import flags_of, text_or_none
+from autotune.export.launchers.accelerate import YAML_FILE
+from autotune.export.own import HERE, OwnFiles, OwnTraining, without_flags
+from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+LOW_PRECISIONS = ("bf16", "fp16")
+_TRAINERS = ("trainer", "trl", "ms-swift")
+"""Frameworks that `accelerate launch` of the user's own starts."""
+_PRECISION = "mixed_precision"
+_SAID = ("deepspeed", "config_file", "deepspeed_config_file", "use_deepspeed", _PRECISION, *FLAGS)
+"""Flags that say what the files do."""
+
+
+def told_by_file(own: OwnTraining, made: OwnFiles) -> OwnFiles:
+    """The files of a dialect, with accelerate's own settings out of the way of their ds_config."""
+    gives_file = any(HERE in word for word in made.command)
+    is_by_settings = own.launcher == "accelerate" and own.script.framework in _TRAINERS
+    has_file = own.names_config or own.script.description.get("config_file")
+    if not gives_file or not is_by_settings or has_file or YAML_FILE in made.files:
+        return made
+    return dataclasses.replace(
+        made,
+        files={**made.files, YAML_FILE: dump_yaml(settings_of(own, own.config))},
+        command=launched(own, made.command),
+        about={
+            **made.about,
+            YAML_FILE: "yours, with `ds_config.json` in place of its own settings",
+        },
+    )
+
+
+def settings_of(own: OwnTraining, config: dict[str, Any]) -> dict[str, Any]:
+    """The user's accelerate file, or a new one, in which the `ds_config.json` is named."""
+    launcher = dict(flags_of([own.words[at] for at in own.parts.launcher_flags]))
+    theirs = text_or_none(launcher.get("config_file")) if own.launcher == "accelerate" else None
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "machine_rank": 0,
+        "num_machines": 1,
+    }
+    if theirs is not None:
+        path = Path(own.script.folder, theirs)
+        settings = dict(parse_yaml(read_text(path), path))
+        settings.pop(_PRECISION, None)
+    return {
+        **settings,
+        "deepspeed_config": {
+            "deepspeed_config_file": CONFIG_FILE,
+            "zero3_init_flag": look_up(config, "zero_optimization.stage") == 3,
+        },
+        "distributed_type": "DEEPSPEED",
+        "num_processes": own.script.world,
+        "use_cpu": False,
+    }
+
+
+def launched(own: OwnTraining, words: Sequence[str], *, drops: Sequence[str] = ()) -> list[str]:
+    """The user's script under `accelerate launch`.
+
+    Args:
+        own: The command.
+        words: Its words, with the edits in them.
+        drops: Arguments of the script to leave out.
+
+    Raises:
+        RenderError: The command does not say which script it starts.
+    """
+    parts = own.parts
+    if parts.script_at >= len(words):
+        raise RenderError(
+            "--to accelerate: the command does not show the script that it starts",
+            "give the command itself in place of what starts it, or leave --to out",
+        )
+    is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
+    flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
+    kept = without_flags(flags, _SAID) if own.launcher == "accelerate" else []
+    if is_module and "-m" not in kept:
+        kept = [*kept, "-m"]
+    script = without_flags(words[parts.script_at :], drops) if drops else words[parts.script_at :]
+    files = ["--config_file", f"{HERE}/{YAML_FILE}"]
+    files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
+    return ["accelerate", "launch", *files, *kept, *script]
