@@ -289,7 +289,7 @@ NAMES_DEEPSPEED = {
     "cost/traits.py": "frameworks of published runs, by their names",
     "engines/launches/line.py": "its launcher",
     "engines/megatron/launched.py": "flags of Megatron-DeepSpeed, which it leaves alone",
-    "export/accelerate_launch.py",
+    "export/accelerate_launch.py": "the configuration of a user's command under accelerate",
     "export/command_files.py": "the configuration of a user's command",
     "export/dialects/accelerate.py": "keys of its configuration, which accelerate reads",
     "export/dialects/axolotl.py": "its configuration, which axolotl reads",
