@@ -95,9 +95,9 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(
             console,
             [
-                ("time", shares(seconds)),
-                ("memory", shares(sizes)),
-                ("interval", _interval(ranking, index)),
+                ("time of 1", shares(seconds)),
+                ("memory of 1", shares(sizes)),
+                ("interval of 1", _interval(ranking, index)),
                 *rank_facts(ranking.candidates[index], ranking.environment),
             ],
         )
@@ -130,7 +130,7 @@ def _interval(ranking: Ranking, index: int) -> str:
     low_s, high_s, low_bytes, high_bytes = ranking.reach.around(ranking.prediction, index)
     return (
         f"{format_seconds(low_s)} to {format_seconds(high_s)}, {format_bytes(low_bytes)} to "
-        f"{format_bytes(high_bytes)}: such hold {said_held(ranking.learned)}"
+        f"{format_bytes(high_bytes)}; such intervals hold {said_held(ranking.learned)}"
     )
 
 

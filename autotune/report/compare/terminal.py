@@ -9,15 +9,17 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_interval, format_rate
+from autotune.contract import Outcome
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.terminal.tables import plain_table, print_facts
 
 
 def print_comparison(console: Console, comparison: StudyComparison) -> None:
-    """Print who is who, then the outcomes, the bests, their knobs and what they share."""
-    for run in comparison.runs:
-        console.print(Text(f"{run.name}  {run.report.folder}"), soft_wrap=True)
+    """Print the verdicts, then the outcomes, the bests, their knobs and what they share."""
+    for verdict in comparison.verdicts:
+        console.print(Text(str(verdict), style="bold"))
+    print_facts(console, [(run.name, str(run.report.folder)) for run in comparison.runs])
     console.print()
     _print(console, outcome_columns(comparison), _narrow(outcome_rows(comparison)))
     _print(console, BEST_COLUMNS, _narrow(best_rows(comparison)))
@@ -26,8 +28,6 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
         console.print()
     if len(comparison.knobs):
         _print_knobs(console, comparison)
-    for verdict in comparison.verdicts:
-        console.print(Text(str(verdict)))
     if comparison.candidates.empty:
         console.print("no candidate was measured for the same job in two of them")
         return
@@ -38,11 +38,10 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
 def about_ratios(comparison: StudyComparison) -> str:
     """What the ratios of the shared candidates are, and what their intervals do not cover."""
     return (
-        f"Ratios are the other's samples/s over those of {comparison.runs[0].name}. Intervals "
-        '(95%) from "runs" rest on the spread between runs of the two studies; "assumed": that '
-        "was measured elsewhere, one of them ran nothing twice. The studies ran at different "
-        "times: drift of the machine between them is in neither. A star: the configuration files "
-        "differ."
+        f"A ratio is the other's samples/s over those of {comparison.runs[0].name}. Its 95% "
+        'interval comes from the spread between runs of both studies ("runs"). It is "assumed" '
+        "where one of them ran nothing twice. The studies ran at different times: no interval "
+        "covers drift of the machine between them. A star: the configuration files differ."
     )
 
 
@@ -109,6 +108,8 @@ def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
     ]
 
 
+_FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome)}
+"""Columns of numbers."""
 _MOST_IN_A_TABLE = 3
 """Studies whose knobs stand beside each other; of more, each has a line."""
 _NAME_WIDTH = 16
@@ -134,6 +135,7 @@ def _print_knobs(console: Console, comparison: StudyComparison) -> None:
 def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     # Settings alone may wrap: a figure that is cut short is a wrong one.
     headers = [f"*{name}" if name == "settings" else broken(name) for name in columns]
+    headers = [f">{name}" if name in _FIGURES else name for name in headers]
     table = plain_table(*headers)
     for row in rows:
         table.add_row(*map(Text, row))

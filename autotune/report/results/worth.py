@@ -27,6 +27,8 @@ def ladder_facts(ladder: Ladder) -> list[tuple[str, str]]:
     facts += [("interacts", _interaction(each)) for each in ladder.interactions]
     if len(ladder.up) > 1 and not ladder.interactions:
         facts.append(("interacts", "no pair that ran in both orders is proven to"))
+    if ladder.loss_step:
+        facts.append(("loss", f"of step {ladder.loss_step}, the mean over the runs"))
     for each in ladder.configurations:
         changes = ", ".join(each.changes) or "the baseline"
         if each.why:
@@ -59,12 +61,12 @@ def _interaction(its: Interaction) -> str:
 def _table(
     ladder: Ladder, title: str, steps: Sequence[LadderStep], *, with_start: bool = False
 ) -> dict[str, Any]:
-    losses = [f"loss at step {ladder.loss_step}"] if ladder.loss_step else []
+    losses = ["loss"] if ladder.loss_step else []
     rows = [_row(ladder, step.change, step.place, step) for step in steps]
     if with_start and steps:
         rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
     return {
-        "columns": [title, "samples/s", "gain", "memory", "memory change", *losses],
+        "columns": [title, "samples/s", "gain", "memory", *losses],
         "rows": rows,
     }
 
@@ -75,13 +77,14 @@ def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list
         name,
         "-" if its.samples_per_s is None else format_rate(its.samples_per_s),
         "" if step is None else describe_gain(step.gain),
-        format_bytes(its.peak_memory_bytes),
-        "" if step is None else _memory_change(ladder, step),
+        format_bytes(its.peak_memory_bytes) + _memory_change(ladder, step),
         *(["-" if its.loss is None else f"{its.loss:.4f}"] if ladder.loss_step else []),
     ]
 
 
-def _memory_change(ladder: Ladder, step: LadderStep) -> str:
-    """`-40%` of the peak before the step; `-` where it is not known."""
+def _memory_change(ladder: Ladder, step: LadderStep | None) -> str:
+    """` (-40%)` of the peak before the step; empty where it is not known."""
+    if step is None:
+        return ""
     after, before = (ladder.configurations[n].peak_memory_bytes for n in (step.place, step.before))
-    return "-" if not after or not before else f"{after / before - 1:+.0%}"
+    return "" if not after or not before else f" ({after / before - 1:+.0%})"
