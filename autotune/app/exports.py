@@ -268,9 +268,8 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
     origin = origin_of(facts)
     if origin is not Origin.MEASURED:
         raise StudyError(
-            f"study {study.name} is {origin}: nothing of it was measured here, and its answer is "
-            "none to train with",
-            "search with --fleet local on the devices that will train",
+            f"study {study.name} is {origin}: nothing of it was measured here",
+            "search first with --fleet local on the devices that will train",
         )
 
 

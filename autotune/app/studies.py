@@ -33,7 +33,7 @@ def studies(results: Path) -> list[Study]:
         # The default one is made by the first search; another was mistyped, or is elsewhere.
         if results == DEFAULT_RESULTS:
             return []
-        near = did_you_mean(results.name, _folders_beside(results))
+        near = did_you_mean(results.name, _folders_beside(results), alike=0.7)
         raise StudyError(
             f"{results}: there is no such folder",
             f"{near}name the folder of studies with --results",

@@ -17,8 +17,10 @@ from autotune.report.results.study import read_report
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
 from autotune.report.terminal.study import print_report
+from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
 from tests.report.test_terminal import finished
+from tests.search.test_worth import measured, walk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
 
@@ -32,12 +34,18 @@ def live(console: Console) -> None:
     console.print(draw(dataclasses.replace(samples.snapshot(), rates=rates), samples.CONTEXT))
 
 
+def ladder(console: Console) -> None:
+    climbed, _ = walk(Path("results"), measured)
+    assert climbed is not None
+    print_ladder(console, climbed)
+
+
 def models(console: Console) -> None:
     print_models(console, find_presets("llama"))
 
 
 @pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("view", [report, live, models], ids=lambda view: view.__name__)
+@pytest.mark.parametrize("view", [report, live, ladder, models], ids=lambda view: view.__name__)
 def test_a_view_is_frozen(
     view: Callable[[Console], None],
     width: int,
