@@ -138,6 +138,7 @@ def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
     for one, charts in charts_of.items():
         browser.open(one, width=width, theme=theme)
         browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+        browser.run("document.querySelector('#trials .open')?.click()")
         drawn: Any = browser.run(DRAWN)
         assert browser.run("return innerWidth") == width
         assert charts <= set(drawn), one.name
