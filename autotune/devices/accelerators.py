@@ -169,10 +169,10 @@ def find_accelerator(
     spelled = device.replace("_", " ")  # an underscore is a letter to regular expressions
     found = [entry for entry in entries if any(p.search(spelled) for p in entry.names)]
     if not found:
-        known = [entry.name for entry in entries]
         raise FleetError(
-            f"no figures for the accelerator {device!r}",
-            (did_you_mean(device, known, most=2) or f"known are {', '.join(known)}; or else ")
+            f"no figures for the accelerator {device!r}; known are "
+            + ", ".join(entry.name for entry in entries),
+            did_you_mean(device, [entry.name for entry in entries], most=2)
             + f"add an entry like those in {SHIPPED.name} to a file of your own "
             "(--accelerators of search, plan, explain and estimate)",
         )

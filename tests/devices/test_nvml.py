@@ -88,7 +88,7 @@ def test_doctor_names_gpus_that_others_use(
     driver.show(idle, StubGpu(uuid=busy.uuid, percent=97, used_mib=70_000))
     done = autotune(driver, cuda_torch, tmp_path, "doctor", "--json")
     said = [(f["subject"], f["message"]) for f in json.loads(done.stdout)["findings"]]
-    assert ("accelerator", "2 GPU(s): NVIDIA H100 80GB HBM3") in said
+    assert ("accelerator", "2 GPUs: NVIDIA H100 80GB HBM3") in said
     idle_said = [message for subject, message in said if subject == "idle"]
     assert any("device 1 (97%)" in message for message in idle_said)
     assert any("device 1 (68.4 GiB)" in message for message in idle_said)

@@ -11,11 +11,18 @@ from autotune.cli import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+
+
+def _lines_joined(page: Path) -> str:
+    """A page in which a command over several lines is one line."""
+    return page.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
 COMMANDS = sorted(
     {
         (page.name, line)
         for page in PAGES
-        for line in re.findall(r"python -m autotune\s+([^`\n]+)", page.read_text(encoding="utf-8"))
+        for line in re.findall(r"python -m autotune\s+([^`\n]+)", _lines_joined(page))
     }
 )
 
