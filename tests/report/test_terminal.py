@@ -543,7 +543,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     new = priced(0)
     assert new.guard_more_steps == 8
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
-    assert new.guard_trials == 2 * most_runs(6, WARM)
+    assert new.guard_trials == 2 * most_runs(5, WARM)
     assert "8 more steps in 3 runs of the comparison, 48.0 s in all (on top" in said(new)
     assert "if the best drifts, at most 64 runs more, 16 min" in said(new)
 
