@@ -545,7 +545,7 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert new.guard_s == 3 * 16.0, "8 of the 20 steps that take 40 s, in 3 runs"
     assert new.guard_trials == 2 * most_runs(5, WARM)
     assert "8 more steps in 3 runs of the comparison, 48.0 s in all (on top" in said(new)
-    assert "if the best drifts, at most 64 runs more, 16 min" in said(new)
+    assert "if the best drifts, at most 54 runs more, 13 min 30 s" in said(new)
 
     measured = [t.result.step_time_s for t in trials if t.result and t.result.step_time_s]
     n_first = next(n for n, t in enumerate(trials, 1) if t.result and t.result.step_time_s)
