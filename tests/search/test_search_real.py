@@ -71,7 +71,7 @@ def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search
     (tmp_path / "one_drifts.yaml").write_text(SPACE)
     (tmp_path / "baseline.json").write_text(json.dumps(OWN))
     search.flags |= {"space": str(tmp_path / "one_drifts.yaml"), "global_batch": 16}
-    flags = ("--trials", "2", "--seed", "3", "--no-diagnose", "--budget", "70s")
+    flags = ("--trials", "2", "--seed", "3", "--no-diagnose")
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
     answer = json.loads(stdout.splitlines()[-1])
