@@ -70,13 +70,18 @@ def _fields(
     node = theirs.get(name) or core.get(name)
     if node is None:
         return
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            yield line.target.id
+    yield from own_fields(node)
     for base in node.bases:
         above = base.id if isinstance(base, ast.Name) else ""
         plain = next((above.removeprefix(p) for p in _RENAMED if above.startswith(p)), above)
         yield from _fields(plain, {} if plain != above else theirs, core)
+
+
+def own_fields(node: ast.ClassDef) -> Iterator[str]:
+    """Names of a dataclass's own fields, without those that it inherits."""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            yield line.target.id
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from autotune.export.dialects.nemo import FIELDS_FILE
-from tests.record_bridge_fields import as_text
+from tests.record_bridge_fields import as_text, own_fields
 
 _LLM, _LIGHTNING = "nemo/collections/llm", "nemo/lightning/pytorch"
 _ARGUMENTS = {
@@ -63,12 +63,7 @@ def nemo_fields(nemo: Path, megatron: Path) -> dict[str, list[str]]:
 
 def fields(checkout: Path, path: str, name: str) -> list[str]:
     """Names of a dataclass's own fields."""
-    body = _class(checkout / path, name).body
-    return sorted(
-        line.target.id
-        for line in body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-    )
+    return sorted(own_fields(_class(checkout / path, name)))
 
 
 def arguments(checkout: Path, path: str, name: str) -> list[str]:

@@ -92,7 +92,7 @@ def launched(own: OwnTraining, words: Sequence[str], *, drops: Sequence[str] = (
     kept = without_flags(flags, _SAID) if own.launcher == "accelerate" else []
     if is_module and "-m" not in kept:
         kept = [*kept, "-m"]
-    script = without_flags(words[parts.script_at :], drops) if drops else words[parts.script_at :]
+    script = without_flags(words[parts.script_at :], drops)
     files = ["--config_file", f"{HERE}/{YAML_FILE}"]
     files += ["--deepspeed_config_file", f"{HERE}/{CONFIG_FILE}"]
     return ["accelerate", "launch", *files, *kept, *script]

@@ -47,27 +47,6 @@ _LAYOUT = {
     "n_layers": "num_layers",
 }
 """What the live engine says of itself -> the argument that asks for it."""
-RENAMED = {
-    "num_experts": "num_moe_experts",
-    "norm_epsilon": "layernorm_epsilon",
-    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-    "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
-    "use_rope_scaling": "rope_scaling",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-}
-"""Argument of Megatron-LM -> the field of the model in Megatron-Bridge and NeMo, if it differs."""
-SAID_OTHERWISE: dict[str, dict[str, Any]] = {
-    "disable_bias_linear": {"add_bias_linear": False},
-    "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
-    "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
-    # What follows from the number of groups, from the sequence, and from mixed_precision.
-    "group_query_attention": {},
-    "max_position_embeddings": {},
-    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe")},
-    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
-}
-"""Argument -> what says the same there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,11 @@ from autotune.cost.residual import (
     MEMORY_PRIOR,
     TIME_PRIOR,
     Calibration,
+    ErrorFits,
     Features,
     Seen,
     calibrate,
+    learn,
 )
 
 Floats = NDArray[np.float64]
@@ -44,6 +46,35 @@ class Shot:
     peak_bytes: float | None = None
     is_out_of_memory: bool = False
     is_running: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenErrors:
+    """Errors of the forecast that trials saw, here and elsewhere."""
+
+    forecast: Forecast
+    """Forecast of the shots' candidates."""
+    shots: Sequence[Shot]
+    known: Recalled | None
+
+    @cached_property
+    def seconds(self) -> Seen:
+        """Those of the seconds, one by one."""
+        seen = seen_times(self.forecast, self.shots)
+        return seen if self.known is None else Seen.join(seen, self.known.times)
+
+    @cached_property
+    def times(self) -> ErrorFits:
+        """Those of the seconds, fitted."""
+        return learn(self.seconds, TIME_PRIOR)
+
+    @cached_property
+    def peaks(self) -> ErrorFits:
+        """Those of the peaks, fitted."""
+        seen = seen_peaks(self.forecast, self.shots)
+        return learn(
+            seen if self.known is None else Seen.join(seen, self.known.peaks), MEMORY_PRIOR
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,24 +133,22 @@ class Chooser:
         Trials in flight count as if they measured what is expected.
         """
         features = self.forecast.features
-        seen = seen_times(self.forecast, self.shots)
-        if self.known is not None:
-            seen = Seen.join(seen, self.known.times)
-        believed = calibrate(features, seen, TIME_PRIOR)
+        believed = self._errors.times.at(features)
         running = _rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
             return believed
         pretended = Seen.here(features.take(running), believed.mean[running])
-        with_them = calibrate(features, Seen.join(seen, pretended), TIME_PRIOR)
+        with_them = calibrate(features, Seen.join(self._errors.seconds, pretended), TIME_PRIOR)
         return Calibration(mean=believed.mean, deviation=with_them.deviation)
 
     @cached_property
     def memory(self) -> Calibration:
         """Belief about the error of the peak."""
-        seen = seen_peaks(self.forecast, self.shots)
-        if self.known is not None:
-            seen = Seen.join(seen, self.known.peaks)
-        return calibrate(memory_features(self.forecast), seen, MEMORY_PRIOR)
+        return self._errors.peaks.at(memory_features(self.forecast))
+
+    @cached_property
+    def _errors(self) -> SeenErrors:
+        return SeenErrors(forecast=self.forecast, shots=self.shots, known=self.known)
 
     @cached_property
     def log_seconds(self) -> Floats:

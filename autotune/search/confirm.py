@@ -35,8 +35,7 @@ from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.space.candidate import Candidate
 
 MAX_FINALISTS = 4
-"""A fifth is the best so rarely that its runs decide less than further runs of the others
-(`benchmarks/final_comparison.py`)."""
+"""Each one more takes time from further runs of the others."""
 MAX_COMPARISONS = 3
 """Comparisons with a candidate that the convergence guard fails, after which no other follows."""
 GUARD_S = 40.0

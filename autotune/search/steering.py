@@ -29,15 +29,11 @@ from autotune.cost.normal import Floats, below
 from autotune.cost.predict import predict
 from autotune.cost.problem import situation_of
 from autotune.cost.residual import (
-    MEMORY_PRIOR,
     MEMORY_VARIATION,
     MOST_SEEN,
-    TIME_PRIOR,
     VARIATION,
     Calibration,
-    ErrorFits,
     Seen,
-    learn,
     reach_of,
     spread_over,
 )
@@ -47,6 +43,7 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import (
     Chooser,
+    SeenErrors,
     Shot,
     memory_features,
     seen_peaks,
@@ -98,7 +95,7 @@ class Steering:
     """Errors of the forecast that other studies saw."""
     host: HostMemory | None = None
     """Memory of the node that runs the ranks; None: nobody knows it."""
-    _learned: "dict[_Kind, tuple[object, _SeenErrors]]" = field(init=False, default_factory=dict)
+    _learned: "dict[_Kind, tuple[object, SeenErrors]]" = field(init=False, default_factory=dict)
     """What was learned last for a kind of candidates, and from what."""
 
     @property
@@ -256,14 +253,11 @@ class Steering:
         """The calibrated forecast of some candidates of one kind."""
         said = self._said_of(candidates)
         kind, told = _kind(candidates[0]), _telling(history)
-        seen = [
-            (t.candidate.hash, shot.seconds, shot.peak_bytes, shot.is_out_of_memory)
-            for t, shot in ((t, _shot(0, t)) for t in told)
-        ]
+        seen = [(t.candidate.hash, _shot(0, t)) for t in told]
         before, learned = self._learned.get(kind, (None, None))
         if learned is None or before != seen:
             own = [t for t in told if _kind(t.candidate) == kind]
-            learned = _SeenErrors(
+            learned = SeenErrors(
                 forecast=self._said_of([t.candidate for t in own]) if own else said,
                 shots=[_shot(row, t) for row, t in enumerate(own)],
                 known=self._known(history, candidates[0]),
@@ -426,34 +420,10 @@ class _ForecastRows:
     closed: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _SeenErrors:
-    """Errors of the forecast that trials saw, here and elsewhere."""
-
-    forecast: Forecast
-    """Forecast of the shots' candidates."""
-    shots: Sequence[Shot]
-    known: Recalled | None
-
-    @cached_property
-    def times(self) -> ErrorFits:
-        """Errors of the seconds."""
-        seen = seen_times(self.forecast, self.shots)
-        return learn(seen if self.known is None else Seen.join(seen, self.known.times), TIME_PRIOR)
-
-    @cached_property
-    def peaks(self) -> ErrorFits:
-        """Errors of the peaks."""
-        seen = seen_peaks(self.forecast, self.shots)
-        return learn(
-            seen if self.known is None else Seen.join(seen, self.known.peaks), MEMORY_PRIOR
-        )
-
-
 class _Believed:
     """Candidates as they are predicted and expected to be."""
 
-    def __init__(self, said: Forecast, learned: _SeenErrors) -> None:
+    def __init__(self, said: Forecast, learned: SeenErrors) -> None:
         self._said = said
         self._learned = learned
 

@@ -1,29 +1,17 @@
 """The dialect of NeMo 2: its model, strategy and optimizer as YAML, and the script that trains."""
 
-import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from autotune.base.errors import RenderError
-from autotune.base.templates import Templates
 from autotune.engines.megatron.engine import PADDED_TO, padded_vocab
-from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.megatron import (
-    RENAMED,
-    SAID_OTHERWISE,
-    MegatronRun,
-    megatron_readme,
-    run_of,
-)
-from autotune.export.readme import figures_file
+from autotune.export.base import Handout
+from autotune.export.megatron import MegatronRun
+from autotune.export.megatron_sections import SectionedDialect, Sections, say
 
 FIELDS_FILE = Path(__file__).parents[1] / "nemo_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_nemo_fields`."""
-CONFIG_FILE = "nemo.yaml"
 _ELSEWHERE = {
     **dict.fromkeys(
         (
@@ -63,97 +51,58 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 Source: NVIDIA-NeMo/NeMo, nemo/collections/llm/recipes/precision/mixed_precision.py."""
 
 
-class NeMo(Dialect):
+class NeMo(SectionedDialect):
     """For NeMo 2: a run of its GPT model from random weights on mock data."""
 
-    engines = ("megatron",)
-    script = "train.py"
-    only_launcher = "it starts scripts with a configuration of DeepSpeed"
+    name = "nemo"
+    config_file = "nemo.yaml"
+    fields_file = FIELDS_FILE
+    templates = "megatron/nemo"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        """See `Dialect.files`.
-
-        Raises:
-            RenderError: Besides, on CPU ranks, and where NeMo has no field for an argument.
-        """
-        assert launch is not None, "it has a script"
-        if handout.environment.accelerator == "cpu":
-            raise RenderError(
-                "--to nemo: it trains on CUDA devices alone, and this is a configuration of CPU "
-                "ranks",
-                "--to megatron-core writes the run of the trials",
-            )
-        run = run_of(handout)
-        text = yaml.safe_dump(sections_of(run, handout), sort_keys=False)
-        return {
-            **handout.files,
-            CONFIG_FILE: templates.text("megatron/nemo.yaml.j2", {"sections": text}),
-            self.script: templates.text("megatron/nemo_train.py", {}),
-            "README.md": megatron_readme(
-                handout, run, launch, templates, "megatron/nemo.md.j2", {}
-            ),
-            **figures_file(handout),
+    def sections(self, run: MegatronRun, handout: Handout) -> Sections:
+        """See `SectionedDialect.sections`."""
+        job, tp = handout.job, run.row["tp"]
+        found: Sections = {
+            "model": {
+                "vocab_size": int(padded_vocab(run.vocab, np.array(tp))),
+                "make_vocab_size_divisible_by": PADDED_TO,
+                "seq_length": job.seq_len,
+                "activation_func": "gelu",
+                "gated_linear_unit": False,
+                "add_bias_linear": True,
+                "share_embeddings_and_output_weights": True,
+            },
+            "strategy": {},
+            "ddp": {"grad_reduce_in_fp32": job.precision == "bf16"},
+            "precision": dict(_PRECISIONS[job.precision]),
+            "comm_overlap": {"tp_comm_overlap": False},
+            "data": {"seq_length": job.seq_len},
+            "tokenizer": {"vocab_size": run.vocab - 1},  # it adds one for the end of a document
+            "optimizer": {},
+            "trainer": {
+                "devices": handout.per_node,
+                "num_nodes": handout.n_nodes,
+                "max_steps": 100,
+                "log_every_n_steps": 1,
+                "limit_val_batches": 0,
+                "num_sanity_val_steps": 0,
+            },
         }
+        for name, value in {**run.model, **run.layout}.items():
+            _say(found, name, value)
+        for name, value in run.training.items():
+            if name not in ("lr_decay_style", "seed"):  # constant without a schedule
+                found["optimizer"][name] = value
+        if job.precision != "fp32":
+            found["optimizer"][job.precision] = True
+        found["seed"] = {"seed": run.training["seed"]}
+        return found
 
 
-def sections_of(run: MegatronRun, handout: Handout) -> dict[str, Any]:
-    """The configuration by its sections.
-
-    Raises:
-        RenderError: NeMo has no field for an argument.
-    """
-    job, tp = handout.job, run.row["tp"]
-    found: dict[str, dict[str, Any]] = {
-        "model": {
-            "vocab_size": int(padded_vocab(run.vocab, np.array(tp))),
-            "make_vocab_size_divisible_by": PADDED_TO,
-            "seq_length": job.seq_len,
-            "activation_func": "gelu",
-            "gated_linear_unit": False,
-            "add_bias_linear": True,
-            "share_embeddings_and_output_weights": True,
-        },
-        "strategy": {},
-        "ddp": {"grad_reduce_in_fp32": job.precision == "bf16"},
-        "precision": dict(_PRECISIONS[job.precision]),
-        "comm_overlap": {"tp_comm_overlap": False},
-        "data": {"seq_length": job.seq_len},
-        "tokenizer": {"vocab_size": run.vocab - 1},  # it adds one for the end of a document
-        "optimizer": {},
-        "trainer": {
-            "devices": handout.per_node,
-            "num_nodes": handout.n_nodes,
-            "max_steps": 100,
-            "log_every_n_steps": 1,
-            "limit_val_batches": 0,
-            "num_sanity_val_steps": 0,
-        },
-    }
-    for name, value in {**run.model, **run.layout}.items():
-        _say(found, name, value)
-    for name, value in run.training.items():
-        if name not in ("lr_decay_style", "seed"):  # constant without a schedule
-            found["optimizer"][name] = value
-    if job.precision != "fp32":
-        found["optimizer"][job.precision] = True
-    found["seed"] = {"seed": run.training["seed"]}
-    for section, fields in found.items():
-        for name in fields:
-            if name not in fields_of(section):
-                raise RenderError(
-                    f"--to nemo: its section {section} has no field {name}",
-                    "--to megatron writes the same run for Megatron-LM",
-                )
-    return found
-
-
-def _say(found: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+def _say(found: Sections, name: str, value: Any) -> None:
     """Put an argument of model or layout where NeMo reads it."""
-    if name in ("seq_length", "ckpt_format"):
-        if name == "ckpt_format":
-            found["strategy"]["save_ckpt_format"] = value
+    if name == "ckpt_format":
+        found["strategy"]["save_ckpt_format"] = value
     elif name == "use_rope_scaling":  # Llama31Config scales, by a factor of this name
         found["model"]["scale_factor"] = 8.0
     elif name == "rope_scaling_factor":
@@ -166,18 +115,5 @@ def _say(found: dict[str, dict[str, Any]], name: str, value: Any) -> None:
         found["comm_overlap"][name] = value
     elif name == "no_overlap_p2p_communication":
         found["comm_overlap"] |= {"overlap_p2p_comm": False, "batch_p2p_comm": True}
-    elif name in SAID_OTHERWISE:
-        found["model"] |= SAID_OTHERWISE[name]
-    elif name == "use_distributed_optimizer":
-        found["ddp"][name] = found["optimizer"][name] = value
-    elif name == "cpu_offloading_num_layers":
-        found["model"] |= {"cpu_offloading": True, name: value}
     else:
-        found[_ELSEWHERE.get(name, "model")][RENAMED.get(name, name)] = value
-
-
-@cache
-def fields_of(section: str) -> frozenset[str]:
-    """Fields of a section of NeMo's configuration."""
-    fields: dict[str, list[str]] = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))
-    return frozenset(fields[section])
+        say(found, name, value, elsewhere=_ELSEWHERE)

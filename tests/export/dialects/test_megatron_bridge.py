@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from autotune.base.errors import RenderError
-from autotune.export.dialects.megatron_bridge import FIELDS_FILE, fields_of
+from autotune.export.dialects.megatron_bridge import FIELDS_FILE
+from autotune.export.megatron_sections import fields_of
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import LAYOUTS, exported
 from tests.record_bridge_fields import as_text
@@ -21,7 +22,7 @@ def test_every_field_is_one_of_its_section(tmp_path, job, settings):
     data = yaml.safe_load((out / "bridge.yaml").read_text())
     assert data.pop("mixed_precision") == (None if "precision" in job else "bf16_mixed")
     for section, fields in data.items():
-        assert set(fields) <= fields_of(section)
+        assert set(fields) <= fields_of(FIELDS_FILE, section)
 
 
 def test_a_layout_is_in_the_sections_that_read_it(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from autotune.base.errors import RenderError
-from autotune.export.dialects.nemo import FIELDS_FILE, fields_of
+from autotune.export.dialects.nemo import FIELDS_FILE
+from autotune.export.megatron_sections import fields_of
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, LAYOUTS, exported
 from tests.record_bridge_fields import as_text
@@ -23,7 +24,7 @@ def sections(folder, job, settings):
 @pytest.mark.parametrize(("job", "settings"), LAYOUTS)
 def test_every_field_is_one_of_its_class(tmp_path, job, settings):
     for section, fields in sections(tmp_path, job, settings).items():
-        assert set(fields) <= fields_of(section)
+        assert set(fields) <= fields_of(FIELDS_FILE, section)
 
 
 def test_a_layout_is_where_nemo_reads_it(tmp_path):

@@ -1,0 +1,141 @@
+"""What Megatron-Bridge and NeMo share: fields of their classes by section, and a script.
+
+Megatron-LM's arguments are said to the classes behind them, of Megatron Core or around it.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from autotune.base.errors import RenderError
+from autotune.base.templates import Templates
+from autotune.export.base import Dialect, Handout, Launch
+from autotune.export.megatron import MegatronRun, megatron_readme, run_of
+from autotune.export.readme import figures_file
+
+Sections = dict[str, dict[str, Any]]
+"""Section -> its fields."""
+_RENAMED = {
+    "num_experts": "num_moe_experts",
+    "norm_epsilon": "layernorm_epsilon",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "rotary_seq_len_interpolation_factor": "seq_len_interpolation_factor",
+    "use_rope_scaling": "rope_scaling",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+}
+"""Argument of Megatron-LM -> the field of the model in Megatron-Bridge and NeMo, if it differs."""
+_SAID_OTHERWISE: dict[str, dict[str, Any]] = {
+    "disable_bias_linear": {"add_bias_linear": False},
+    "untie_embeddings_and_output_weights": {"share_embeddings_and_output_weights": False},
+    "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
+    # What follows from the number of groups, from the sequence, and from mixed_precision.
+    "group_query_attention": {},
+    "max_position_embeddings": {},
+    **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe")},
+    "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
+}
+"""Argument -> what says the same there."""
+
+
+class SectionedDialect(Dialect):
+    """A run of a GPT model from random weights: sections as YAML, and the script that reads it."""
+
+    engines = ("megatron",)
+    script = "train.py"
+    only_launcher = "it starts scripts with a configuration of DeepSpeed"
+    name: ClassVar[str]
+    """As `--to` says it."""
+    config_file: ClassVar[str]
+    """File of the sections."""
+    fields_file: ClassVar[Path]
+    """Section -> the names of its fields."""
+    templates: ClassVar[str]
+    """Beginning of its templates' names."""
+
+    @abstractmethod
+    def sections(self, run: MegatronRun, handout: Handout) -> Sections:
+        """The configuration by its sections."""
+
+    def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
+        """What its file says beside the sections.
+
+        Raises:
+            RenderError: It cannot say what the job asks for.
+        """
+        return {}
+
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """See `Dialect.files`.
+
+        Raises:
+            RenderError: Besides, on CPU ranks, and where there is no field for an argument.
+        """
+        assert launch is not None, "it has a script"
+        assert self.script is not None, "see above"
+        if handout.environment.accelerator == "cpu":
+            raise RenderError(
+                f"--to {self.name}: it trains on CUDA devices alone, and this is a configuration "
+                "of CPU ranks",
+                "--to megatron-core writes the run of the trials",
+            )
+        run = run_of(handout)
+        sections = self.sections(run, handout)
+        self._check(sections)
+        text = yaml.safe_dump({**sections, **self.beside(run, handout)}, sort_keys=False)
+        return {
+            **handout.files,
+            self.config_file: templates.text(f"{self.templates}.yaml.j2", {"sections": text}),
+            self.script: templates.text(f"{self.templates}_train.py", {}),
+            "README.md": megatron_readme(
+                handout, run, launch, templates, f"{self.templates}.md.j2", {}
+            ),
+            **figures_file(handout),
+        }
+
+    def _check(self, sections: Sections) -> None:
+        """See that every field is one of its section.
+
+        Raises:
+            RenderError: One is not.
+        """
+        for section, fields in sections.items():
+            for field in fields:
+                if field not in fields_of(self.fields_file, section):
+                    raise RenderError(
+                        f"--to {self.name}: its section {section} has no field {field}",
+                        "--to megatron writes the same run for Megatron-LM",
+                    )
+
+
+def say(sections: Sections, name: str, value: Any, *, elsewhere: Mapping[str, str]) -> None:
+    """Put an argument of model or layout where it is read.
+
+    Args:
+        sections: Take it.
+        name: The argument's, in Megatron-LM.
+        value: Its value.
+        elsewhere: Argument -> its section; others are the model's.
+    """
+    if name in _SAID_OTHERWISE:
+        sections["model"] |= _SAID_OTHERWISE[name]
+    elif name == "use_distributed_optimizer":
+        sections["ddp"][name] = sections["optimizer"][name] = value
+    elif name == "cpu_offloading_num_layers":
+        sections["model"] |= {"cpu_offloading": True, name: value}
+    else:
+        sections[elsewhere.get(name, "model")][_RENAMED.get(name, name)] = value
+
+
+@cache
+def fields_of(file: Path, section: str) -> frozenset[str]:
+    """Fields of a section, by a file of all fields."""
+    fields: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))
+    return frozenset(fields[section])
