@@ -25,7 +25,8 @@ from plain_agreement import run_trial
 
 from autotune.app.session import Session, open_session
 from autotune.contract import Role, Start, TrialResult
-from autotune.cost import predict
+from autotune.cost.constants import constants_of
+from autotune.cost.predict import Prediction, predict
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
 from autotune.search.trial_spec import Run
@@ -59,7 +60,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         job = {**JOB, "model": options.model}
         session = open_session(None, job, results=Path(scratch))
-        candidates = spread(session, options.layouts)
+        candidates = chosen(session, options.layouts, rows)
         fleet = local_fleet(session.environment, world=session.job.world)
         try:
             for candidate in (*lacking(session, candidates, rows), *candidates):
@@ -89,13 +90,27 @@ def recorded(path: Path | None) -> dict[str, dict[str, Any]]:
     return {row["layout"]: {name: row[name] for name in MEASURED} for row in rows}
 
 
-def spread(session: Session, n: int) -> list[Candidate]:
+def chosen(session: Session, n: int, rows: dict[str, dict[str, Any]]) -> list[Candidate]:
+    """The layouts that have a row, and others up to `n`."""
+    layouts = [(session.engine.describe(each), each) for each in session.lattice.candidates]
+    kept = [candidate for layout, candidate in layouts if layout in rows]
+    others = [candidate for layout, candidate in layouts if layout not in rows]
+    return [*kept, *spread(session, others, n - len(kept))]
+
+
+def spread(session: Session, candidates: list[Candidate], n: int) -> list[Candidate]:
     """Layouts at even distances in the order of their predicted step times."""
-    candidates = session.lattice.candidates
-    times = predict(session.engine.plans(candidates)).step_time_s
-    order = np.argsort(times, kind="stable")
+    if n <= 0 or not candidates:
+        return []
+    order = np.argsort(prediction_of(session, candidates).step_time_s, kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, min(n, len(order))).astype(int))
     return [candidates[int(order[place])] for place in places]
+
+
+def prediction_of(session: Session, candidates: list[Candidate]) -> Prediction:
+    """What a search on these ranks is told before its first trial."""
+    constants = constants_of(session.environment)
+    return predict(session.engine.plans(candidates), constants)
 
 
 def measure(session: Session, fleet: GangFleet, candidate: Candidate) -> TrialResult:
@@ -119,7 +134,7 @@ def report(
 ) -> dict[str, Any]:
     """Print how far the order is the predicted one, and return it with the rows."""
     tried = [each for each in candidates if session.engine.describe(each) in rows]
-    prediction = predict(session.engine.plans(tried))
+    prediction = prediction_of(session, tried)
     layouts = [session.engine.describe(candidate) for candidate in tried]
     table = pd.DataFrame([{"layout": layout, **rows[layout]} for layout in layouts])
     table["predicted_step_time_s"] = np.ravel(prediction.step_time_s)
@@ -136,6 +151,10 @@ def report(
         "rank_correlation_step_time": ranked(table, "step_time_s"),
         "rank_correlation_fastest_step": ranked(table, "fastest_step_s", "step_time_s"),
         "rank_correlation_peak_memory": ranked(table, "peak_memory_bytes"),
+        "error_of_fastest_step": off(table["predicted_step_time_s"], table["fastest_step_s"]),
+        "error_of_peak_memory": off(
+            table["predicted_peak_memory_bytes"], table["peak_memory_bytes"]
+        ),
         "slowest_over_fastest": float(
             table["fastest_step_s"].max() / table["fastest_step_s"].min()
         ),
@@ -151,6 +170,11 @@ def report(
 def ranked(rows: pd.DataFrame, column: str, predicted: str = "") -> float:
     """Spearman's rank correlation of what was measured with what was predicted."""
     return float(rows[column].rank().corr(rows[f"predicted_{predicted or column}"].rank()))
+
+
+def off(said: pd.Series, measured: pd.Series) -> float:
+    """Median of |predicted / measured - 1|."""
+    return float((said / measured - 1.0).abs().median())
 
 
 if __name__ == "__main__":

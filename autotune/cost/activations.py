@@ -64,9 +64,9 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     Per token: the inputs of two norms and of the two blocks behind them (4 h, split only by
     Megatron's sequence parallelism), queries, keys, values and the attention's result (2a + 2k),
     the MLP's inner widths (2 f, gated 3 f), dropout masks of one byte (2 h), and without a fused
-    kernel the scores: 2 bytes, with dropout 5, for every head and every other token. For GPT that
-    is s b h (10 + 24/t + 5 a s/(h t)), and /t throughout with sequence parallelism. Source:
-    Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
+    kernel the scores: 2 bytes, with dropout 5, for every head and every other token (in 32 bit 4
+    and 9). For GPT in 16 bit that is s b h (10 + 24/t + 5 a s/(h t)), and /t throughout with
+    sequence parallelism. Source: Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
     """
     both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
     norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
@@ -95,7 +95,8 @@ def _norm_result_bytes(p: Plans, s: Sizes) -> Column:
 def _score_bytes(p: Plans) -> Column:
     """Scores of a token where they are written; with dropout its mask and result as well."""
     is_written = np.equal(p.flash_attention, 0)
-    return is_written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
+    each_bytes = p.activation_bytes + p.has_dropout * (1.0 + p.activation_bytes)
+    return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
 
 
 def _written_out_bytes(p: Plans, s: Sizes) -> Column:

@@ -153,7 +153,8 @@ def _stage(
     heap = p.keeps_heap * (c.heap_bytes + c.heap_share * varying)
     fragmentation = c.fragmentation * (varying + buckets) + upcast + heap
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
-    context = c.context_bytes + c.communicator_bytes * n_groups
+    process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
+    context = process + c.communicator_bytes * n_groups
     allocated = params + grads + optimizer + buckets + varying + workspace
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
@@ -188,7 +189,9 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     holds two layers and the embeddings, and one layer's gradients; in a pipeline it holds all of
     them over the micro-batches. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
     (`setup_buckets`), stage3.py (`_setup_for_real_optimizer`) and
-    partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277).
+    partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277). gloo scatters
+    and gathers by way of a copy of the whole. Source: torch,
+    csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base and allgather.
     """
     is_3 = np.greater_equal(p.zero_stage, 3)
     filled = np.minimum(p.reduce_bucket_elements, whole)
@@ -196,7 +199,10 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     gather_elements = np.minimum(p.gather_bucket_elements, whole)
     flat = p.flat_buffers * (reduce_elements * (1.0 + p.overlap_reduce) + gather_elements)
     bucket_elements = np.where(is_3, (1.0 - p.layer_wise_gather) * reduce_elements, flat)
-    buckets = bucket_elements * p.reduce_bytes
+    is_copied = p.reduces_whole * (1.0 - p.flat_buffers) * np.greater(s.shard_ranks, 1)
+    is_copied = is_copied * np.greater_equal(p.zero_stage, 1) * (1.0 - is_3)
+    copies = is_copied * whole * (p.reduce_bytes + p.gather_bytes)
+    buckets = bucket_elements * p.reduce_bytes + copies
     embeddings = s.vocab_params * (2.0 - p.tied_embeddings)
     layer = s.layer_params + s.layer_expert_params
     live = np.minimum(p.live_elements + p.prefetch_elements, whole)

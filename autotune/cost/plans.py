@@ -264,6 +264,9 @@ class Plans(PlanColumns):
     clears_pages: Column = 0.0
     """Large blocks of memory go back to the kernel when they are freed, which clears their pages
     when they are asked for again: CPU ranks with glibc's defaults."""
+    process_bytes: Column = 0.0
+    """What a rank's process takes beside its training, where that is known; 0: as the constants
+    say."""
     keeps_heap: Column = 0.0
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0
@@ -297,7 +300,7 @@ class Plans(PlanColumns):
     """Parameters that stages 1 and 2 updated are sent to all by calls of each rank's own, one
     after the other: InternEvo."""
     reduces_whole: Column = 0.0
-    """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
+    """What each rank needs a part of is reduced whole, in a copy: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8
     copies_grads: Column = 1.0
     """DeepSpeed's gradients are copied into a bucket that is there before them

@@ -118,10 +118,8 @@ def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
 
     Its memory is the host's, and gloo moves what is between the ranks. It reduces whole what is to
     be scattered: torch, csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base.
-    AutoTP gathers the head's output (DeepSpeed, module_inject/auto_tp.py, `gather_output`); on
-    GPUs that was not measured.
     """
-    columns = {"runs_ahead": 0.0, "cuts_by_rank": 0.0, "reduces_whole": 1.0, "whole_logits": 1.0}
+    columns = {"runs_ahead": 0.0, "cuts_by_rank": 0.0, "reduces_whole": 1.0}
     if core.measured is None or core.measured.host_memory_bytes_per_s is None:
         columns["host_memory_bytes_per_s"] = core.memory_bytes_per_s * per_node
     return columns

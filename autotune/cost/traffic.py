@@ -126,15 +126,18 @@ def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
     With sequence parallelism each is a reduce-scatter and an all-gather of the same volume, and
     the backward pass gathers the two inputs once more. Source: Shoeybi et al., Megatron-LM
-    (arXiv:1909.08053), section 3; Korthikanti et al. (arXiv:2205.05198), section 4.2.2. What is
-    recomputed is communicated again.
+    (arXiv:1909.08053), section 3; Korthikanti et al. (arXiv:2205.05198), section 4.2.2. Where a
+    reduce-scatter is a whole all-reduce, the gather comes on top. What is recomputed is
+    communicated again.
     """
     g = collectives.group(p, c, ranks=p.tp, stride=1.0)
     size_bytes = s.tokens * p.hidden * p.activation_bytes
     again = 2.0 * np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    reduced = collectives.all_reduce_s(g, size_bytes, 4.0 + again)
-    extra = p.sequence_parallel * collectives.gather_s(g, size_bytes, 2.0)
-    return (reduced + extra) * (1.0 - p.overlap_tp)
+    pairs = 4.0 + again
+    reduced = collectives.all_reduce_s(g, size_bytes, pairs)
+    gathers = p.sequence_parallel * (2.0 + p.reduces_whole * pairs)
+    gathered = collectives.gather_s(g, size_bytes, gathers)
+    return (reduced + gathered) * (1.0 - p.overlap_tp)
 
 
 def head_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -56,6 +56,15 @@ def test_one_layer_as_the_paper_counts_it(changes: dict[str, float], per_layer: 
     assert kept(plans(**changes)) == pytest.approx(L * per_layer, rel=1e-9)
 
 
+def test_scores_are_as_wide_as_the_layers_compute() -> None:
+    for activation_bytes, each_bytes in ((2.0, 5), (4.0, 9)):
+        written, fused = (
+            kept(plans(flash_attention=is_fused, activation_bytes=activation_bytes))
+            for is_fused in (0.0, 1.0)
+        )
+        assert written - fused == pytest.approx(L * each_bytes * A * S * S)
+
+
 def test_first_stage_holds_pp_micro_batches() -> None:
     # 1F1B: L/pp layers of pp micro-batches is L layers of one, where there are enough of them.
     alone = kept(plans())

@@ -36,6 +36,21 @@ def test_bytes_per_parameter_by_stage() -> None:
     assert states(p) == pytest.approx(expected)
 
 
+def test_gloo_copies_what_it_scatters_and_gathers() -> None:
+    def buckets(**changes: float) -> float:
+        p = plans(zero_stage=1.0, **changes)
+        return float(np.broadcast_to(predict(p).memory.buckets_bytes, 1)[0])
+
+    assert buckets(dp=2.0, reduces_whole=1.0) == pytest.approx(4 * parameters(plans()))
+    assert buckets(dp=1.0, reduces_whole=1.0) == 0
+    assert buckets(dp=2.0) == 0
+
+
+def test_a_process_that_is_known_takes_what_it_takes() -> None:
+    found = predict(plans(process_bytes=np.array([0.0, 1e8]))).memory.context_bytes
+    assert list(found) == [load_constants().context_bytes, 1e8]
+
+
 def test_full_precision_is_sixteen_bytes_too() -> None:
     p = plans(weight_bytes=4.0, grad_bytes=4.0, optimizer_bytes=8.0)
     assert states(p) == pytest.approx([16 * parameters(plans())])

@@ -244,6 +244,17 @@ def test_gloo_scatters_what_it_reduced_whole() -> None:
     assert whole == pytest.approx(2 * part)
 
 
+def test_gloo_gathers_what_sequence_parallel_ranks_reduced_whole() -> None:
+    def sent(**changes: float) -> float:
+        return float(ideal(plans(tp=2.0, **changes)).times.tensor_comm_s[0])
+
+    split = {"sequence_parallel": 1.0}
+    # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, and on gloo 4 + 6/2.
+    assert sent(**split) / sent() == pytest.approx(5 / 4, rel=1e-3)
+    assert sent(**split, reduces_whole=1.0) / sent() == pytest.approx(7 / 4, rel=1e-3)
+    assert sent(reduces_whole=1.0) == sent()
+
+
 def test_a_head_of_its_own_is_reduced_and_updated_too() -> None:
     params = []
     for tied in (1.0, 0.0):

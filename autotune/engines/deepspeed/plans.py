@@ -88,6 +88,9 @@ def plans_of(
         **_kept(candidates),
         **_zero(candidates),
         **_kernels(candidates, job),
+        # AutoTP gathers the head's output (module_inject/auto_tp.py, `gather_output`); on GPUs
+        # that was not measured.
+        "whole_logits": float(environment.accelerator == "cpu"),
     }
     return Plans(**columns)
 

@@ -92,6 +92,9 @@ _FLAGS = {
 _KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
 """Part of what a layer of GPT keeps that a module's inputs are. Source: Korthikanti et al.
 (arXiv:2205.05198), section 4.1, without the scores."""
+_PROCESS_BYTES_ON_CPU = 103e6
+"""Memory of a CPU rank beside its training: the median over every second row of
+results/recorded/megatron-order-cpu-2.json. The other rows say 101 MB."""
 _MILLION = 1e6
 _TP_OVERLAP = 0.7
 """Part of tensor parallel communication that `tp_comm_overlap` hides, as for NeMo's rows."""
@@ -296,6 +299,7 @@ class MegatronEngine(Engine):
             **_MEGATRON,
             **_DTYPES[job.precision],
             "flash_attention": float(self._task.fused_attention),
+            "process_bytes": _PROCESS_BYTES_ON_CPU * self._task.on_cpu,
             "vocab": padded_vocab(int(model["vocab"]), rows["tp"]),
             "zero_stage": rows["distributed_optimizer"],
             "recompute_every": np.where(
