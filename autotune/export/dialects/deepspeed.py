@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import (
-    ContractError,
     EngineSettings,
     Identity,
     Measure,
@@ -23,7 +21,7 @@ from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.material import training_script, trial_script
+from autotune.export.material import reading_export, training_script, trial_script
 from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
 from autotune.export.readme import choice_values, figures_file
 from autotune.job.observed import FRAMEWORKS
@@ -80,17 +78,12 @@ class DeepSpeedFiles(Dialect):
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""
-        try:
+        with reading_export(folder, "deepspeed"):
             config, settings = read_json(folder / CONFIG_FILE), read_json(folder / SETTINGS_FILE)
             files = {CONFIG_FILE: canonical_json(config)}
             limit_bytes = _limit_of_export(settings, environment)
             measure = dataclasses.replace(measure, memory_limit_bytes=limit_bytes)
             spec, setup = _read(folder, config, settings, environment, measure, digest_of(files))
-        except (ContractError, KeyError, TypeError, ValueError) as error:
-            raise JobError(
-                f"{folder}: not an export of autotune: {error}",
-                "name a folder that `autotune export --to deepspeed` wrote, or a study",
-            ) from error
         swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
         return Subject(
             source=str(folder),

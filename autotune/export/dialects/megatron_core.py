@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, Measure, read_json
+from autotune.contract import Measure, read_json
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.material import SETTINGS_FILE, settings, trial_script
+from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
 from autotune.export.megatron import megatron_readme, run_of, subject_of
 from autotune.export.readme import figures_file
 from autotune.space.built_in import script_digest
@@ -42,14 +41,9 @@ class MegatronCoreScript(Dialect):
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the arguments, and the settings that they do not say."""
-        try:
+        with reading_export(folder, "megatron-core"):
             told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / ARGUMENTS_FILE)
             workload, layout = spec_parts(told, digest=script_digest())
             return subject_of(
                 folder, told, arguments, workload, layout, environment=environment, measure=measure
             )
-        except (ContractError, KeyError, TypeError, ValueError) as error:
-            raise JobError(
-                f"{folder}: not an export of autotune: {error}",
-                "name a folder that `autotune export --to megatron-core` wrote, or a study",
-            ) from error

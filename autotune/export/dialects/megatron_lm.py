@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, Measure, Workload, read_json
+from autotune.contract import Measure, Workload, read_json
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.arguments import SCRIPT_ON_CPU
@@ -20,7 +20,7 @@ from autotune.engines.megatron.pretrain_gpt import (
     tokenizer_words,
 )
 from autotune.export.base import Dialect, Handout, Launch, Subject
-from autotune.export.material import SETTINGS_FILE, settings, trial_script
+from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
 from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
 from autotune.export.readme import figures_file
 from autotune.job.job import CHECKOUT_WORKLOAD
@@ -92,7 +92,7 @@ class MegatronArguments(Dialect):
         Raises:
             JobError: Besides, where nobody names a checkout.
         """
-        try:
+        with reading_export(folder, "megatron"):
             told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / WRITTEN_FILE)
             checkout = Path(os.environ.get(_CHECKOUT) or str(told["megatron_path"]))
             if not (checkout / SCRIPT).is_file():
@@ -112,11 +112,6 @@ class MegatronArguments(Dialect):
                 environment=environment,
                 measure=measure,
             )
-        except (ContractError, KeyError, TypeError, ValueError) as error:
-            raise JobError(
-                f"{folder}: not an export of autotune: {error}",
-                "name a folder that `autotune export --to megatron` wrote, or a study",
-            ) from error
 
 
 def _of_checkout(
