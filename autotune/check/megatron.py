@@ -16,13 +16,9 @@ from autotune.check.lint import CheckReport, Found
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import Source
-from autotune.engines.megatron.argument_rules import (
-    ARGUMENT_RULES,
-    CONNECTIONS,
-    as_word,
-    asks_for_connections,
-    flag_name,
-)
+from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
+from autotune.engines.megatron.argument_rules.making import as_word, flag_name
+from autotune.engines.megatron.argument_rules.ranks import CONNECTIONS, asks_for_connections
 from autotune.engines.megatron.launch_rules import WORD_RULES, changed, judge_launch
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES

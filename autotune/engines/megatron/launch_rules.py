@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.argument_rules import ARGUMENT_RULES, flag_name, in_words
+from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
+from autotune.engines.megatron.argument_rules.making import flag_name, in_words
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
 from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.engines.megatron.argument_rules import ARGUMENT_RULES, CONNECTIONS
+from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
+from autotune.engines.megatron.argument_rules.ranks import CONNECTIONS
 from autotune.engines.megatron.flags import release_of
 from autotune.engines.megatron.launch_rules import (
     changed,

@@ -1,0 +1,215 @@
+"""Rules of mixtures of experts."""
+
+from autotune.engines.megatron.argument_rules.making import (
+    ARGUMENTS,
+    CHUNKED,
+    CONFIG,
+    Answer,
+    argument_rule,
+    flag_name,
+    is_before,
+    is_on,
+    rules_in,
+)
+from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.space.rule import Patch
+
+
+@argument_rule("experts.none", f"{ARGUMENTS}: expert_model_parallel_size")
+def _no_experts(launch: MegatronLaunch) -> Answer:
+    """--expert-model-parallel-size above 1 for a model without experts."""
+    if launch.get("expert_model_parallel_size") > 1 and launch.get("num_experts") is None:
+        return (
+            "--expert-model-parallel-size spreads experts, and --num-experts gives none",
+            {"expert_model_parallel_size": None},
+        )
+    return None
+
+
+@argument_rule("experts.precision", f"{ARGUMENTS} of 0.14 and 0.15: moe_grouped_gemm")
+def _experts_precision(launch: MegatronLaunch) -> Answer:
+    """Before 0.16: --moe-grouped-gemm without --bf16, or expert parallelism with --fp16."""
+    if not is_before(launch.release, "0.16"):
+        return None
+    if is_on(launch, "moe_grouped_gemm") and not is_on(launch, "bf16"):
+        change: Patch = {"bf16": True, "fp16": None} if is_on(launch, "fp16") else {"bf16": True}
+        return f"--moe-grouped-gemm: needs --bf16 in Megatron Core {launch.release}", change
+    if launch.get("expert_model_parallel_size") > 1 and is_on(launch, "fp16"):
+        return (
+            "--expert-model-parallel-size above 1: trains no --fp16 in Megatron Core "
+            f"{launch.release}",
+            {"fp16": None, "bf16": True},
+        )
+    return None
+
+
+@argument_rule("experts.width_of_dense", f"{CONFIG}: moe_ffn_hidden_size")
+def _width_of_dense(launch: MegatronLaunch) -> Answer:
+    """--moe-ffn-hidden-size without --num-experts."""
+    if launch.get("num_experts"):
+        return None
+    if launch.get("moe_ffn_hidden_size") is not None:
+        return (
+            "--moe-ffn-hidden-size is the width of experts, and --num-experts gives none",
+            {"moe_ffn_hidden_size": None},
+        )
+    return None
+
+
+@argument_rule("experts.bias", f"{CONFIG}: add_bias_linear")
+def _experts_bias(launch: MegatronLaunch) -> Answer:
+    """Experts with biases that tensor parallel ranks share; in 0.14 with biases at all."""
+    if not launch.get("num_experts") or launch.get("add_bias_linear") is False:
+        return None
+    if is_before(launch.release, "0.15"):
+        return "experts have no biases in Megatron Core 0.14", {"add_bias_linear": False}
+    etp = launch.get("expert_tensor_parallel_size")
+    if (etp or launch.get("tensor_model_parallel_size")) == 1:
+        return None
+    return (
+        "experts with biases have one tensor parallel rank",
+        {"add_bias_linear": False},
+        "or set --expert-tensor-parallel-size to 1",
+    )
+
+
+@argument_rule("experts.router", f"{CONFIG}: moe_router_topk, moe_router_enable_expert_bias")
+def _router(launch: MegatronLaunch) -> Answer:
+    """Settings of the router that do not go together."""
+    score = launch.get("moe_router_score_function")
+    if is_on(launch, "moe_router_enable_expert_bias") and score != "sigmoid":
+        return (
+            f"--moe-router-enable-expert-bias: takes no --moe-router-score-function {score}",
+            {"moe_router_score_function": "sigmoid"},
+        )
+    balancing = launch.get("moe_router_load_balancing_type")
+    kinds = balancing if isinstance(balancing, list) else [balancing]
+    if (
+        launch.get("num_experts")
+        and launch.get("moe_router_topk") == 1
+        and score == "softmax"
+        and not is_on(launch, "moe_router_pre_softmax")
+        and kinds != ["sinkhorn"]
+    ):
+        return "--moe-router-topk 1: needs --moe-router-pre-softmax", {
+            "moe_router_pre_softmax": True
+        }
+    coefficients = launch.get("moe_aux_loss_coeff")
+    if len(kinds) > 1 and (not isinstance(coefficients, list) or len(coefficients) != len(kinds)):
+        return (
+            f"--moe-router-load-balancing-type names {len(kinds)}, and --moe-aux-loss-coeff "
+            f"has {len(coefficients) if isinstance(coefficients, list) else 1}",
+            {},
+            "give a coefficient for each",
+        )
+    return None
+
+
+@argument_rule("experts.groups", f"{CONFIG}: moe_router_group_topk")
+def _router_groups(launch: MegatronLaunch) -> Answer:
+    """--moe-router-group-topk without --moe-router-num-groups, or with groups of other sizes."""
+    chosen = launch.get("moe_router_group_topk")
+    if not chosen:
+        return None
+    groups, experts = launch.get("moe_router_num_groups"), launch.get("num_experts")
+    if not groups:
+        return (
+            "--moe-router-group-topk: needs --moe-router-num-groups",
+            {"moe_router_group_topk": None},
+        )
+    if experts and experts % groups:
+        return (
+            f"--num-experts {experts} is no multiple of --moe-router-num-groups {groups}",
+            {},
+            f"take a number of groups that divides {experts}",
+        )
+    if chosen > groups:
+        return (
+            f"--moe-router-group-topk {chosen} is above --moe-router-num-groups {groups}",
+            {"moe_router_group_topk": groups},
+        )
+    return None
+
+
+@argument_rule("experts.dispatcher", f"{CONFIG}: moe_token_dispatcher_type")
+def _dispatcher(launch: MegatronLaunch) -> Answer:
+    """A --moe-token-dispatcher-type that an option of it does not take."""
+    kind = launch.get("moe_token_dispatcher_type")
+    if is_on(launch, "moe_enable_deepep") and kind != "flex":
+        return (
+            f"--moe-enable-deepep: takes no --moe-token-dispatcher-type {kind}",
+            {"moe_token_dispatcher_type": "flex"},
+        )
+    shares = launch.get("moe_shared_expert_intermediate_size") is not None
+    if shares and is_on(launch, "moe_shared_expert_overlap") and kind != "alltoall":
+        return (
+            f"--moe-shared-expert-overlap: takes no --moe-token-dispatcher-type {kind}",
+            {"moe_token_dispatcher_type": "alltoall"},
+        )
+    if is_on(launch, "moe_pad_expert_input_to_capacity") and (
+        launch.get("moe_expert_capacity_factor") is None
+    ):
+        return (
+            "--moe-pad-expert-input-to-capacity: needs --moe-expert-capacity-factor",
+            {"moe_pad_expert_input_to_capacity": None},
+        )
+    return None
+
+
+@argument_rule("experts.overlap", f"{CONFIG}: overlap_moe_expert_parallel_comm")
+def _experts_overlap(launch: MegatronLaunch) -> Answer:
+    """--overlap-moe-expert-parallel-comm without what it overlaps, or beside what forbids it."""
+    name = "overlap_moe_expert_parallel_comm"
+    if not is_on(launch, name):
+        return None
+    if launch.get("expert_model_parallel_size") == 1:
+        why = "sends nothing while --expert-model-parallel-size is 1"
+    elif launch.get("moe_token_dispatcher_type") not in ("alltoall", "flex"):
+        return (
+            f"{flag_name(name)}: needs --moe-token-dispatcher-type alltoall or flex",
+            {"moe_token_dispatcher_type": "alltoall"},
+        )
+    elif launch.get("pipeline_model_parallel_size") > 1 and not any(
+        launch.get(each) for each in (*CHUNKED, "pipeline_model_parallel_layout")
+    ):
+        why = "with a pipeline needs interleaved chunks, --num-virtual-stages-per-pipeline-rank"
+    elif launch.get("recompute_granularity") == "full":
+        why = "does not go with --recompute-granularity full"
+    elif not (is_on(launch, "bf16") or is_on(launch, "fp16")):
+        why = "needs --bf16 or --fp16"
+    elif is_on(launch, "moe_shared_expert_overlap"):
+        why = "does not go with --moe-shared-expert-overlap"
+    else:
+        return None
+    return f"{flag_name(name)}: {why}", {name: None}
+
+
+@argument_rule("experts.capacity", f"{CONFIG}: moe_expert_capacity_factor")
+def _capacity(launch: MegatronLaunch) -> Answer:
+    """--moe-expert-capacity-factor with a balancing that has none."""
+    if launch.get("moe_expert_capacity_factor") is None:
+        return None
+    balancing = launch.get("moe_router_load_balancing_type")
+    kinds = balancing if isinstance(balancing, list) else [balancing]
+    allowed = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+    wrong = [kind for kind in kinds if kind not in allowed]
+    if not wrong:
+        return None
+    return (
+        f"--moe-expert-capacity-factor: takes no --moe-router-load-balancing-type {wrong[0]}",
+        {"moe_expert_capacity_factor": None},
+    )
+
+
+@argument_rule("recompute.experts", f"{CONFIG}: moe_layer_recompute")
+def _experts_recompute(launch: MegatronLaunch) -> Answer:
+    """--moe-layer-recompute with --recompute-granularity full."""
+    if is_on(launch, "moe_layer_recompute") and launch.get("recompute_granularity") == "full":
+        return (
+            "--moe-layer-recompute: --recompute-granularity full recomputes experts already",
+            {"moe_layer_recompute": None},
+        )
+    return None
+
+
+RULES = rules_in(globals())

@@ -1,0 +1,127 @@
+"""Rules of memory: what is computed again, and what goes to the host."""
+
+from autotune.engines.megatron.argument_rules.making import (
+    ARGUMENTS,
+    CONFIG,
+    Answer,
+    argument_rule,
+    is_before,
+    is_on,
+    rules_in,
+)
+from autotune.engines.megatron.launched import MegatronLaunch
+
+
+@argument_rule("recompute.full_method", f"{CONFIG}: recompute_method")
+def _full_method(launch: MegatronLaunch) -> Answer:
+    """--recompute-granularity full without a method or a number of layers."""
+    if launch.get("recompute_granularity") != "full":
+        return None
+    missing = {
+        name: value
+        for name, value in (("recompute_method", "uniform"), ("recompute_num_layers", 1))
+        if launch.get(name) is None
+    }
+    if not missing:
+        return None
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+    return f"--recompute-granularity full: needs {flags}", missing
+
+
+@argument_rule("recompute.selective_method", f"{CONFIG}: recompute_granularity")
+def _selective_method(launch: MegatronLaunch) -> Answer:
+    """--recompute-granularity selective with a method or a number of layers."""
+    is_selective = launch.get("recompute_granularity") == "selective"
+    if not (is_selective or launch.get("recompute_activations")):
+        return None
+    names = ("recompute_method", "recompute_num_layers")
+    given = [name for name in names if launch.get(name) is not None]
+    if not given:
+        return None
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    return (
+        f"--recompute-granularity selective takes no {flags}: that is for full recomputation",
+        dict.fromkeys(given),
+    )
+
+
+@argument_rule("recompute.saved_by_sequence", f"{CONFIG}: distribute_saved_activations")
+def _saved_activations(launch: MegatronLaunch) -> Answer:
+    """--distribute-saved-activations with --sequence-parallel."""
+    if launch.get("distribute_saved_activations") and launch.get("sequence_parallel"):
+        return (
+            "--distribute-saved-activations: --sequence-parallel splits them already",
+            {"distribute_saved_activations": None},
+        )
+    return None
+
+
+@argument_rule("recompute.saved_alone", f"{ARGUMENTS}: distribute_saved_activations")
+def _saved_alone(launch: MegatronLaunch) -> Answer:
+    """--distribute-saved-activations without tensor parallel ranks or full recomputation."""
+    if not is_on(launch, "distribute_saved_activations"):
+        return None
+    if launch.get("tensor_model_parallel_size") == 1:
+        said = "splits over the tensor parallel ranks, and --tensor-model-parallel-size is 1"
+    elif launch.get("recompute_granularity") != "full" or is_on(launch, "recompute_activations"):
+        said = "splits what --recompute-granularity full saves"
+    else:
+        return None
+    return f"--distribute-saved-activations: {said}", {"distribute_saved_activations": None}
+
+
+_RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+
+
+@argument_rule("recompute.modules", f"{CONFIG}: recompute_modules")
+def _recompute_modules(launch: MegatronLaunch) -> Answer:
+    """--recompute-modules that the model or fp8's recipe lacks."""
+    modules = launch.get("recompute_modules")
+    is_selective = launch.get("recompute_granularity") == "selective"
+    if not modules or not (is_selective or is_on(launch, "recompute_activations")):
+        return None
+    reasons = {
+        "moe_act": (not is_on(launch, "moe_grouped_gemm"), "needs --moe-grouped-gemm"),
+        "mla_up_proj": (
+            not is_on(launch, "multi_latent_attention"),
+            "needs --multi-latent-attention",
+        ),
+        "shared_experts": (
+            launch.get("moe_shared_expert_intermediate_size") is not None
+            and is_on(launch, "moe_shared_expert_overlap"),
+            "does not go with --moe-shared-expert-overlap",
+        ),
+    }
+    is_delayed = bool(launch.get("fp8")) and launch.get("fp8_recipe") == "delayed"
+    for module in modules:
+        clashes, why = reasons.get(module, (False, ""))
+        if module not in _RECOMPUTED and is_before(launch.release, "0.17"):
+            clashes, why = True, f"is none of {', '.join(_RECOMPUTED)}"
+        elif module in ("moe_act", "layernorm") and is_delayed and not clashes:
+            clashes, why = True, "is not recomputed with --fp8-recipe delayed"
+        if clashes:
+            left = [each for each in modules if each != module]
+            return f"--recompute-modules {module}: {why}", {"recompute_modules": left or None}
+    return None
+
+
+@argument_rule("offload.modules", f"{CONFIG}: offload_modules")
+def _offload_modules(launch: MegatronLaunch) -> Answer:
+    """--fine-grained-activation-offloading of nothing, or of attn_proj without core_attn."""
+    if not is_on(launch, "fine_grained_activation_offloading"):
+        return None
+    modules = launch.get("offload_modules")
+    if not modules:
+        return (
+            "--fine-grained-activation-offloading: needs --offload-modules",
+            {"offload_modules": ["core_attn"]},
+        )
+    if "attn_proj" in modules and "core_attn" not in modules:
+        return (
+            "--offload-modules attn_proj: takes what core_attn hands it, and needs it beside",
+            {"offload_modules": [*modules, "core_attn"]},
+        )
+    return None
+
+
+RULES = rules_in(globals())

@@ -1,0 +1,191 @@
+"""Rules of pipelines: how layers are cut into stages and chunks."""
+
+import re
+
+from autotune.engines.megatron.argument_rules.making import (
+    ARGUMENTS,
+    CHUNKED,
+    CONFIG,
+    PARALLEL,
+    Answer,
+    argument_rule,
+    flag_name,
+    is_on,
+    rules_in,
+)
+from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.space.rule import Patch
+
+
+@argument_rule("vp.one_way", f"{ARGUMENTS}: num_virtual_stages_per_pipeline_rank")
+def _one_way_to_interleave(launch: MegatronLaunch) -> Answer:
+    """Both ways to say how a pipeline is interleaved."""
+    by_layers = launch.get("num_layers_per_virtual_pipeline_stage")
+    if by_layers is not None and launch.get("num_virtual_stages_per_pipeline_rank") is not None:
+        return (
+            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
+            "say the same in two ways, and Megatron takes one",
+            {"num_layers_per_virtual_pipeline_stage": None},
+        )
+    return None
+
+
+@argument_rule("vp.pipeline", f"{ARGUMENTS}: overlap_p2p_comm")
+def _chunks_alone(launch: MegatronLaunch) -> Answer:
+    """Interleaved chunks without a pipeline."""
+    given = [name for name in CHUNKED if launch.get(name) is not None]
+    pipeline = launch.get("pipeline_model_parallel_size")
+    if len(given) != 1 or pipeline != 1:
+        return None
+    (name,) = given
+    layers = launch.get("num_layers")
+    n_chunks = launch.get(name) if name == CHUNKED[1] else (layers or 0) // launch.get(name)
+    if n_chunks == 1:
+        return None
+    return (
+        f"{flag_name(name)} interleaves chunks of a pipeline, and "
+        "--pipeline-model-parallel-size is 1",
+        {name: None},
+        "or set --pipeline-model-parallel-size above 1",
+    )
+
+
+@argument_rule("vp.chunk_layers", f"{ARGUMENTS}: num_layers_per_virtual_pipeline_stage")
+def _chunk_layers(launch: MegatronLaunch) -> Answer:
+    """--num-layers-per-virtual-pipeline-stage does not divide the layers of a stage."""
+    size, total = launch.get(CHUNKED[0]), launch.get("num_layers")
+    pp = launch.get("pipeline_model_parallel_size")
+    if size is None or not total or pp < 2:
+        return None
+    ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+    if any(launch.get(name) is not None for name in ends):
+        return (
+            f"{flag_name(CHUNKED[0])}: stages of their own size take {flag_name(CHUNKED[1])}",
+            {CHUNKED[0]: None},
+        )
+    total += is_on(launch, "account_for_embedding_in_pipeline_split")
+    total += is_on(launch, "account_for_loss_in_pipeline_split")
+    if total % pp:
+        return None  # `pp.split` says it
+    stage = total // pp
+    if stage % size == 0:
+        return None
+    sizes = [each for each in range(1, stage) if stage % each == 0] or [stage]
+    nearest = min(sizes, key=lambda each: (abs(each - size), each))
+    return (
+        f"{flag_name(CHUNKED[0])} {size} does not divide the {stage} layers of a stage "
+        f"({total} / --pipeline-model-parallel-size {pp})",
+        {CHUNKED[0]: nearest},
+    )
+
+
+@argument_rule("pp.layout", f"{CONFIG}: pipeline_model_parallel_layout")
+def _layout(launch: MegatronLaunch) -> Answer:
+    """--pipeline-model-parallel-layout beside another way to place layers."""
+    layout = launch.get("pipeline_model_parallel_layout")
+    if layout is None:
+        return None
+    others = (
+        *CHUNKED,
+        *(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")),
+        *(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")),
+    )
+    wrong = [name for name in others if launch.get(name)]
+    if wrong:
+        flags = " and ".join(map(flag_name, wrong))
+        return f"{flags}: --pipeline-model-parallel-layout places all layers", dict.fromkeys(wrong)
+    stages = _stages(layout)
+    pp, layers = launch.get("pipeline_model_parallel_size"), launch.get("num_layers")
+    if stages is None:
+        return None
+    if len(stages) % pp:
+        return (
+            f"--pipeline-model-parallel-layout has {len(stages)} stages, no multiple of "
+            f"--pipeline-model-parallel-size {pp}",
+            {},
+            "add or join stages, which | separates",
+        )
+    n_placed = sum(stage.count("t") for stage in stages)
+    if layers and n_placed != layers:
+        return (
+            f"--pipeline-model-parallel-layout places {n_placed} layers, and --num-layers is "
+            f"{layers}",
+            {},
+            "make them equal",
+        )
+    return None
+
+
+_DIGITS = 6
+_LONGEST_LAYOUT = 10**6
+"""Letters of a layout that is written out, at most."""
+
+
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z|])\*(\d+)")
+
+
+def _stages(layout: str) -> list[str] | None:
+    """Letters of each stage of a layout, `t` for a layer; None: it is written in another way."""
+    text = layout.replace(",", "").replace(" ", "")
+    while (found := _REPEATED.search(text)) is not None:
+        inner, times = (found[1], found[2]) if found[2] else (found[3], found[4])
+        if len(times) > _DIGITS or len(text) + len(inner) * int(times) > _LONGEST_LAYOUT:
+            return None
+        text = text[: found.start()] + inner * int(times) + text[found.end() :]
+    return text.split("|") if re.fullmatch(r"[A-Za-z|]+", text) else None
+
+
+@argument_rule("pp.uneven_ends", f"{CONFIG}: account_for_embedding_in_pipeline_split")
+def _uneven_ends(launch: MegatronLaunch) -> Answer:
+    """Stages of their own size beside embedding or loss that count as layers."""
+    sizes = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+    counts = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
+    own = [name for name in sizes if launch.get(name) is not None]
+    wrong = [name for name in counts if is_on(launch, name)]
+    if not own or not wrong:
+        return None
+    flags = " and ".join(map(flag_name, wrong))
+    return f"{flags}: stages have {flag_name(own[0])} already", dict.fromkeys(wrong)
+
+
+@argument_rule("pp.one_end", f"{ARGUMENTS}: account_for_embedding_in_pipeline_split")
+def _one_end(launch: MegatronLaunch) -> Answer:
+    """Layers that do not split evenly with the embedding or the loss as one of them."""
+    ends = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
+    counted = [name for name in ends if is_on(launch, name)]
+    layers, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
+    sizes = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
+    own = any(launch.get(name) for name in (*sizes, "pipeline_model_parallel_layout"))
+    if len(counted) != 1 or not layers or own:
+        return None
+    chunks = pp * (launch.get(CHUNKED[1]) or 1)
+    if (layers + 1) % chunks == 0:
+        return None
+    change: Patch = {counted[0]: None}
+    if layers % chunks:
+        other = next(name for name in ends if name not in counted)
+        change = {other: True} if (layers + 2) % chunks == 0 else {}
+    return (
+        f"{layers} layers and {flag_name(counted[0])} make {layers + 1}, which is no multiple of "
+        f"{chunks} chunks",
+        change,
+        "" if change else "take a pipeline that divides them",
+    )
+
+
+@argument_rule("pp.embedding_gradient", f"{PARALLEL}: defer_embedding_wgrad_compute")
+def _embedding_gradient(launch: MegatronLaunch) -> Answer:
+    """--defer-embedding-wgrad-compute without a pipeline or fused accumulation of gradients."""
+    name = "defer_embedding_wgrad_compute"
+    if not is_on(launch, name):
+        return None
+    if launch.get("pipeline_model_parallel_size") == 1:
+        return f"{flag_name(name)}: needs --pipeline-model-parallel-size above 1", {name: None}
+    if launch.get("gradient_accumulation_fusion") is False:
+        return f"{flag_name(name)}: does not go with --no-gradient-accumulation-fusion", {
+            name: None
+        }
+    return None
+
+
+RULES = rules_in(globals())
