@@ -50,6 +50,9 @@ class Plan:
     n_params: int
     n_params_frozen: int
     seq_len: int
+    """Tokens of a sample; it says nothing where samples have no length."""
+    has_tokens: bool
+    """Whether samples are made of tokens; those of a user's own script may not be."""
     lengths: str
     """How the samples differ in length; empty where they do not."""
     global_batch: int
@@ -219,6 +222,7 @@ def make_plan(
         n_params=job.model.shape.n_params,
         n_params_frozen=job.model.shape.n_params_frozen,
         seq_len=job.seq_len,
+        has_tokens=job.script is None or job.script.has_tokens,
         lengths=job.lengths.describe(job.global_batch),
         global_batch=job.global_batch,
         world=job.world,

@@ -107,6 +107,14 @@ def steady_from(samples: Sequence[float]) -> int | None:
     return best_d if best_d <= n // 2 else None
 
 
+def share_beyond_median(samples: Sequence[float]) -> float:
+    """Share of the whole time of steps that the same number of median steps would not take.
+
+    Below 0 if the median is longer than the mean.
+    """
+    return 1 - statistics.median(samples) / statistics.fmean(samples)
+
+
 def _tamed(samples: Sequence[float]) -> list[float]:
     """The samples, with those beyond `_TAMED_AT` moved to that distance (winsorized)."""
     median = statistics.median(samples)

@@ -1,6 +1,7 @@
 """What is known of a user's own command before it has run."""
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from autotune.app.diagnose import diagnose
 from autotune.app.exports import export_study, patch_study
-from autotune.app.own_script import refuse_missing_script, world_of
+from autotune.app.own_script import open_script_session, refuse_missing_script, world_of
+from autotune.app.session import plan_search
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import read_json, to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
 from autotune.report.explain.script import describe_script
+from autotune.report.terminal.study import print_plan
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
 
@@ -147,6 +151,26 @@ def test_tokens_of_a_command_are_those_that_were_counted(
     steps_per_s = said.row["samples_per_s"] / said.settings["global_batch"]
     assert said.row["tokens_per_s"] == pytest.approx(300 * steps_per_s)
     assert said.row["padded_tokens_per_s"] == pytest.approx(400 * steps_per_s)
+
+
+@pytest.mark.usefixtures("launchers")
+@pytest.mark.parametrize(
+    ("description", "said"),
+    [(TRAINER, "sequence 64, global"), (RAW, "samples without a length, global")],
+    ids=["tokens", "images"],
+)
+def test_a_plan_names_the_length_of_samples_that_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, description: dict[str, Any], said: str
+) -> None:
+    command, folder = studied(tmp_path / "results", description)
+    monkeypatch.chdir(folder)
+    session = open_script_session(
+        command, {"study": "own"}, results=tmp_path / "results", note=print
+    )
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, plan_search(session, fresh=False), reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    assert said in console.file.getvalue()
 
 
 @pytest.mark.usefixtures("launchers")

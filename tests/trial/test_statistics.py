@@ -12,6 +12,7 @@ from autotune.trial.statistics import (
     median_interval,
     n_effective,
     relative_half_width,
+    share_beyond_median,
     steady_from,
 )
 
@@ -135,3 +136,8 @@ def test_a_single_slow_step_is_not_the_end_of_warm_up():
     series = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99] * 5
     series[20] = 30.0
     assert steady_from(series) == 0
+
+
+def test_time_that_the_median_step_does_not_show() -> None:
+    assert share_beyond_median([1.0] * 9 + [6.0]) == pytest.approx(5 / 15)
+    assert share_beyond_median([1.0] * 10) == 0

@@ -139,7 +139,11 @@ def _place(report: StudyReport) -> str:
 def _job(report: StudyReport) -> str:
     context = report.context
     specs = [trial.spec for trial in report.history.trials]
-    sequence = f"sequence {specs[-1].workload.seq_len}, " if specs else ""
+    results = [trial.result for trial in report.history.trials if trial.result is not None]
+    # In a user's own script tokens are counted, and its samples may have none.
+    has_tokens = any(result.tokens_per_step for result in results)
+    has_length = bool(specs) and (has_tokens or not specs[-1].workload.command)
+    sequence = f"sequence {specs[-1].workload.seq_len}, " if has_length else ""
     limit = specs[-1].measure.memory_limit_bytes if specs else None
     return (
         f"{sequence}global batch {context.global_batch}, world {context.world}, "

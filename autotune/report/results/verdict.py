@@ -20,6 +20,7 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_extrapolated, describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
+from autotune.report.results.whole import describe_whole
 from autotune.report.words import describe_counts, describe_reduced
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -108,6 +109,8 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
                 change = describe_difference(ours.candidate, theirs.candidate, report.context)
             facts.append(("change", change))
         facts.append(("speedup", describe_speedup(answer)))
+        if whole := describe_whole(report):
+            facts.append(("whole run", whole))
     if best is not None and answer.guard is not None:
         facts.append(("guard", str(answer.guard)))
     if (drifted := answer.drifted) is not None:

@@ -32,8 +32,8 @@ Fact = tuple[str, str]
 """A name, and a text about it."""
 
 _VERDICT = (
-    *("unfinished", "speedup", "change", "best", "baseline", "memory", "guard", "drifted"),
-    *("why", "fix"),
+    *("unfinished", "speedup", "whole run", "change", "best", "baseline", "memory", "guard"),
+    *("drifted", "why", "fix"),
 )
 """Facts that come before the table, in this order."""
 _ON_THE_LEFT = ("95% interval", "outcome")
@@ -140,7 +140,7 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     facts = [
         ("study", plan.folder + (f" ({_counted(plan.n_recorded)})" if plan.n_recorded else "")),
         ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
-        ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
+        ("job", f"{_samples(plan)}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
         ("device", f"{plan.accelerator}: {plan.device_name}{limit}"),
         _lattice_facts(plan),
@@ -165,6 +165,10 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.budget_s is not None:
         facts.append(("budget", _budget(plan, plan.budget_s)))
     return facts
+
+
+def _samples(plan: Plan) -> str:
+    return f"sequence {plan.seq_len}" if plan.has_tokens else "samples without a length"
 
 
 def _counted(n_trials: int) -> str:

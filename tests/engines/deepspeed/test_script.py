@@ -318,6 +318,17 @@ def test_what_did_not_arrive_is_remarked(tmp_path: Path) -> None:
     assert "bf16" not in said
 
 
+def test_time_beyond_the_median_step_is_remarked(tmp_path: Path) -> None:
+    own = observed()
+    for name, last_s in (("even", 0.5), ("evaluates", 5.0)):
+        (folder := tmp_path / name).mkdir()
+        ran = replace(own, result={**own.result, "step_times_s": [0.5] * 9 + [last_s]})
+        said = [
+            line for line in ScriptEngine(job_of(ran, folder), CPU).remarks() if "median" in line
+        ]
+        assert [line[:4] for line in said] == (["47% "] if name == "evaluates" else [])
+
+
 def test_several_engines_are_remarked(tmp_path: Path) -> None:
     alone, several = engine_of(tmp_path), {**RAW, "engines": 3, "engines_trained": 2}
     assert not [line for line in alone.remarks() if "engines" in line]

@@ -1,13 +1,20 @@
 """Edits of Trainer's arguments, in the words of frameworks that build the model by their own."""
 
+import dataclasses
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from autotune.trial.guest.frameworks import hooks
-from autotune.trial.guest.quiet import output_folder
+from autotune.engines.deepspeed.script import (
+    ACCUMULATION_ARGUMENT,
+    MICRO_BATCH_ARGUMENT,
+    OPTIMIZER_ARGUMENT,
+)
+from autotune.space.script import IMPLEMENTATIONS
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES, hooks
+from autotune.trial.guest.quiet import ARGUMENTS, output_folder
 
 EDITS = {"per_device_train_batch_size": 8, "activation_checkpointing": False}
 
@@ -92,3 +99,14 @@ def test_a_script_of_trl_takes_an_attention_if_it_reads_it(reads: bool) -> None:
     if reads:
         assert made.attn_implementation == "eager"
     assert bool(seen.get("takes_attention")) is reads
+
+
+def test_the_installed_trainer_takes_every_name_that_edits_use() -> None:
+    """Recomputation has another name in older releases."""
+    arguments = pytest.importorskip("transformers.training_args")
+    names = {each.name for each in dataclasses.fields(arguments.TrainingArguments)}
+    assert names >= {MICRO_BATCH_ARGUMENT, ACCUMULATION_ARGUMENT, OPTIMIZER_ARGUMENT}
+    assert names >= {"torch_compile", "bf16", "fp16"}
+    assert names & set(RECOMPUTE_NAMES)
+    assert set(IMPLEMENTATIONS) <= {each.value for each in arguments.OptimizerNames}
+    assert ARGUMENTS.keys() - names == {"evaluation_strategy"}, "its older name"
