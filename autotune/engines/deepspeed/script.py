@@ -59,7 +59,7 @@ _BUCKET = "reduce_bucket_size"
 _IMPLEMENTATION = "optimizer.implementation"
 _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
-_TOLD_BEYOND = 0.05
+_TOLD_BEYOND = 0.1
 """Share of the time beyond the median step that is worth a remark."""
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 

@@ -13,7 +13,7 @@ from autotune.report.results.ratios import telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.trial.statistics import share_beyond_median
 
-LEAST_SHARE = 0.05
+LEAST_SHARE = 0.1
 """Share of a run's time beyond the median step from which it is told."""
 
 
