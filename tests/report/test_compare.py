@@ -142,6 +142,42 @@ def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> Non
     assert list(knobs.loc["recompute"]) == ["none", "full"]
 
 
+def test_knobs_that_an_engine_alone_has_stand_apart(comparison: StudyComparison) -> None:
+    first, second = comparison.runs
+    context = dataclasses.replace(second.report.context, engine="megatron")
+    report = dataclasses.replace(second.report, context=context)
+    values = pd.DataFrame(
+        {first.name: ["4", "1", "-"], second.name: ["8", "-", "true"]},
+        index=["micro_batch", "zero.stage", "distributed_optimizer"],
+    )
+    runs = [first, dataclasses.replace(second, report=report)]
+    changed = dataclasses.replace(comparison, runs=runs, knobs=values)
+    assert list(changed.shared_knobs.index) == ["micro_batch"]
+    own = {first.name: "zero.stage=1", second.name: "distributed_optimizer=true"}
+    assert dict(changed.own_knobs) == own
+
+
+def test_a_verdict_rests_on_the_runs_of_the_figures_beside_it(
+    wide: Study, tmp_path: Path
+) -> None:
+    """A comparison that was cut short in its first round tells nothing, and the best is slow in it."""
+    cut = finished(tmp_path, varied, trials=30)
+    for trial in cut.trials():
+        number = trial.spec.identity.confirm_round
+        if number is not None and number > 0:
+            shutil.rmtree(trial.folder)
+        elif number == 0:
+            file = trial.folder / "result.json"
+            result = json.loads(file.read_text(encoding="utf-8"))
+            result["samples_per_s"] /= 2
+            file.write_text(json.dumps(result), encoding="utf-8")
+    wide.job_file.write_text(JOB, encoding="utf-8")
+    found = compare_studies([str(wide.folder), str(cut.folder)], tmp_path)
+    bests = [run.report.best_row for run in found.runs]
+    rates = [best.rate for best in bests if best]
+    assert found.verdicts[0].ratio == pytest.approx(rates[1] / rates[0])
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_it_fits_a_terminal_and_cuts_no_figure(comparison: StudyComparison, width: int) -> None:
     console = Console(

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autotune.app.pages import compare_studies
+from autotune.contract import TrialResult, TrialSpec
 from autotune.job.published import find_presets
+from autotune.report.compare.terminal import print_comparison
 from autotune.report.results.study import read_report
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
@@ -20,6 +23,7 @@ from autotune.report.terminal.study import print_report
 from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
 from tests.report.test_terminal import finished
+from tests.search.scripted import ok, realistic
 from tests.search.test_worth import measured, walk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
@@ -40,12 +44,25 @@ def ladder(console: Console) -> None:
     print_ladder(console, climbed)
 
 
+def compare(console: Console) -> None:
+    def slower(spec: TrialSpec) -> TrialResult:
+        rate = 0.9 if spec.identity.knobs["zero.stage"] == 1 else 1.0
+        result = realistic(spec)
+        if result.samples_per_s is None:
+            return result
+        return ok(spec, rate * result.samples_per_s, peak=result.peak_memory_bytes or 0)
+
+    for name, behave in (("first", realistic), ("second", slower)):
+        finished(Path("results"), behave, trials=4).folder.rename(Path("results", name))
+    print_comparison(console, compare_studies(["first", "second"], Path("results")))
+
+
 def models(console: Console) -> None:
     print_models(console, find_presets("llama"))
 
 
 @pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("view", [report, live, ladder, models], ids=lambda view: view.__name__)
+@pytest.mark.parametrize("view", [report, live, ladder, compare, models], ids=lambda view: view.__name__)
 def test_a_view_is_frozen(
     view: Callable[[Console], None],
     width: int,

@@ -21,6 +21,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
+from autotune.report.page.lead import docs_links
 from autotune.report.page.page import render_page
 from autotune.report.page.trials import trials
 from autotune.report.results.rows import make_rows
@@ -295,8 +296,7 @@ def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> No
 def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
     assert "importance" in charts_in(rendered(wide))
     few = rendered(finished(tmp_path))
-    assert "importance" not in charts_in(few)
-    assert "It takes 20 candidates to say" in few
+    assert 'id="importance"' not in few, "no section of nothing"
 
 
 def test_a_running_search_loads_its_page_again(wide: Study) -> None:
@@ -318,7 +318,51 @@ def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path
     for trial in recorded:
         (trial.folder / "spec.json").unlink()
     study.write_state({**study.read_state(), "answer": None})
-    assert "resumes it" in rendered(study)
+    empty = rendered(study)
+    assert "The search was cut short before a trial had a figure." in empty
+    assert "resumes it" in empty
+    assert "No trial is recorded." in empty
+    assert 'id="trials"' not in empty
+
+
+def test_a_search_that_was_killed_says_what_it_had_found(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    study.write_state({**study.read_state(), "answer": None})
+    fastest = next(row for row in read_report(study).rows if row.figure and row.fits)
+    page = rendered(study)
+    assert f"Unfinished: {format_rate(fastest.rate)} samples/s so far" in page
+    assert f"Trial {fastest.trial} is the fastest of " in page
+
+
+def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
+    report = read_report(wide)
+    answer = report.answer
+    assert answer is not None
+    rows = trials(report, {"best": answer.best, "baseline": answer.baseline})
+    for name in ("best", "baseline"):
+        (one,) = (row for row in rows if row["mark"] == name)
+        again = [row for row in rows if row["again_of"] == name]
+        assert again
+        assert {row["settings"] for row in again} == {one["settings"]}
+
+
+def test_links_to_a_documentation_that_nobody_published_are_no_links() -> None:
+    address = "Documentation, https://github.com/{}/autotune/docs"
+    assert docs_links([address.format("OWNER")])[0][:2] == ("", "docs/search.md")
+    (root, _, _), *_ = docs_links([address.format("somebody")])
+    assert root == "https://github.com/somebody/autotune/docs/search.md"
+
+
+def test_the_page_of_a_user_s_command_names_it(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    for trial in study.trials():
+        file = trial.folder / "spec.json"
+        spec = json.loads(file.read_text(encoding="utf-8"))
+        spec["workload"]["command"] = ["torchrun", "a b.py", "--api_key=sk-abcdefgh12345678ijkl"]
+        file.write_text(json.dumps(spec), encoding="utf-8")
+    page = html.unescape(rendered(study))
+    assert "<code>torchrun 'a b.py' " in page
+    assert "sk-abcdefgh" not in page
 
 
 def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.contract import Origin, Outcome, read_bounded
+from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.facts import engine_name_of, environment_of
 from autotune.report.compare.kinds import KindFigures, split_of
@@ -82,6 +82,24 @@ class StudyComparison:
     """The bests of studies of one work on different kinds of accelerator; empty: they are none."""
     warnings: Sequence[str]
     """Differences besides the candidates."""
+
+    @property
+    def shared_knobs(self) -> pd.DataFrame:
+        """The rows of `knobs` that every study could set: engines have knobs of their own."""
+        every = set.intersection(*(set(run.report.context.knobs) for run in self.runs))
+        return self.knobs[self.knobs.index.isin(every)]
+
+    @property
+    def own_knobs(self) -> list[tuple[str, str]]:
+        """Study -> what its best sets of knobs that not all studies have, as `knob=value ...`."""
+        own = self.knobs.drop(self.shared_knobs.index)
+        found = []
+        for run in self.runs:
+            if run.name in own.columns:
+                values = own.loc[own.index.isin(list(run.report.context.knobs)), run.name]
+                said = " ".join(f"{knob}={value}" for knob, value in values.items() if value != "-")
+                found += [(run.name, said)] if said else []
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
@@ -244,7 +262,7 @@ def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
     if not is_same_work or None in bests:
         return None
     ours, theirs = (best for best in bests if best is not None)
-    runs = telling_runs(theirs.trials), telling_runs(ours.trials)
+    runs = _runs_of(other, theirs), _runs_of(first, ours)
     if not all(runs):
         return None
     ratio = ratio_of(runs[0], runs[1], spreads=(theirs.spread, ours.spread))
@@ -262,6 +280,17 @@ def _best_of(run: ComparedRun) -> Tried | None:
     row = run.report.best_row
     wanted = None if row is None else row.candidate.hash
     return next((t for t in run.report.history.tried if t.candidate.hash == wanted), None)
+
+
+def _runs_of(run: ComparedRun, best: Tried) -> list[TrialResult]:
+    """The runs behind the figure of a study's best: those of a comparison that came to a result.
+
+    One that was cut short leaves runs, and the best stands by its own trial.
+    """
+    row = run.report.best_row
+    if row is not None and row.n_runs > 1:
+        return telling_runs(best.trials)
+    return [] if best.measured is None else [best.measured]
 
 
 def _package(run: ComparedRun) -> str:

@@ -1,6 +1,6 @@
 """A comparison of studies as one HTML file."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
@@ -9,6 +9,7 @@ from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
     BEST_COLUMNS,
+    FIGURES,
     about_ratios,
     best_rows,
     candidate_columns,
@@ -20,9 +21,13 @@ from autotune.report.compare.terminal import (
 from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
 from autotune.report.page.scale import scale_of
-from autotune.report.page.shapes import Bar, Chart, Curve, LegendEntry, Mark, Panel, path_of
+from autotune.report.page.shapes import Bar, Chart, LegendEntry
+from autotune.report.page.words import gib
 
-_MOST_MARKS = 400
+_MOST_RATIOS = 60
+"""Candidates whose ratios are drawn; the table has them all."""
+_POINT = 1.2
+"""Width of a ratio's mark, in per cent of its track."""
 _TITLES = {"best of": "study", "speedup": "over its own baseline"}
 """Headers of a terminal that a page has room to say in full."""
 
@@ -46,10 +51,16 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "verdicts": list(map(str, comparison.verdicts)),
         "named": {"bests": _bests(comparison), "ratios": _ratios(comparison)},
         "outcomes": _table(outcome_columns(comparison), outcome_rows(comparison)),
-        "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison)),
+        "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison, gib)),
         "kinds": describe_kinds(comparison.kinds),
         "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
-        "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
+        "own_knobs": comparison.own_knobs,
+        # Two studies' columns hold their rates; of several, one names the other beside its rate.
+        "candidates": _table(
+            candidate_columns(comparison),
+            candidate_rows(comparison),
+            {run.name for run in comparison.runs[:2]} if len(comparison.runs) == 2 else set(),
+        ),
         "about_ratios": about_ratios(comparison),
     }
     return templates.text("report/compare.html.j2", values)
@@ -68,8 +79,14 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
     return f"{verdict.faster}: {ratio:.2f}x {slower}", f"{interval}. Use {verdict.advice}.", "good"
 
 
-def _table(columns: Iterable[Any], rows: list[list[str]]) -> dict[str, Any]:
-    return {"columns": [str(column) for column in columns], "rows": rows}
+def _table(
+    columns: Iterable[Any], rows: list[list[str]], figures: Collection[str] = ()
+) -> dict[str, Any]:
+    """A table whose columns of figures stand to the right; `figures` are headers of such."""
+    names = [str(column) for column in columns]
+    right = {*FIGURES, *_TITLES.values(), *figures} - {"study"}
+    numbers = [i for i, name in enumerate(names) if name in right]
+    return {"columns": names, "rows": rows, "numbers": numbers}
 
 
 def _bests(comparison: StudyComparison) -> Chart | None:
@@ -104,7 +121,7 @@ def _bests(comparison: StudyComparison) -> Chart | None:
 
 def _ratios(comparison: StudyComparison) -> Chart | None:
     """One line per shared candidate: its ratio and its interval, against 1."""
-    frame = comparison.candidates.head(_MOST_MARKS)
+    frame = comparison.candidates.head(_MOST_RATIOS)
     if frame.empty:
         return None
     rows = frame.to_dict("records")
@@ -113,32 +130,28 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
     )
     others = list(dict.fromkeys(str(row["other"]) for row in rows))
     tones = {other: f"part-{i % 5}" for i, other in enumerate(others)}
-    marks = [
-        Mark(
-            x=scale.at(float(row["ratio"])),
-            y=round(100 * (i + 0.5) / len(rows), 2),
+    bars = [
+        Bar(
+            label=str(row["settings"]),
+            value=f"{row['ratio']:.2f}x ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})",
             tone=tones[str(row["other"])],
+            start=round(max(0.0, scale.at(float(row["ratio"])) - _POINT / 2), 2),
+            width=_POINT,
             ends=(scale.at(float(row["ratio_low"])), scale.at(float(row["ratio_high"]))),
-            tip=f"{row['settings']}: {row['ratio']:.3f}",
         )
-        for i, row in enumerate(rows)
+        for row in rows
     ]
-    at = scale.at(1.0)
-    panel = Panel(
-        y_title="a line per candidate",
-        y_ticks=(),
-        x_ticks=scale.ticks(6),
-        height=min(900, 90 + 22 * len(rows)),
-        lines=[Curve(path=path_of([(at, 0), (at, 100)]), tone="soft", is_dashed=True)],
-        marks=marks,
-        is_sideways=True,
-    )
-    first = comparison.runs[0].name
+    first, n_shared = comparison.runs[0].name, len(comparison.candidates)
+    some = f"{len(rows)} of {n_shared}" if len(rows) < n_shared else str(n_shared)
     return Chart(
         name="ratios",
-        alt=f"{len(rows)} shared candidates: ratio of samples/s with its 95% interval",
-        kind="plot",
-        keys=[LegendEntry(text=f"{other} over {first}", tone=tones[other]) for other in others],
-        x_title=f"samples/s over those of {first}",
-        panels=[panel],
+        alt=f"{some} shared candidates: samples/s over those of {first}, with the 95% interval. "
+        "Where the interval holds the dashed line, no difference is proven.",
+        kind="bars",
+        keys=[
+            LegendEntry(text=f"{other} over {first}", tone=tones[other], symbol="block")
+            for other in others
+        ],
+        bars=bars,
+        limit=scale.at(1.0),
     )

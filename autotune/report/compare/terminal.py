@@ -1,7 +1,7 @@
 """A comparison of studies in a terminal, down to 80 columns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -59,14 +59,16 @@ def outcome_rows(comparison: StudyComparison) -> list[list[str]]:
 BEST_COLUMNS = ("best of", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
 
 
-def best_rows(comparison: StudyComparison) -> list[list[str]]:
-    """A row per study."""
-    return [_best(row) for row in comparison.bests.to_dict("records")]
+def best_rows(
+    comparison: StudyComparison, spelled: Callable[[float | None], str] = format_bytes
+) -> list[list[str]]:
+    """A row per study; `spelled` writes a size."""
+    return [_best(row, spelled) for row in comparison.bests.to_dict("records")]
 
 
 def knob_rows(comparison: StudyComparison) -> list[list[str]]:
-    """A row per knob that differs: its name, and a cell per study."""
-    frame = comparison.knobs
+    """A row per knob that differs and that all have: its name, and a cell per study."""
+    frame = comparison.shared_knobs
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
 
@@ -82,7 +84,7 @@ def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
     return [_candidate(row, two) for row in comparison.candidates.to_dict("records")]
 
 
-def _best(row: dict[Any, Any]) -> list[str]:
+def _best(row: dict[Any, Any], spelled: Callable[[float | None], str]) -> list[str]:
     figures = {key: None if pd.isna(value) else value for key, value in row.items()}
     trial, speedup = figures["trial"], figures["speedup"]
     ends = "{speedup_low:.2f} to {speedup_high:.2f}"
@@ -91,7 +93,7 @@ def _best(row: dict[Any, Any]) -> list[str]:
         "-" if trial is None else f"{trial:.0f}",
         format_rate(figures["samples_per_s"]),
         format_interval(figures["samples_per_s_low"], figures["samples_per_s_high"]),
-        format_bytes(figures["peak_memory_bytes"]),
+        spelled(figures["peak_memory_bytes"]),
         *(("-", "-") if speedup is None else (f"{speedup:.2f}x", ends.format(**figures))),
     ]
 
@@ -108,7 +110,7 @@ def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
     ]
 
 
-_FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome)}
+FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome)}
 """Columns of numbers."""
 _MOST_IN_A_TABLE = 3
 """Studies whose knobs stand beside each other; of more, each has a line."""
@@ -116,26 +118,31 @@ _NAME_WIDTH = 16
 
 
 def _print_knobs(console: Console, comparison: StudyComparison) -> None:
-    """The knobs that the bests set differently."""
-    frame = comparison.knobs
+    """The knobs that the bests set differently, then those that not all of the studies have."""
+    frame = comparison.shared_knobs
     if len(frame.columns) <= _MOST_IN_A_TABLE:
-        _print(console, ["knob of the best", *frame], knob_rows(comparison))
-        return
-    console.print("knobs that the bests set differently")
-    print_facts(
-        console,
-        [
-            (str(name), " ".join(f"{knob}={value}" for knob, value in frame[name].items()))
-            for name in frame.columns
-        ],
-    )
-    console.print()
+        if len(frame):
+            _print(console, ["knob of the best", *frame], knob_rows(comparison))
+    else:
+        console.print("knobs that the bests set differently")
+        print_facts(
+            console,
+            [
+                (str(name), " ".join(f"{knob}={value}" for knob, value in frame[name].items()))
+                for name in frame.columns
+            ],
+        )
+        console.print()
+    if own := comparison.own_knobs:
+        console.print("knobs of the bests that not all of these studies have")
+        print_facts(console, own)
+        console.print()
 
 
 def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     # Settings alone may wrap: a figure that is cut short is a wrong one.
     headers = [f"*{name}" if name == "settings" else broken(name) for name in columns]
-    headers = [f">{name}" if name in _FIGURES else name for name in headers]
+    headers = [f">{name}" if name in FIGURES else name for name in headers]
     table = plain_table(*headers)
     for row in rows:
         table.add_row(*map(Text, row))

@@ -50,6 +50,7 @@ N_SHADES = 6
 _SYMBOLS: Mapping[str, Symbol] = {
     "candidate": "dot",
     "limit": "cross",
+    "drifts": "cross",
     "baseline": "diamond",
     "best": "star",
 }
@@ -207,9 +208,9 @@ def importance(shares: Mapping[str, float]) -> Chart:
 
 
 def outcomes(report: StudyReport) -> Chart | None:
-    """How the trials ended."""
+    """How the trials ended; None where all ended alike."""
     counts = {outcome: n for outcome in Outcome if (n := report.counts.get(outcome))}
-    if not counts:
+    if len(counts) < 2:
         return None
     most = max(counts.values())
     bars = [
@@ -344,7 +345,7 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     per_rate, per_bytes = 1.0, float(GIB)
     if is_relative and base is not None:
         per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or GIB)
-    front = pareto_front(rows)
+    front = pareto_front([row for row in rows if not report.drifts(row)])
     limit_bytes = report.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
     is_limit_drawn = limit_bytes <= 2 * max(row.peak_bytes for row in rows)
@@ -368,11 +369,12 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     words = {
         "candidate": "candidate",
         "limit": "over limit",
+        "drifts": "drifts",
         "baseline": "baseline",
         "best": best_word(report),
     }
     for kind, word in words.items():
-        own = [row for row in rows if _kind(row, standings) == kind]
+        own = [row for row in rows if _kind(row, report, standings) == kind]
         marks += [
             Mark(
                 x=place(row)[0],
@@ -569,9 +571,11 @@ def _values_of(rows: Sequence[Row], knob: Knob) -> list[KnobValue | None]:
     return sorted(seen, key=place)
 
 
-def _kind(row: Row, standings: Standings) -> str:
+def _kind(row: Row, report: StudyReport, standings: Standings) -> str:
     for name in ("best", "baseline"):
         standing = standings[name]
         if standing is not None and standing.trial == row.trial:
             return name
+    if report.drifts(row):
+        return "drifts"
     return "candidate" if row.fits else "limit"

@@ -88,7 +88,7 @@ def picks_of(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
         return []
     base, best = standings["baseline"], standings["best"]
     baseline = report.row_of(base.trial) if base else None
-    front = pareto_front(report.rows)
+    front = pareto_front(report.sound_rows)
     every = max(1, -(-len(front) // _MOST_PICKS))
     shown = [
         row for i, row in enumerate(front) if i % every == 0 or (best and row.trial == best.trial)
@@ -206,8 +206,7 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
     if running is not None:
         return Lead(figure="No figure yet", words="No trial has ended within the limits so far.")
     if answer is None:
-        words = "The search was cut short. The same command again resumes it."
-        return Lead(figure="Unfinished", words=words)
+        return _unfinished(report)
     problem = answer.problem
     advice = [] if problem is None else _advice(problem.fix)
     needed, allowed = needs_of(report), report.objective.allowed_bytes
@@ -223,6 +222,20 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
         )
     words = answer.stop_reason if problem is None else problem.message
     return Lead(figure="Nothing ran", words=words, tone="bad", advice=advice)
+
+
+def _unfinished(report: StudyReport) -> Lead:
+    """A search that was killed: what it had found."""
+    fastest = next((row for row in report.rows if row.figure and row.fits), None)
+    again = "The same command again resumes it."
+    if fastest is None:
+        words = f"The search was cut short before a trial had a figure. {again}"
+        return Lead(figure="Unfinished", words=words)
+    n_tried = len(report.rows)
+    tried = "1 candidate" if n_tried == 1 else f"{n_tried} candidates"
+    words = f"Trial {fastest.trial} is the fastest of {tried} so far. The search was cut short "
+    words += f"before its end: no gain is claimed. {again}"
+    return Lead(figure=f"Unfinished: {format_rate(fastest.rate)} samples/s so far", words=words)
 
 
 def _advice(fix: str) -> list[str]:
@@ -293,12 +306,14 @@ DOCS = (
 """Pages of the documentation that a reader of the page may want."""
 
 
-def docs_links(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Address and title of each page; the address is empty where the package names none.
+def docs_links(urls: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Address, file and title of each page; the address is empty where the package names none.
 
     Args:
         urls: `Project-URL` of the package's metadata: `Documentation, https://...`.
     """
-    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in urls]
+    # A checkout that nobody published names OWNER: its links would lead nowhere.
+    known = [url for url in urls if "/OWNER/" not in url]
+    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in known]
     root = next((each[1].rstrip("/") for each in found if each), "")
-    return [(f"{root}/{page}" if root else "", title) for page, title in DOCS]
+    return [(f"{root}/{page}" if root else "", f"docs/{page}", title) for page, title in DOCS]

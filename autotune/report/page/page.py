@@ -9,9 +9,11 @@ import pandas as pd
 
 from autotune import __version__
 from autotune.base.clock import date_of
+from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_seconds
 from autotune.engines.base import find_engine
+from autotune.job.command import as_typed
 from autotune.record.worth import read_ladder
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
 from autotune.report.page import charts
@@ -76,11 +78,12 @@ def render_page(
         "banner": banner_of(report),
         "place": _place(report),
         "job": _job(report),
+        "command": _command(report),
         "running": None if running is None else _running(running),
         "lead": lead_of(report, frame, standings, running),
         "best_word": best_word(report),
         "picks": picks_of(report, standings),
-        "verdict": [] if running else describe_verdict(report),
+        "verdict": describe_verdict(report) if rows and not running else [],
         "cost": cost_of(report, price_per_hour),
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
@@ -152,6 +155,12 @@ def _job(report: StudyReport) -> str:
     )
 
 
+def _command(report: StudyReport) -> str:
+    """The user's own command that was tuned, without secrets; empty: there is none."""
+    specs = [trial.spec for trial in report.history.trials]
+    return scrubbed_text(as_typed(specs[-1].workload.command)) if specs else ""
+
+
 def _importance_said(report: StudyReport, is_drawn: bool) -> str:
     if is_drawn:
         return (
@@ -160,5 +169,5 @@ def _importance_said(report: StudyReport, is_drawn: bool) -> str:
         )
     settled = sum(tried.is_settled for tried in report.history.tried)
     if settled < MIN_CANDIDATES:
-        return f"It takes {MIN_CANDIDATES} candidates to say; tried: {settled}."
+        return ""
     return "No knob stands out among the candidates that were tried."

@@ -42,6 +42,11 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
     # Where one trial is both, it is the best.
     named = [(name, standings.get(name)) for name in ("baseline", "best")]
     marks = {s.trial: name for name, s in named if s is not None}
+    kin = {
+        trial.spec.identity.candidate_hash: marks[number]
+        for number in marks
+        if (trial := report.trial(number)) is not None
+    }
     rows = []
     for trial in report.history.trials:
         candidate, result = candidate_of(trial.spec), trial.result
@@ -57,6 +62,7 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
                 "number": number,
                 "mark": mark,
                 "word": words.get(mark, ""),
+                "again_of": "" if mark else kin.get(trial.spec.identity.candidate_hash, ""),
                 "role": _role(trial, report),
                 "outcome": "running" if result is None else result.outcome.value,
                 "rate": "" if rate is None else format_rate(rate),

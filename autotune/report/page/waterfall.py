@@ -5,6 +5,7 @@ from typing import Any
 from autotune.base.units import format_rate
 from autotune.record.worth import Ladder
 from autotune.report.page.shapes import Bar, Chart
+from autotune.report.page.words import gib
 from autotune.report.results.worth import ladder_facts, ladder_tables
 
 
@@ -14,7 +15,10 @@ def ladder_view(ladder: Ladder) -> dict[str, Any]:
         "target": "the best" if ladder.target == "best" else ladder.target,
         "n_rounds": ladder.n_rounds,
         "chart": _chart(ladder),
-        "tables": ladder_tables(ladder),
+        # Every column but the first is of figures.
+        "tables": [
+            {**one, "numbers": range(1, len(one["columns"]))} for one in ladder_tables(ladder, gib)
+        ],
         "facts": ladder_facts(ladder),
     }
 

@@ -57,6 +57,16 @@ class StudyReport:
         """Ended trials by outcome."""
         return self.history.counts
 
+    def drifts(self, row: Row) -> bool:
+        """Whether the guard fails a candidate: it is not handed out, however fast."""
+        guard = self.guards.get(row.candidate.hash)
+        return guard is not None and guard.is_drift
+
+    @property
+    def sound_rows(self) -> Sequence[Row]:
+        """The rows that the guard does not fail."""
+        return [row for row in self.rows if not self.drifts(row)]
+
     def trial(self, number: int) -> Trial | None:
         """A trial of the job; None where the record does not hold it."""
         return next((t for t in self.history.trials if t.spec.identity.number == number), None)

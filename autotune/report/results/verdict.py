@@ -75,8 +75,7 @@ def describe_outcome(row: Row, report: StudyReport) -> str:
     for name, its in (("best", report.best_row), ("baseline", report.baseline_row)):
         if row == its:
             return name
-    guard = report.guards.get(row.candidate.hash)
-    if guard is not None and guard.is_drift:
+    if report.drifts(row):
         return "drifts"
     return "disturbed" if row.is_disturbed else row.outcome.value
 

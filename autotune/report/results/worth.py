@@ -1,6 +1,6 @@
 """What a ladder says, as tables and facts: the same in a terminal and on the page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.base.units import format_bytes, format_rate
@@ -8,17 +8,28 @@ from autotune.record.answer import Speedup
 from autotune.record.worth import Interaction, Ladder, LadderStep
 
 
-def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
+def ladder_tables(
+    ladder: Ladder, spelled: Callable[[float | None], str] = format_bytes
+) -> list[dict[str, Any]]:
     """The steps up; with several changes also each alone, and each as the last one.
+
+    Args:
+        ladder: The ladder.
+        spelled: Writes a size.
 
     Returns:
         `columns` and `rows` of each table.
     """
-    tables = [_table(ladder, "one after the other", ladder.up, with_start=True)]
+    parts = {"one after the other": ladder.up}
     if len(ladder.up) > 1:
-        tables.append(_table(ladder, "each alone", ladder.alone))
-        tables.append(_table(ladder, "each as the last", ladder.out))
-    return tables
+        parts |= {"each alone": ladder.alone, "each as the last": ladder.out}
+    return [
+        {
+            "columns": [title, "samples/s", "gain", "memory", *_losses(ladder)],
+            "rows": _rows(ladder, steps, spelled, with_start=steps is ladder.up),
+        }
+        for title, steps in parts.items()
+    ]
 
 
 def ladder_facts(ladder: Ladder) -> list[tuple[str, str]]:
@@ -58,26 +69,36 @@ def _interaction(its: Interaction) -> str:
     )
 
 
-def _table(
-    ladder: Ladder, title: str, steps: Sequence[LadderStep], *, with_start: bool = False
-) -> dict[str, Any]:
-    losses = ["loss"] if ladder.loss_step else []
-    rows = [_row(ladder, step.change, step.place, step) for step in steps]
+def _losses(ladder: Ladder) -> list[str]:
+    return ["loss"] if ladder.loss_step else []
+
+
+def _rows(
+    ladder: Ladder,
+    steps: Sequence[LadderStep],
+    spelled: Callable[[float | None], str],
+    *,
+    with_start: bool,
+) -> list[list[str]]:
+    rows = [_row(ladder, step.change, step.place, step, spelled) for step in steps]
     if with_start and steps:
-        rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
-    return {
-        "columns": [title, "samples/s", "gain", "memory", *losses],
-        "rows": rows,
-    }
+        rows.insert(0, _row(ladder, "the baseline", steps[0].before, None, spelled))
+    return rows
 
 
-def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
+def _row(
+    ladder: Ladder,
+    name: str,
+    place: int,
+    step: LadderStep | None,
+    spelled: Callable[[float | None], str],
+) -> list[str]:
     its = ladder.configurations[place]
     return [
         name,
         "-" if its.samples_per_s is None else format_rate(its.samples_per_s),
         "" if step is None else describe_gain(step.gain),
-        format_bytes(its.peak_memory_bytes) + _memory_change(ladder, step),
+        spelled(its.peak_memory_bytes) + _memory_change(ladder, step),
         *(["-" if its.loss is None else f"{its.loss:.4f}"] if ladder.loss_step else []),
     ]
 
