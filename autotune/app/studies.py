@@ -7,6 +7,7 @@ import psutil
 from autotune.base.errors import StudyError
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
+from autotune.contract import Origin
 from autotune.record.answer import answer_of
 from autotune.record.facts import left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
@@ -154,6 +155,9 @@ def explain_trial(study: Study, number: int) -> Explanation:
     if result is not None and result.outcome.is_measured and trial.spec.measure.diagnoses:
         why = "its training ended too soon for one"
         hint = "let it take more steps, then search again with --fresh"
+    if origin_of(report.facts) is not Origin.MEASURED:
+        why = "nothing ran: the study is " + origin_of(report.facts).value
+        hint = "`autotune explain` says where the predicted time goes"
     raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
 
 

@@ -132,9 +132,12 @@ def format_amount(amount: float) -> str:
 
 
 def typed_seconds(duration_s: float) -> str:
-    """A duration as a flag takes it, rounded up to whole seconds or minutes: `45s`, `21m`."""
+    """A duration as a flag takes it, rounded up to a whole number: `45s`, `21m`, `8h`."""
     whole_s = max(1, math.ceil(duration_s))
-    return f"{whole_s}s" if whole_s < 600 else f"{math.ceil(whole_s / 60)}m"
+    if whole_s < 600:
+        return f"{whole_s}s"
+    whole_m = math.ceil(whole_s / 60)
+    return f"{whole_m}m" if whole_m < 180 else f"{math.ceil(whole_m / 60)}h"
 
 
 def typed_bytes(size_bytes: float) -> str:

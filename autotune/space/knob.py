@@ -226,8 +226,8 @@ class Knob:
             return f"{named}, {self.pattern_words}" if self.pattern else named
         numbers = "whole numbers" if self.kind == "int" else "numbers"
         if self.maximum == MAX_VALUE:
-            return f"{numbers} from {self.minimum:g}"
-        return f"{numbers} from {self.minimum:g} to {self.maximum:g}"
+            return f"{numbers} from {self.minimum:.13g}"
+        return f"{numbers} from {self.minimum:.13g} to {self.maximum:.13g}"
 
     @property
     def menu(self) -> str:

@@ -62,7 +62,9 @@ def models(console: Console) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("view", [report, live, ladder, compare, models], ids=lambda view: view.__name__)
+@pytest.mark.parametrize(
+    "view", [report, live, ladder, compare, models], ids=lambda view: view.__name__
+)
 def test_a_view_is_frozen(
     view: Callable[[Console], None],
     width: int,

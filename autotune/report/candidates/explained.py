@@ -141,11 +141,16 @@ def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
     for neighbour in differing:
         table.add_row(
             _step(neighbour),
-            f"{neighbour.step_time_s / found.step_time_s - 1:+.1%}",
-            f"{neighbour.peak_memory_bytes / found.peak_memory_bytes - 1:+.1%}",
+            _share(neighbour.step_time_s / found.step_time_s - 1),
+            _share(neighbour.peak_memory_bytes / found.peak_memory_bytes - 1),
             f"{neighbour.fit_probability:.0%}",
         )
     return table
+
+
+def _share(change: float) -> str:
+    """A change as a signed per cent; what rounds to nothing has no sign of its own."""
+    return f"{round(change, 3) + 0.0:+.1%}"
 
 
 def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:

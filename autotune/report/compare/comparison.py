@@ -32,6 +32,8 @@ _JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "pre
 _EMPTY = {"finetune": "every weight"}
 """Meaning of an empty column, where that is known."""
 _PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
+_NO_VALUE = format_value(None)
+"""A knob that does not act, or that is none of the study's engine."""
 _SIDES = ("first", "other")
 _CANDIDATES = {
     "settings": "string",
@@ -85,21 +87,18 @@ class StudyComparison:
 
     @property
     def shared_knobs(self) -> pd.DataFrame:
-        """The rows of `knobs` that every study could set: engines have knobs of their own."""
-        every = set.intersection(*(set(run.report.context.knobs) for run in self.runs))
-        return self.knobs[self.knobs.index.isin(every)]
+        """The rows of `knobs` that act in every study."""
+        return self.knobs[(self.knobs != _NO_VALUE).all(axis=1)]
 
     @property
     def own_knobs(self) -> list[tuple[str, str]]:
-        """Study -> what its best sets of knobs that not all studies have, as `knob=value ...`."""
+        """Study and what its best sets of knobs that do not act in all, as `knob=value ...`."""
         own = self.knobs.drop(self.shared_knobs.index)
-        found = []
-        for run in self.runs:
-            if run.name in own.columns:
-                values = own.loc[own.index.isin(list(run.report.context.knobs)), run.name]
-                said = " ".join(f"{knob}={value}" for knob, value in values.items() if value != "-")
-                found += [(run.name, said)] if said else []
-        return found
+        sets = {
+            str(name): " ".join(f"{knob}={v}" for knob, v in values.items() if v != _NO_VALUE)
+            for name, values in own.items()
+        }
+        return [(name, said) for name, said in sets.items() if said]
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""

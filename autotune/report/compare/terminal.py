@@ -67,7 +67,7 @@ def best_rows(
 
 
 def knob_rows(comparison: StudyComparison) -> list[list[str]]:
-    """A row per knob that differs and that all have: its name, and a cell per study."""
+    """A row per knob that differs and acts in all: its name, and a cell per study."""
     frame = comparison.shared_knobs
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
@@ -118,7 +118,7 @@ _NAME_WIDTH = 16
 
 
 def _print_knobs(console: Console, comparison: StudyComparison) -> None:
-    """The knobs that the bests set differently, then those that not all of the studies have."""
+    """The knobs that the bests set differently, then those that do not act in all of them."""
     frame = comparison.shared_knobs
     if len(frame.columns) <= _MOST_IN_A_TABLE:
         if len(frame):
@@ -134,7 +134,7 @@ def _print_knobs(console: Console, comparison: StudyComparison) -> None:
         )
         console.print()
     if own := comparison.own_knobs:
-        console.print("knobs of the bests that not all of these studies have")
+        console.print("knobs that act in some of the bests alone")
         print_facts(console, own)
         console.print()
 

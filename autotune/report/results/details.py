@@ -31,9 +31,7 @@ def describe_details(
     best, baseline = report.best_trial, report.baseline_trial
     changes = [] if best is None or baseline is None else changes_of(report, best, baseline)
     facts = [("by knob", _change(change)) for change in changes]
-    if not (report.answer and report.answer.front) and (
-        front := pareto_front(report.sound_rows)
-    ):
+    if not (report.answer and report.answer.front) and (front := pareto_front(report.sound_rows)):
         facts.append(("front", describe_front(front)))
     if shares is not None:
         facts.append(("importance", describe_importance(shares)))
