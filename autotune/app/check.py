@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.names import did_you_mean
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
@@ -81,6 +81,11 @@ class CheckFlags:
                     f"--deepspeed-version {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
+        if self.gpu is not None:
+            try:
+                on_gpu(self.gpu)
+            except FleetError as error:
+                raise JobError(f"--gpu: {error.message}", error.hint) from error
         if self.megatron_release is not None:
             known_release(self.megatron_release, where="--megatron-release")
         known_rules(self.ignore, "--ignore")

@@ -16,7 +16,7 @@ from autotune.cost.errors import load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.published import PublishedRows, read_table, rows_to_plans
+from autotune.cost.published import TABLE_HINT, PublishedRows, read_table, rows_to_plans
 from autotune.cost.step import StepTimes
 from autotune.devices.accelerators import accelerators_with
 
@@ -42,6 +42,10 @@ _COLUMNS = (
     *("assumed", "reason"),
 )
 """Columns of the output beside the input's, whether or not any row is predicted."""
+
+
+_ANY_OF = {"model", "n_layers", "hidden", "seq_len", "gpu_type", "n_gpus"}
+"""Columns of which a table of runs has one at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +78,11 @@ def estimate_rows(
         constants: A file of other constants than the shipped ones.
 
     Raises:
-        JobError: A file cannot be read or written, or `out` is the input.
+        JobError: A file cannot be read or written, is no table of runs, or `out` is the input.
     """
     header, table = read_table(rows)
+    if not _ANY_OF & {*header}:
+        raise JobError(f"{rows}: no column of its first line is known", TABLE_HINT)
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
     read, cells = _predicted(table, accelerators, constants)

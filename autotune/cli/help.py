@@ -3,7 +3,7 @@
 Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,11 @@ class _Helpful:
         Raises:
             JobError: It is not what the command takes.
         """
+        typed = list(args)  # reading takes words out
         try:
             left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except UsageError as error:
-            raise _mistake(error, ctx) from error
+            raise _mistake(error, ctx, typed) from error
         return left
 
 
@@ -120,7 +121,7 @@ def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[tuple[str, 
     return list(found.items())
 
 
-def _mistake(error: UsageError, ctx: Any) -> JobError:
+def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
     """What is wrong with a command line, in the form of all other errors."""
     listed = f"`{ctx.command_path} --help` lists them"
     if isinstance(error, NoSuchOption):
@@ -129,8 +130,30 @@ def _mistake(error: UsageError, ctx: Any) -> JobError:
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     said = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
-        return JobError(said, f"`{ctx.command_path} --help` says what is allowed")
+        allowed = f"`{ctx.command_path} --help` says what is allowed"
+        flag, value = _typed_for(error.param, typed)
+        if not flag or not error.message.startswith(_SHOULD):
+            return JobError(said, allowed)
+        number = next((word for key, word in _NUMBERS.items() if key in error.message), "")
+        if number:
+            return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
+        limit = error.message.removeprefix(_SHOULD).rstrip(".")
+        return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
     return JobError(f"{ctx.command_path}: {said}", listed)
+
+
+_SHOULD = "Input should "
+"""Begins the checker's words for a value that it does not take."""
+_NUMBERS = {"valid integer": "whole number", "valid number": "number"}
+
+
+def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
+    """A flag as it was typed, and its value; empty: the parameter is no flag."""
+    for word, following in zip(typed, [*typed[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in getattr(param, "opts", ()):
+            return flag, value if equals else following
+    return "", ""
 
 
 def _complete(ctx: Any, param: Any, incomplete: str) -> Any:

@@ -45,18 +45,22 @@ class PublishedRows:
     """Why a row cannot be predicted; empty for those that can."""
 
 
+TABLE_HINT = "a CSV file with a header, such as id,n_layers,hidden,n_heads,seq_len,gpu_type,n_gpus"
+
+
 def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """The header and the rows of a CSV file, as text.
 
     Raises:
         JobError: It cannot be read, has no header, a column twice, or too many rows.
     """
-    hint = "a CSV file with a header, such as id,n_layers,hidden,n_heads,seq_len,gpu_type,n_gpus"
+    hint = TABLE_HINT
     try:
         text = read_bounded(path).decode("utf-8-sig")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JobError(f"{path}: cannot be read: {error}", hint) from error
+        reason = getattr(error, "strerror", None) or error
+        raise JobError(f"{path}: cannot be read: {reason}", hint) from error
     if not lines or not any(cell.strip() for cell in lines[0]):
         raise JobError(f"{path}: has no header", hint)
     header = tuple(cell.strip() for cell in lines[0])

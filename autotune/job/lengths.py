@@ -163,7 +163,8 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
     try:
         rows = list(csv.reader(read_bounded(path).decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JobError(f"lengths: {path}: {error}", _ALLOWED) from error
+        reason = getattr(error, "strerror", None) or error
+        raise JobError(f"lengths: {path}: cannot be read: {reason}", _ALLOWED) from error
     weights: dict[int, float] = {}
     for number, row in enumerate(rows, start=1):
         if not row:

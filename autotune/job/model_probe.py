@@ -193,7 +193,8 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     except Exception as error:
         raise NotUsableError(
             f"importing {name} raised {one_line(error)}",
-            f"searched: {', '.join(source['path'])} and the installed packages",
+            f"start in the folder that holds it, or install it; searched: "
+            f"{', '.join(source['path'])} and the installed packages",
         ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):

@@ -91,3 +91,10 @@ def test_own_accelerators_and_constants(tmp_path: Path) -> None:
     )
     done = estimate_rows(source, out, accelerators=own)
     assert (done.predicted, done.reasons) == (1, {})
+
+
+def test_what_is_no_table_of_runs_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "ds_config.json"
+    source.write_text('{"train_batch_size": 8}\n', encoding="utf-8")
+    with pytest.raises(AutotuneError, match="no column of its first line is known"):
+        estimate_rows(source, tmp_path / "out.csv")

@@ -96,6 +96,25 @@ def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> Non
     assert with_unit in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("plan", "--seq-len", "abc"), "--seq-len: 'abc' is not a whole number"),
+        (("plan", "--world=64x"), "--world: '64x' is not a whole number"),
+        (("soak", "--minutes", "x"), "--minutes: 'x' is not a number"),
+        (
+            ("plan", "--top", "0"),
+            "--top: '0' is not allowed: should be greater than or equal to 1",
+        ),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(typed: tuple[str, ...], said: str) -> None:
+    with pytest.raises(JobError) as caught:
+        GROUP.main(list(typed), prog_name="autotune", standalone_mode=False)
+    assert caught.value.message == said
+    assert "--help" in caught.value.hint
+
+
 def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     done = autotune("status", "--results", "resluts", folder=tmp_path)

@@ -87,7 +87,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, set[str]]:
-    """Pages of other states, and the charts that each has: nothing fits, a ladder, running."""
+    """Pages of other states, and the charts that each has."""
     folder = tmp_path_factory.mktemp("others")
     nothing = without_anything(folder / "nothing", lambda spec: ok(spec, 10.0, peak=90 * GIB))
     climbed = finished(folder / "climbed", smaller_is_slower, trials=8)
@@ -95,10 +95,17 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, set[str]]:
     assert ladder is not None
     write_ladder(climbed.folder, ladder)
     running = write_page(climbed, folder / "running.html", snapshot=samples.snapshot())
+    killed = finished(folder / "killed", smaller_is_slower, trials=8)
+    killed.write_state({**killed.read_state(), "answer": None})
+    empty = Study(folder, "empty")
+    empty.trials_folder.mkdir(parents=True)
+    empty.write_state(killed.read_state())
     return {
         write_page(nothing, folder / "nothing.html"): {"needs"},
         write_page(climbed, folder / "climbed.html"): {"waterfall"},
         running: {"history"},
+        write_page(killed, folder / "killed.html"): {"memory", "history"},
+        write_page(empty, folder / "empty.html"): set(),
     }
 
 

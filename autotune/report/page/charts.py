@@ -50,7 +50,7 @@ N_SHADES = 6
 _SYMBOLS: Mapping[str, Symbol] = {
     "candidate": "dot",
     "limit": "cross",
-    "drifts": "cross",
+    "drifts": "block",
     "baseline": "diamond",
     "best": "star",
 }
