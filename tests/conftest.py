@@ -30,6 +30,8 @@ fits."""
 _OF_FLEETS = ("tests/chaos/", "tests/fleet/")
 """Where real CPU ranks are in the group "fleets": most of the time they wait, for time limits, for
 nodes to be lost, for servers to start."""
+_TRIED_TWICE = ("fleets", "ranks")
+"""Groups whose tests have a second attempt: a machine that others use may fail them, too."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,9 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
     if not config.pluginmanager.hasplugin("xdist"):
         return
+    tries_again = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if (group := _group_of(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+            if tries_again and group in _TRIED_TWICE:
+                item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def _group_of(item: pytest.Item) -> str | None:
@@ -65,6 +70,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what passed only at the second attempt, and what each worker did."""
+    _tell_second_attempts(terminalreporter)
+    _tell_workers(terminalreporter)
+
+
+def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name each test that passed after it had failed, with the failure: it is not sound yet."""
+    stats = terminalreporter.stats
+    failed = {each.nodeid for kind in ("failed", "error") for each in stats.get(kind, ())}
+    firsts: dict[str, pytest.TestReport] = {}
+    for each in stats.get("rerun", ()):
+        firsts.setdefault(each.nodeid, each)
+    passed = [each for name, each in firsts.items() if name not in failed]
+    if not passed:
+        return
+    title = f"{len(passed)} passed at the second attempt: find out why"
+    terminalreporter.write_sep("!", title, yellow=True, bold=True)
+    for each in passed:
+        crash = getattr(each.longrepr, "reprcrash", None)
+        lines = (crash.message if crash is not None else each.longreprtext).splitlines()
+        line = f"passed at the second attempt: {each.nodeid}: {lines[0] if lines else each.when}"
+        terminalreporter.write_line(line, yellow=True)
+
+
+def _tell_workers(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what each worker did, and when it had nothing left: a group that is too long shows."""
     found = itertools.chain.from_iterable(terminalreporter.stats.values())
     reports = [each for each in found if hasattr(each, "worker_id")]

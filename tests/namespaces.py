@@ -73,7 +73,7 @@ def ended(*nodes: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
     """Exit code, output and messages of each."""
     found = []
     for node in nodes:
-        stdout, stderr = node.communicate(timeout=200)
+        stdout, stderr = node.communicate(timeout=400)
         found.append((node.returncode, stdout, stderr))
     return found
 

@@ -139,8 +139,8 @@ def files(config):
     return {"ds_config.json": json.dumps(config)}
 
 
-def wait_until(condition, what, timeout_s=60.0):
-    """Fail with `what` unless the condition comes true in time."""
+def wait_until(condition, what, timeout_s=180.0):
+    """Fail with `what` unless the condition comes true in time, on a busy machine, too."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what

@@ -64,9 +64,16 @@ class GangFleet:
         self._allocator = GangAllocator(slots_of(transport), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
+            left_out = transport.problems()
             raise FleetError(
-                f"the job's world is {world}, the fleet has slots for no such gang: {has}",
-                "set --world to what it has, or name a fleet that has as many",
+                "; ".join(
+                    (
+                        f"the job's world is {world}, the fleet has slots for no such gang: {has}",
+                        *left_out,
+                    )
+                ),
+                f"{'mend what is left out, ' if left_out else ''}set --world to what it has, or "
+                "name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}

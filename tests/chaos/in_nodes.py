@@ -192,13 +192,13 @@ def _coordinator_killed(ground: Ground) -> None:
         shutil.move(search.study.root, elsewhere / "results")
         for name in ("config.json", "baseline.json"):
             shutil.copy(folder / name, elsewhere / name)
-        wait_until(lambda: not cluster.processes(), "something is left on a node", 30)
+        wait_until(lambda: not cluster.processes(), "something is left on a node")
         code, stdout, stderr = search.run(*flags, "--results", str(elsewhere / "results"))
         must(code == 0, f"exit code {code}: {stderr[-500:]}")
         must(json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0, "no answer")
         told = [t.result for t in Study(elsewhere / "results", "it").trials()]
         must(told[0] is not None and told[0].outcome is Outcome.LOST, f"the first: {told[0]}")
-        wait_until(lambda: not cluster.processes(), "something is left on a node", 30)
+        wait_until(lambda: not cluster.processes(), "something is left on a node")
 
 
 def _full(ground: Ground) -> None:
@@ -247,7 +247,7 @@ def _check_phases(study: Study) -> None:
         must(trial.result is not None, "a trial without a result")
         assert trial.result is not None
         phases = trial.result.phases_s
-        must(trial.result.outcome is Outcome.OK, str(trial.result.evidence))
+        must(trial.result.outcome.is_measured, str(trial.result.evidence))
         must(all(0 <= s <= trial.result.wall_s for s in phases.values()), f"{phases}")
         must(abs(trial.result.started_at_s - now_s) < 600, "it has the node's time")
 

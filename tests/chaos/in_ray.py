@@ -68,8 +68,8 @@ class Cluster:
         Raises:
             NotSurvivedError: Something is.
         """
-        wait_until(lambda: self.ray.programs() == [], "a program of ours is left", 60)
-        wait_until(lambda: self.ray.actors() == [], "an actor of ours is left", 60)
+        wait_until(lambda: self.ray.programs() == [], "a program of ours is left")
+        wait_until(lambda: self.ray.actors() == [], "an actor of ours is left")
 
     def actor_of(self, folder: Path, name: str) -> psutil.Process:
         """The actor on a node below which ranks of a trial run."""
@@ -187,10 +187,10 @@ def _search_loses_node(ground: Ground) -> None:
     """It ends and says which node; the same command goes on once there is another."""
     cluster, search = cluster_of(ground), Search(ground.folder())
     process = search.start(*_flags(cluster))
-    wait_until(search.is_under_way, "a rank runs", 120)
+    wait_until(search.is_under_way, "a rank runs")
     cluster.ray.kill_node("n1")
     try:
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=300)
     finally:
         cluster.ray.add("n1")
     must(process.returncode == ExitCode.FLEET_UNAVAILABLE, f"exit code {process.returncode}")
@@ -204,9 +204,9 @@ def _search_loses_head(ground: Ground) -> None:
     cluster, search = cluster_of(ground), Search(ground.folder())
     with contextlib.closing(cluster):
         process = search.start(*_flags(cluster))
-        wait_until(search.is_under_way, "a rank runs", 120)
+        wait_until(search.is_under_way, "a rank runs")
         cluster.ray.kill_head()
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=300)
         must(process.returncode == ExitCode.FLEET_UNAVAILABLE, f"exit code {process.returncode}")
         must("the way to the Ray cluster ended" in " ".join(stderr.split()), stderr[-500:])
         wait_until(lambda: not processes_of(search.study.folder), "ranks are left")
@@ -217,7 +217,7 @@ def _search_loses_head(ground: Ground) -> None:
 def _search_killed(ground: Ground) -> None:
     cluster, search = cluster_of(ground), Search(ground.folder())
     process = search.start(*_flags(cluster))
-    wait_until(search.is_under_way, "a rank runs", 120)
+    wait_until(search.is_under_way, "a rank runs")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     cluster.check()

@@ -72,7 +72,7 @@ class Cluster:
             (lambda: self.slurm.processes() == [], "a process is left"),
             (lambda: self.slurm.n_idle() == 3, "a node is not free"),
         ):
-            wait_until(holds, what, 60)
+            wait_until(holds, what)
 
 
 def cluster_of(ground: Ground) -> Cluster:
@@ -190,7 +190,7 @@ def _search_killed(ground: Ground) -> None:
     cluster, folder = cluster_of(ground), ground.folder()
     search, flags = _search(folder)
     process = search.start(*flags)
-    wait_until(search.is_under_way, "a rank runs", 120)
+    wait_until(search.is_under_way, "a rank runs")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     cluster.check()
@@ -206,10 +206,10 @@ def _search_cancelled(ground: Ground) -> None:
     cluster, folder = cluster_of(ground), ground.folder()
     search, flags = _search(folder)
     process = search.start(*flags)
-    wait_until(search.is_under_way, "a rank runs", 120)
+    wait_until(search.is_under_way, "a rank runs")
     (job,) = cluster.slurm.jobs()
     cluster.slurm.run("scancel", job)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     must(process.returncode == ExitCode.FLEET_UNAVAILABLE, f"exit code {process.returncode}")
     must(f"job {job} of Slurm has ended" in " ".join(stderr.split()), stderr[-500:])
     cluster.check()

@@ -27,7 +27,7 @@ def check_no_process(search: Search) -> None:
         NotSurvivedError: One is.
     """
     try:
-        wait_until(lambda: not processes_of(search.study.folder), "a process is left", 30.0)
+        wait_until(lambda: not processes_of(search.study.folder), "a process is left")
     except AssertionError as error:
         must(False, str(error))
 

@@ -16,7 +16,7 @@ from tests.chaos.resume import check_no_process
 from tests.searches import Search
 from tests.trials import wait_until
 
-_ANSWER_S = 180.0
+_ANSWER_S = 300.0
 # A trial's time holds the start of its template, which a busy machine takes long for.
 _CONFIG_FAULTS = {
     "raise_in_first": (Outcome.INVALID, ()),
@@ -86,7 +86,8 @@ def _bad_slot(ground: Ground) -> None:
 
     def has_gone_on() -> bool:
         ended = [_outcome(t) for t in _trials(search)]
-        return ended.count(Outcome.CRASH) >= 3 and ended.count(Outcome.OK) >= 6
+        n_measured = sum(each is not None and each.is_measured for each in ended)
+        return ended.count(Outcome.CRASH) >= 3 and n_measured >= 6
 
     try:
         wait_until(has_gone_on, "the search goes on without the slot", _ANSWER_S)
@@ -97,7 +98,7 @@ def _bad_slot(ground: Ground) -> None:
     must("localhost:0 is left out" in stderr, f"nothing was said: {stderr[-500:]}")
     places = [(_outcome(t), t.result.devices) for t in _trials(search) if t.result is not None]
     must(places.count((Outcome.CRASH, ["localhost:0"])) == 3, f"went on there: {places}")
-    must(all(devices == ["localhost:1"] for o, devices in places if o is Outcome.OK), str(places))
+    must(all(devices == ["localhost:1"] for o, devices in places if o.is_measured), str(places))
     _check(search)
 
 

@@ -113,8 +113,9 @@ class Odd:
     def __init__(self, folder: Path) -> None:
         """Make them."""
         with contextlib.ExitStack() as made:
-            made.enter_context(pytest.MonkeyPatch.context()).setattr(remote, "_ANSWER_S", ANSWER_S)
             self.nodes = made.enter_context(odd_nodes(folder))
+            self.transport(self.nodes.names[0]).nodes()  # the first time it unpacks the bundle
+            made.enter_context(pytest.MonkeyPatch.context()).setattr(remote, "_ANSWER_S", ANSWER_S)
             self._made = made.pop_all()
 
     def close(self) -> None:
@@ -136,7 +137,7 @@ class Odd:
         gangs = Gangs(transport, records, world=2, seen=self.nodes.folder)
         with contextlib.closing(gangs):
             gangs.trains()
-        wait_until(lambda: self.nodes.processes() == [], "something is left on a node", 20)
+        wait_until(lambda: self.nodes.processes() == [], "something is left on a node")
 
 
 _LEFT_OUT = {

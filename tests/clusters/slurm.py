@@ -7,6 +7,7 @@ can run it so.
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 from autotune.base.kept_process import Kept
+from autotune.fleet.node import ports
 from tests.clusters.ssh import core_of
 
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
@@ -38,9 +40,10 @@ def lacks_for_slurm() -> str:
 needs_slurm = pytest.mark.skipif(
     bool(lacks_for_slurm()), reason=lacks_for_slurm() or "nothing is missing"
 )
-_UP_WAIT_S = 60.0
+_UP_WAIT_S = 180.0
 NODE_TIMEOUT_S = 5
 """Time after which Slurm takes a node to be down that does not answer."""
+_PORTS = range(10_240, ports.PORTS.start)
 _CONFIGURATION = """\
 ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
@@ -91,7 +94,7 @@ class SlurmCluster:
     def run(self, *command: str) -> str:
         """Output of one of Slurm's programs, which has to succeed."""
         done = subprocess.run(
-            command, env=_environment(self), capture_output=True, text=True, timeout=60
+            command, env=_environment(self), capture_output=True, text=True, timeout=180
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout.strip()
@@ -182,15 +185,15 @@ def slurm_cluster(
             nodes: CANCEL or REQUEUE.
     """
     host = socket.gethostname()
-    ports = _free_ports(n_nodes + 1)
+    own_ports = _free_ports(n_nodes + 1)
     nodes = "\n".join(
-        f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[i]} CPUs={cpus}"
+        f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={own_ports[i]} CPUs={cpus}"
         for i in range(n_nodes)
     )
     configuration = _CONFIGURATION.format(
         name=f"autotune{os.getpid()}",
         host=host,
-        port=ports[-1],
+        port=own_ports[-1],
         folder=folder,
         nodes=nodes,
         node_timeout_s=NODE_TIMEOUT_S,
@@ -234,11 +237,15 @@ def _environment(cluster: SlurmCluster) -> dict[str, str]:
 
 
 def _free_ports(n: int) -> list[int]:
-    with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Some on which nobody listens, of those that no client and no trial takes meanwhile."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == n:
+            return found
+    raise AssertionError("no port is free")
 
 
 def main() -> int:

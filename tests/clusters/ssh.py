@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.node.processes import kill_all
 
 _SSHD = "/usr/sbin/sshd"
+_LISTENS = b"Server listening on"
+_UP_WAIT_S = 60.0
 _letters = itertools.cycle("abcdefgijklmnopqr")
 """Of the clusters of this process; a namespace's end of a link has 15 characters at most."""
 
@@ -55,7 +58,7 @@ class SshNodes:
     config: Path
     """Configuration of ssh, by which it knows keys and hosts; tests add to it."""
     folder: Path
-    servers: "list[subprocess.Popen[bytes]]"
+    servers: "list[_Server]"
     """The sshd of each node."""
     is_apart: Sequence[Path]
 
@@ -90,6 +93,7 @@ class SshNodes:
         name = self.names[node]
         config = self.folder / f"sshd-{name}.conf"
         self.servers[node] = _serve(self.folder, name, config, self.is_apart, core_of(node))
+        self.servers[node].wait_until_it_listens()
 
     def processes(self, node: int | None = None) -> list[psutil.Process]:
         """What runs on a node, or on all, beside what logs in, or waits to."""
@@ -147,7 +151,7 @@ def ssh_nodes(
     head, switch = f"{tag}h", f"{tag}s"
     names = tuple(f"{tag}{i}" for i in range(n_nodes))
     addresses = tuple(f"10.78.0.{i + 1}" for i in range(n_nodes))
-    servers: list[subprocess.Popen[bytes]] = []
+    servers: list[_Server] = []
     key, host_key = folder / "key", folder / "host_key"
     for each in (key, host_key):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(each))
@@ -178,6 +182,8 @@ def ssh_nodes(
         config = _client(folder, names, addresses, key, host_key)
         hostfile = folder / "hostfile"
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
+        for server in servers:
+            server.wait_until_it_listens()
         yield SshNodes(head, names, addresses, hostfile, config, folder, servers, is_apart)
     finally:
         for server in servers:
@@ -230,9 +236,29 @@ def _server(
     return config
 
 
-def _serve(
-    folder: Path, name: str, config: Path, is_apart: Sequence[Path], core: int
-) -> "subprocess.Popen[bytes]":
+class _Server(subprocess.Popen[bytes]):
+    """An sshd that writes a log; one that ran before it on the same node wrote to the same."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """Start it."""
+        self._log = log
+        with log.open("ab") as file:
+            self._begins_at = file.tell()
+            super().__init__(command, stdout=file, stderr=file, start_new_session=True)
+
+    def wait_until_it_listens(self) -> None:
+        """Return once a client is let in: on a busy machine that takes seconds."""
+        deadline_s = time.monotonic() + _UP_WAIT_S
+        while _LISTENS not in (said := self._log.read_bytes()[self._begins_at :]):
+            why = f"{self._log.name}: {said.decode(errors='replace')}"
+            assert self.poll() is None, f"an sshd ended with code {self.returncode}; {why}"
+            assert time.monotonic() < deadline_s, (
+                f"an sshd does not listen after {_UP_WAIT_S:.0f} s; {why}"
+            )
+            time.sleep(0.01)
+
+
+def _serve(folder: Path, name: str, config: Path, is_apart: Sequence[Path], core: int) -> _Server:
     serve = f"exec {_SSHD} -D -e -f {shlex.quote(str(config))}"
     # Names in shared memory have the address and the port of a trial in them, and every node has
     # the same of both on its loopback.
@@ -243,10 +269,7 @@ def _serve(
     if (cpuinfo := _cpuinfo(folder, name)).exists():
         hidden += f"; mount --bind {shlex.quote(str(cpuinfo))} /proc/cpuinfo"
     command = ["taskset", "-c", str(core), "unshare", "-m", "sh", "-ec", f"{hidden}; {serve}"]
-    with (folder / f"sshd-{name}.log").open("ab") as log:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", name, *command], stdout=log, stderr=log, start_new_session=True
-        )
+    return _Server(["ip", "netns", "exec", name, *command], folder / f"sshd-{name}.log")
 
 
 def _cpuinfo(folder: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ import pytest
 
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
+from tests.trials import wait_until
 
 
 @pytest.fixture
@@ -11,4 +12,5 @@ def study(tmp_path):
     study = Study(tmp_path / "results", "test")
     study.lock()
     yield study
-    assert processes_of(study.folder) == [], "a trial left processes behind"
+    # The kernel takes a moment to end what was killed last.
+    wait_until(lambda: processes_of(study.folder) == [], "a trial left processes behind")

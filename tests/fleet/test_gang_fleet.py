@@ -399,6 +399,17 @@ def test_a_job_that_is_larger_than_the_fleet_is_refused() -> None:
         GangFleet(Rack(2), world=5)
 
 
+def test_a_fleet_that_is_too_small_names_who_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rack = Rack(1)
+    monkeypatch.setattr(rack, "problems", lambda: ("n7 is left out: Connection refused",))
+    with pytest.raises(FleetError) as raised:
+        GangFleet(rack, world=4)
+    assert raised.value.message.endswith(
+        "slots for no such gang: 2 on n0; n7 is left out: Connection refused"
+    )
+    assert raised.value.hint.startswith("mend what is left out")
+
+
 def test_reaping_waits_for_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rack = Rack(2)
     fleet = GangFleet(rack, world=2)

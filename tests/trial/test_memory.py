@@ -31,7 +31,7 @@ def test_peak_is_what_was_allocated_even_untouched_and_freed():
 def test_the_watching_thread_sees_a_peak_between_readings():
     body = (
         "import time; x = torch.zeros(200 * 2**20, dtype=torch.uint8)\n"
-        "time.sleep(0.2); del x; print(meter.read()['peak'])"
+        "time.sleep(1.0); del x; print(meter.read()['peak'])"
     )
     assert int(run(body)) >= 200 * 2**20
 
@@ -136,8 +136,12 @@ def test_while_steps_are_measured_it_looks_seldom():
     body = (
         "import threading, time\n"
         "looks = []; sample = meter._sample; meter._sample = lambda: looks.append(sample())\n"
-        "time.sleep(0.5); closely = len(looks); meter.settle(); time.sleep(0.5)\n"
-        "print(closely, len(looks) - closely)"
+        "closely = 0\n"
+        "for _ in range(20):  # a busy machine may leave it little of half a second\n"
+        "    before = len(looks); time.sleep(0.5); closely = max(closely, len(looks) - before)\n"
+        "    if closely > 30: break\n"
+        "meter.settle(); before = len(looks); time.sleep(0.5)\n"
+        "print(closely, len(looks) - before)"
     )
     closely, settled = map(int, run(body).split())
     assert settled <= 6 < 30 < closely

@@ -45,7 +45,7 @@ def test_no_cluster_is_said_at_once() -> None:
     started_s = time.monotonic()
     with pytest.raises(FleetError, match=r"no cluster of Ray at 127\.0\.0\.1:1"):
         RayDriver("127.0.0.1:1", NO_OPTIONS, say=print)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < ray.DEFAULT_WAIT_S / 5
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_search_outlives_its_coordinator_and_answers_as_here(
     monkeypatch.delenv("RAY_ADDRESS")
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
-    wait_until(lambda: cluster.programs() == [], "what it ran ends with it", 30)
+    wait_until(lambda: cluster.programs() == [], "what it ran ends with it")
 
     code, _, stderr = search.run(*cluster.flags)
     assert code == 0, stderr
@@ -155,7 +155,7 @@ def test_a_lost_actor_costs_its_trial_alone(cluster: RayCluster, tmp_path: Path)
 
         first, second = run(0), run(1)
         kill_actor_of(cluster, first.folder)
-        result = first.wait(30)
+        result = first.wait(180)
         assert result.outcome.is_platform_fault, result
         assert "Ray says: The actor died" in result.evidence
         assert not ranks_in(first.folder)
@@ -173,10 +173,10 @@ def test_a_lost_node_and_a_lost_head_end_their_lines(
         for line in lines:
             wait_until(lambda line=line: line.receive(), "it is up")
         cluster.kill_node("n1")
-        wait_until(lambda: lines[1].poll() is not None, "the node's line is over", 60)
+        wait_until(lambda: lines[1].poll() is not None, "the node's line is over")
         assert lines[0].poll() is None
         cluster.kill_head()
-        wait_until(lambda: lines[0].poll() is not None, "the other's is, too", 60)
+        wait_until(lambda: lines[0].poll() is not None, "the other's is, too")
         assert "the way to the Ray cluster ended with code" in driver.ended()
         with pytest.raises(OSError, match="the way to the Ray cluster ended"):
             driver.open("n0", ["true"])

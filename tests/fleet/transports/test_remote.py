@@ -45,7 +45,7 @@ def booted(command: Sequence[str], module: str = AGENT) -> BootedProcess:
 
 
 def heard_until(process: BootedProcess, word: str) -> str:
-    heard, deadline_s = "", time.monotonic() + 30
+    heard, deadline_s = "", time.monotonic() + 180
     while word not in heard:
         assert time.monotonic() < deadline_s, heard
         heard += process.receive().decode()
@@ -202,7 +202,7 @@ def test_an_interrupt_waits_for_no_answer() -> None:
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         machines.ask_each(["silent", "slow"], ask)
-    assert time.monotonic() - began_s < 20
+    assert time.monotonic() - began_s < 180
 
 
 def test_only_variables_that_change_speed_and_those_named_travel(
@@ -289,7 +289,7 @@ def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
         machines.nodes()
     finally:
         os.environ["TMPDIR"] = before
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 180
     while left := list(tmp_path.glob("autotune-run-*")):
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,8 +39,9 @@ def transport(nodes: SshNodes, *lines: str, python: str = "") -> HostfileTranspo
 
 
 def test_every_node_that_cannot_be_used_is_named_with_its_reason(odd, monkeypatch):
-    monkeypatch.setattr(remote, "_ANSWER_S", ANSWER_S)
     good, reasons = odd.names[0], why_left_out(odd)
+    transport(odd, good).nodes()  # it unpacks the bundle, which takes a busy node long
+    monkeypatch.setattr(remote, "_ANSWER_S", ANSWER_S)
     found = transport(odd, f"{good} slots=2", *reasons)
     assert [node.name for node in found.nodes()] == [good]
     problems = dict(said.split(" is left out: ", 1) for said in found.problems())
@@ -79,7 +79,7 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     assert code == 0, stderr
     assert "refused is left out: ssh: connect to host" in _flat(stderr)
     assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
-    wait_until(lambda: odd.processes() == [], "something is left on a node", 20)
+    wait_until(lambda: odd.processes() == [], "something is left on a node")
 
 
 def test_each_kind_of_device_is_searched_and_both_are_compared(odd, tmp_path):
@@ -112,7 +112,7 @@ def test_the_doctor_looks_at_every_node(odd):
     nodes = {node["name"]: node for node in found["nodes"]}
     assert (nodes[good]["n_slots"], nodes["refused"]["n_slots"]) == (2, 0)
     assert nodes[good]["inventory"]["interface"] == "eth0"
-    assert abs(nodes[good]["clock_ahead_s"]) < 2
+    assert abs(nodes[good]["clock_ahead_s"]) < 30  # the answer of a busy node is late
     subjects = {remark["subject"] for remark in nodes[good]["findings"]}
     assert {"devices", "disk", "extensions"} <= subjects
     said = {remark["subject"]: remark for remark in found["findings"]}
@@ -134,7 +134,7 @@ def two(tmp_path_factory):
     records.mkdir()
     with ssh_nodes(folder, 2, is_apart=[records]) as made:
         yield made
-        wait_until(lambda: made.processes() == [], "something is left on a node", 20)
+        wait_until(lambda: made.processes() == [], "something is left on a node")
     assert not any(folder.glob("tmp-*/autotune-*/trials/**/spec.json")), "files of trials are left"
 
 
@@ -185,7 +185,7 @@ def test_an_agent_that_is_killed_costs_its_trial_and_no_other(two, fleet, submit
     assert len(agents) == 2
     agent = next(iter(agents))
     agent.kill()
-    wait_until(lambda: polled(first) or polled(second), "the trial ends with its agent", 30)
+    wait_until(lambda: polled(first) or polled(second), "the trial ends with its agent")
     lost, other = (first, second) if first.poll() else (second, first)
     assert lost.poll().outcome is Outcome.LAUNCH
     assert "the agent of the node ended" in lost.poll().evidence
@@ -195,7 +195,7 @@ def test_an_agent_that_is_killed_costs_its_trial_and_no_other(two, fleet, submit
     wait_until(lambda: polled(again), "the node goes on")
     assert again.poll().outcome is Outcome.OK, again.poll().evidence
     other.cancel()
-    assert other.wait(30).outcome is Outcome.CANCELLED
+    assert other.wait(180).outcome is Outcome.CANCELLED
 
 
 def test_a_node_that_dies_is_left_out_until_it_is_back(two, fleet, submit):
@@ -225,11 +225,11 @@ def test_a_cut_cable_ends_what_runs_on_both_sides_of_it(two, fleet, submit):
     wait_until(lambda: polled(trial) or ranks_run(two, 4), "it runs")
     two.cut(1)
     try:
-        wait_until(lambda: polled(trial), "it ends", 60)
+        wait_until(lambda: polled(trial), "it ends")
         assert trial.poll().outcome.is_platform_fault
         assert f"{two.names[1]}: " in trial.poll().evidence
         assert set(fleet.absent()) == {two.names[1]}
-        wait_until(lambda: len(two.agents()) <= 1, "the agent beyond the cut ends by itself", 20)
+        wait_until(lambda: len(two.agents()) <= 1, "the agent beyond the cut ends by itself")
     finally:
         two.mend(1)
     _wait_for_both(fleet)
@@ -237,10 +237,6 @@ def test_a_cut_cable_ends_what_runs_on_both_sides_of_it(two, fleet, submit):
 
 
 def _wait_for_both(fleet: GangFleet) -> None:
-    deadline_s = time.monotonic() + 40
-    while fleet.absent():
-        fleet.hear()
-        assert time.monotonic() < deadline_s, "a node that is back is not taken back"
-        time.sleep(0.05)
+    wait_until(lambda: fleet.hear() or not fleet.absent(), "a node that is back is not taken back")
     fleet.reap(Path("/none"))  # it answers one after the other
     assert fleet.capacity(4) == 1

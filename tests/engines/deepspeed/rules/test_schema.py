@@ -180,12 +180,12 @@ def test_a_value_of_another_type_reads_as_what_deepspeed_takes_it_for():
 
 def test_a_file_of_keys_that_nobody_knows_is_judged_at_once():
     config = {f"key_{at}_of_many": at for at in range(100_000)}
-    began = time.perf_counter()
+    began = time.process_time()
     violations = found(config)
     assert len(violations) == 1
     assert violations[0].message.startswith("100000 keys of the file are none of DeepSpeed's")
     assert violations[0].message.endswith("and 99970 more")
-    assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
+    assert time.process_time() - began < 5  # 0.3 s on an idle machine
 
 
 def test_what_is_never_used_raises_nothing():
