@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node 2 clocked_script.py --kind evaluates [--steps N]
 
-`script_clocks.py` runs it plainly and as trials. It knows nothing of autotune. Its clock is read
-at the end of each optimizer step and written where `--clock` says, as the JSON of a list.
+`script_clocks.py` runs it plainly and as trials. It knows nothing of autotune. At the end of each
+optimizer step its first rank writes the seconds of its clock as a line of the file `--clock`.
 """
 
 import argparse
-import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--clock", type=Path)
+    parser.add_argument("--clock", type=Path, default=Path(os.devnull))
     options = parser.parse_args()
     kind = options.kind
     deepspeed.init_distributed()
@@ -88,7 +88,7 @@ def main() -> None:
     )
     data = batches(kind, engine.global_rank)
     held_out = [next(data) for _ in range(8)]
-    clock: list[float] = []
+    clock = (options.clock if engine.global_rank == 0 else Path(os.devnull)).open("w", buffering=1)
     for step in range(options.steps):
         n_passes = 3 if kind == "accumulates" else 1
         for number in range(n_passes):
@@ -101,9 +101,7 @@ def main() -> None:
                 for tokens in held_out:
                     engine(tokens)
             engine.train()
-        clock.append(time.perf_counter())
-    if engine.global_rank == 0 and options.clock is not None:
-        options.clock.write_text(json.dumps(clock))
+        print(time.perf_counter(), file=clock)
 
 
 def batches(kind: str, rank: int) -> Iterator[torch.Tensor]:

@@ -4,8 +4,14 @@
 
 `clocked_script.py` runs as a trial and plainly, in turns, for as many optimizer steps. Nothing of
 autotune is in a plain run. The steps that the trial measured are compared with the same steps by
-the script's clock: by its median step, and by its mean, which is what somebody sees who waits for
-the training. The ratios are geometric means over the rounds, with their 95% intervals.
+the script's clock:
+
+- `trial`: its median step within the trial itself. That has the work between two steps in it
+  (ranks agree on a step's time, memory is looked at), which the trial's figure leaves out.
+- `median`: its median step in the plain run.
+- `mean`: its mean step in the plain run, as somebody sees it who waits for the training.
+
+The ratios are geometric means over the rounds, with their 95% intervals.
 """
 
 import argparse
@@ -32,6 +38,8 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.search.trial_spec import Run
 
 SCRIPT = Path(__file__).with_name("clocked_script.py")
+CLOCKS = ("trial", "median", "mean")
+"""Ways to read the script's clock; see above."""
 
 
 def main() -> int:
@@ -52,55 +60,73 @@ def main() -> int:
 
 def compare(kind: str, scratch: Path, rounds: int) -> dict[str, Any]:
     """The trial's samples/s over those of plain runs, by the script's median and mean step."""
-    command = ["torchrun", "--nproc-per-node", "2", str(SCRIPT), "--kind", kind]
+    clock = scratch / "clock"
+    script = [str(SCRIPT), "--kind", kind, "--clock", str(clock)]
+    command = ["torchrun", "--nproc-per-node", "2", *script]
     session = open_script_session(
         command, {"diagnose": False}, results=scratch / "results", note=lambda _: None
     )
     fleet = local_fleet(session.environment, world=session.job.world)
-    by_median, by_mean, figures = [], [], []
     try:
-        for _ in range(rounds):
-            trial_s, median_s, mean_s = one_round(session, fleet, command, scratch / "clock")
-            figures.append([trial_s, median_s, mean_s])
-            by_median.append(math.log(median_s / trial_s))
-            by_mean.append(math.log(mean_s / trial_s))
+        figures = [one_round(session, fleet, command, clock) for _ in range(rounds)]
     finally:
         fleet.close()
-    return {"steps_s": figures, "median": compared(by_median), "mean": compared(by_mean)}
+    return {
+        "steps_s": figures,
+        **{
+            name: compared([math.log(each[name] / each["figure"]) for each in figures])
+            for name in CLOCKS
+        },
+    }
 
 
 def one_round(
     session: Session, fleet: GangFleet, command: list[str], clock: Path
-) -> tuple[float, float, float]:
-    """Seconds of a step: by a trial, and by the median and the mean of a plain run's clock."""
+) -> dict[str, float]:
+    """Seconds of a step: the figure of a trial, and by the script's clock."""
     run = Run(candidate=own_candidate(session), role=Role.SEARCH)
     result = run_trial(session, fleet, run)
+    assert result.step_time_s is not None, "it was measured"
     n_warm_up, n_steps = len(result.warmup_step_times_s), len(result.step_times_s)
-    extra = ["--steps", str(n_warm_up + n_steps), "--clock", str(clock)]
+    in_trial_s = steps_by(clock)[n_warm_up - 1 :][:n_steps]
     environment = {**os.environ, **extensions_environment("cpu", os.environ)}
     ran = subprocess.run(
-        [*command, *extra], env=environment, capture_output=True, text=True, check=False
+        [*command, "--steps", str(n_warm_up + n_steps)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if ran.returncode:
         sys.exit(f"the plain run failed:\n{ran.stderr[-2000:]}")
-    times_s = [end - begin for begin, end in pairwise(json.loads(clock.read_text()))]
-    measured_s = times_s[max(0, n_warm_up - 1) :]
-    assert result.step_time_s is not None, "it was measured"
-    return result.step_time_s, statistics.median(measured_s), statistics.fmean(measured_s)
+    plain_s = steps_by(clock)[n_warm_up - 1 :]
+    return {
+        "figure": result.step_time_s,
+        "trial": statistics.median(in_trial_s),
+        "median": statistics.median(plain_s),
+        "mean": statistics.fmean(plain_s),
+    }
+
+
+def steps_by(clock: Path) -> list[float]:
+    """Seconds of each step but the first."""
+    lines = clock.read_text(encoding="utf-8").splitlines()
+    return [end - begin for begin, end in pairwise(map(float, lines))]
 
 
 def worded(found: dict[str, Any]) -> str:
     """One line, for people."""
-    trial_s, median_s, mean_s = map(statistics.median, zip(*found["steps_s"], strict=True))
+    typical = {
+        name: 1e3 * statistics.median(each[name] for each in found["steps_s"])
+        for name in ("figure", *CLOCKS)
+    }
+    steps = ", ".join(f"{name} {value:.1f}" for name, value in typical.items())
+    by_name = {name: found[name] for name in CLOCKS}
     ratios = ", ".join(
-        f"{found[name]['ratio']:.3f} ({found[name]['low']:.3f} to {found[name]['high']:.3f}) "
-        f"of its {name}"
-        for name in ("median", "mean")
+        f"{name} {ratio['ratio']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+        for name, ratio in by_name.items()
     )
-    return (
-        f"{1e3 * trial_s:.1f} ms a step as a trial, {1e3 * median_s:.1f} plainly, mean "
-        f"{1e3 * mean_s:.1f}: samples/s {ratios}"
-    )
+    return f"ms a step: {steps}; the figure's samples/s over those by the {ratios}"
 
 
 if __name__ == "__main__":

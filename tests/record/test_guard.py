@@ -156,7 +156,17 @@ def test_a_drift_of_ten_times_the_noise_is_found():
     assert n_found >= 190
 
 
-def run(number, *, round_number, losses, candidate="a", skipped=0, outcome=Outcome.OK, **fields):
+def run(
+    number,
+    *,
+    round_number,
+    losses,
+    candidate="a",
+    skipped=0,
+    outcome=Outcome.OK,
+    wrapper="",
+    **fields,
+):
     its_spec = spec(
         number, role=Role.CONFIRM, confirm_round=round_number, candidate_hash=candidate, **fields
     )
@@ -167,6 +177,7 @@ def run(number, *, round_number, losses, candidate="a", skipped=0, outcome=Outco
         outcome=outcome,
         losses=losses,
         losses_skipped=skipped,
+        read_back={"optimizer_wrapper": wrapper},
     )
     return Trial(folder=Path(), spec=its_spec, result=result)
 
@@ -262,3 +273,30 @@ def test_vocabularies_of_other_padding_are_not_compared():
     assert told.verdict is Convergence.NOT_COMPARABLE
     assert "padded to 256 and 128" in told.why
     assert said_of([padded(trial, 128) for trial in trials]).verdict is said_of(trials).verdict
+
+
+STAGE_2 = [5.463, 5.3179, 5.2332, 5.2223, 5.1544, 5.2104, 5.1692, 5.0479, 4.9926, 5.0055]
+STAGE_0 = [5.463, 5.3326, 5.2617, 5.2488, 5.1856, 5.2422, 5.1987, 5.0779, 5.0166, 5.0268]
+"""First losses of `examples/trainer` in bf16 with DeepSpeed 0.19.8."""
+
+
+@pytest.mark.parametrize(
+    ("ours", "wrapper", "verdict"),
+    [
+        (STAGE_0, "FP16_UnfusedOptimizer", Convergence.PASS),
+        (STAGE_0, "DeepSpeedZeroOptimizer", Convergence.FAIL),
+        ([STAGE_2[0]] * 10, "FP16_UnfusedOptimizer", Convergence.FAIL),
+    ],
+    ids=["counts from 1", "counts as the baseline does", "learns nothing"],
+)
+def test_an_adam_that_counts_from_another_step_is_one_update_behind_at_the_most(
+    ours, wrapper, verdict
+):
+    base = [
+        run(n, round_number=n, losses=STAGE_2, candidate="b", wrapper="DeepSpeedZeroOptimizer")
+        for n in range(2)
+    ]
+    own = run(9, round_number=0, losses=ours, wrapper=wrapper, name="script", precision="bf16")
+    said = said_of([*base, own])
+    assert said.verdict is verdict
+    assert ("counts Adam's steps from 1" in said.why) == (wrapper == "FP16_UnfusedOptimizer")
