@@ -40,7 +40,7 @@ _ROOMS = ("check", "search")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FUNCTIONS})
+    return sorted({*_FUNCTIONS, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

@@ -33,13 +33,13 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
 
 
 def parse_settings(settings: Iterable[str], knobs: Catalogue) -> dict[str, KnobValue]:
-    """Read `--set name=value` flags.
+    """Read `--set name=value` flags; a text may hold several, as reports print them.
 
     Raises:
         JobError: One is not `name=value`, names no knob or no legal value, or is there twice.
     """
     values: dict[str, KnobValue] = {}
-    for setting in settings:
+    for setting in (one for text in settings for one in _apart(text)):
         where = f"setting {shortened(setting)}"
         name, equals, text = (part.strip() for part in setting.partition("="))
         if not (name and equals and text):
@@ -49,6 +49,11 @@ def parse_settings(settings: Iterable[str], knobs: Catalogue) -> dict[str, KnobV
             raise JobError(f"{where}: {name} was already set to {values[name]}", "set it once")
         values[name] = value
     return values
+
+
+def _apart(text: str) -> list[str]:
+    words = text.split()
+    return words if len(words) > 1 and all("=" in word for word in words) else [text]
 
 
 def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:

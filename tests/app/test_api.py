@@ -91,6 +91,12 @@ def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path: Path) -> None:
     assert len(autotune.load("s", results=tmp_path)) == len(found.table)
     with pytest.raises(StudyError, match="at least two"):
         autotune.compare("s", results=tmp_path)
+    other: dict[str, Any] = {**JOB, "seq_len": 32}
+    autotune.search(
+        **other, trials=2, fleet="simulate:2xH100", results=tmp_path, study="t", no_knowledge=True
+    )
+    both = str(autotune.compare(["s", "t"], results=tmp_path))
+    assert "warning: seq_len differs (s 64, t 32): samples/s are not of the same work" in both
 
 
 def test_a_search_runs_in_a_thread(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """`autotune.load` and `compare`: recorded studies as frames and values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
+from rich.text import Text
 
 from autotune.app.api.values import Shown
 from autotune.app.pages import compare_studies
@@ -28,16 +31,25 @@ class Compared(Shown[StudyComparison]):
         return self.value.candidates
 
 
-def compare(*runs: str | Path, results: str | Path = "results") -> Compared:
+def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "results") -> Compared:
     """Compare studies, by name or by folder; ratios are over the first one.
+
+    Args:
+        runs: The studies, one by one or as a list.
+        results: Folder of all studies, for names.
 
     Raises:
         StudyError: One is not there or cannot be read, or there are too few or too many.
     """
-    found = compare_studies([str(one) for one in runs], Path(results))
-    return Compared(
-        value=found, show=lambda console: print_comparison(console, found), data=found.as_dict
-    )
+    every = [one for some in runs for one in ([some] if isinstance(some, str | Path) else some)]
+    found = compare_studies([str(one) for one in every], Path(results))
+
+    def show(console: Console) -> None:
+        for warning in found.warnings:
+            console.print(Text(f"warning: {warning}"))
+        print_comparison(console, found)
+
+    return Compared(value=found, show=show, data=found.as_dict)
 
 
 def load(study: str | Path, results: str | Path = "results") -> pd.DataFrame:

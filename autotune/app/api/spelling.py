@@ -30,6 +30,8 @@ def spelled_for_callers(function: Callable[P, R]) -> Callable[P, R]:
         for given in kwargs:
             if given not in kinds:
                 meant = did_you_mean(given, kinds, most=2, alike=0.6)
+                if given == "set" and "settings" in inspect.signature(function).parameters:
+                    meant = f'settings come first: autotune.{name}("zero.stage=3", ...). '
                 raise JobError(
                     f"{name}({given}=...): there is no such argument",
                     f"{meant}help(autotune.{name}) lists them",
