@@ -101,7 +101,8 @@ def test_what_is_explained_is_exactly_what_changed(values, context):
 def test_settings_come_back_from_the_text_they_are_shown_as(values):
     texts = [f"{name}={format_value(value)}" for name, value in values.items()]
     assert parse_settings(texts, KNOBS) == values
-    assert parse_settings([" ".join(texts)], KNOBS) == values, "as reports print them"
+    if texts:
+        assert parse_settings([" ".join(texts)], KNOBS) == values, "as reports print them"
 
 
 def same_run(first, second, **changes):
