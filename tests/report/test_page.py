@@ -334,6 +334,18 @@ def test_a_search_that_was_killed_says_what_it_had_found(tmp_path: Path) -> None
     assert f"Trial {fastest.trial} is the fastest of " in page
 
 
+def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    answer = read_report(study).answer
+    assert answer is not None
+    cut = dataclasses.replace(answer, speedup=None, interrupted=True)
+    study.write_state({**study.read_state(), "answer": cut.to_dict()})
+    assert "no gain is claimed. The search was interrupted; the same" in rendered(study)
+    over = dataclasses.replace(cut, interrupted=False, stop_reason="time is up")
+    study.write_state({**study.read_state(), "answer": over.to_dict()})
+    assert "no gain is claimed. The search ended: time is up." in rendered(study)
+
+
 def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
     report = read_report(wide)
     answer = report.answer

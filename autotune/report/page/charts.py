@@ -204,7 +204,13 @@ def importance(shares: Mapping[str, float]) -> Chart:
         Bar(label=name, value=f"{share:.0%}", tone="candidate", width=round(100 * share / most, 2))
         for name, share in shown.items()
     ]
-    return Chart(name="importance", alt=describe_importance(shares), kind="bars", bars=bars)
+    return Chart(
+        name="importance",
+        alt=describe_importance(shares),
+        is_plain=len(shown) == len(shares),
+        kind="bars",
+        bars=bars,
+    )
 
 
 def outcomes(report: StudyReport) -> Chart | None:

@@ -142,7 +142,7 @@ def _headline(
         return beaten, " ".join(filter(None, both)), ""
     if answer is None or speedup is None or baseline is None:
         told = f"{best_word(report)}: trial {best.trial}. It was not run again beside a baseline"
-        return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed.", ""
+        return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed. {_ended(answer)}", ""
     over = "a substitute baseline" if answer.is_substitute else "the baseline"
     interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
     gain = f"{speedup.ratio:.2f}x {over}"
@@ -165,6 +165,15 @@ def _headline(
     drift = "Its losses drift from the baseline's." if is_drift else others
     tone = "" if answer.is_substitute or is_drift else "good"
     return gain, f"{interval}. {drift}".rstrip(), tone
+
+
+def _ended(answer: SearchAnswer | None) -> str:
+    """Why there was no final comparison."""
+    if answer is None:
+        return ""
+    if answer.interrupted:
+        return "The search was interrupted; the same command again resumes it."
+    return f"The search ended: {answer.stop_reason}."
 
 
 _WIDE = 1.1
