@@ -282,7 +282,7 @@ def _search(
                 steering=steering_of(job, session.environment, session.lattice)
                 if sampler == "calibrated"
                 else None,
-                compares=False,
+                no_comparison="it takes longer than it tells here",
             )
         )
     finally:

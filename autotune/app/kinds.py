@@ -1,9 +1,10 @@
-"""One search for each kind of accelerator of a fleet, one after the other."""
+"""One search for each kind of accelerator of a fleet, one after the other, or in rounds."""
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from autotune.app.own_script import study_name
 from autotune.app.session import find_far_place, read_job
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import FleetOptions
+from autotune.job.job import Budget
 
 
 def searches_of_kinds(
@@ -50,3 +52,49 @@ def searches_of_kinds(
             name = read_job(job_file, flags, environment, agreed=agreed)[0].study
         own = f"{name}-{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-')}"
         yield {**flags, "study": own}, replace(options, kind=f"={kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What each search may have spent of a common budget by the end of a round."""
+
+    of_budget: float
+    """0 to 1."""
+    is_last: bool
+    """Whether this is the last round, which uses up the budget."""
+
+    def apply(self, budget: Budget) -> Budget:
+        """This share of a budget; a trial at the least."""
+        time_s = None if budget.time_s is None else budget.time_s * self.of_budget
+        return replace(budget, trials=max(1, int(budget.trials * self.of_budget)), time_s=time_s)
+
+
+WHOLE = Share(of_budget=1.0, is_last=True)
+"""The share of a search that has a budget of its own."""
+
+
+class Rounds:
+    """Shares of one budget for several searches, of which those that are behind drop out.
+
+    Every round spends as much, so that the fewer go on, the more each of them gets (successive
+    halving: Jamieson and Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016).
+    """
+
+    def __init__(self, n_searches: int) -> None:
+        self._n_left = _n_rounds(n_searches)
+        self._unspent = 1.0
+        self._each = 0.0
+
+    def next(self, n_searches: int) -> Share:
+        """The share of each of those that go on."""
+        n_rounds = min(self._n_left, _n_rounds(n_searches))
+        more = self._unspent / n_rounds / n_searches
+        self._n_left = n_rounds - 1
+        self._unspent -= more * n_searches
+        self._each += more
+        return Share(of_budget=self._each, is_last=n_rounds == 1)
+
+
+def _n_rounds(n_searches: int) -> int:
+    """Rounds after which one is left where half of them drop out each time, and its own."""
+    return 1 + math.ceil(math.log2(n_searches))

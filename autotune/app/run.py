@@ -64,6 +64,7 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
+    no_comparison: str = "",
 ) -> SearchEnding:
     """Run the search, or go on with it.
 
@@ -73,6 +74,7 @@ def search(
         fresh: Whether to set an old study aside.
         metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
         knowledge: What earlier studies taught, and where this one's lessons go; None: nowhere.
+        no_comparison: Why the best does not run again beside the baseline; empty: it does.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
@@ -102,7 +104,7 @@ def search(
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         try:
-            answer = _run(session, fleet, metrics, steering)
+            answer = _run(session, fleet, metrics, steering, no_comparison)
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
                 keep(session, metrics.on_note, knowledge)
@@ -149,9 +151,15 @@ def begin_study(session: Session, note: Callable[[str], None]) -> None:
 
 
 def _run(
-    session: Session, fleet: Fleet, observer: Observer, steering: Steering | None
+    session: Session,
+    fleet: Fleet,
+    observer: Observer,
+    steering: Steering | None,
+    no_comparison: str,
 ) -> SearchAnswer:
     interrupt = Interrupt()
+    if not session.place.compares:
+        no_comparison = "recorded or simulated answers would only repeat themselves"
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
             SearchContext(
@@ -164,7 +172,7 @@ def _run(
                 observer=observer,
                 interrupt=interrupt,
                 steering=steering,
-                compares=session.place.compares,
+                no_comparison=no_comparison,
                 origin=session.place.origin,
             )
         )

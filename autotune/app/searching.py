@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.kinds import searches_of_kinds
+from autotune.app.kinds import WHOLE, Rounds, Share, searches_of_kinds
 from autotune.app.own_megatron import open_command_session
+from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
 from autotune.app.run import search as run
 from autotune.app.session import (
@@ -23,6 +24,7 @@ from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.cost.knowledge import file_for
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
+from autotune.report.compare.kinds import leading_kinds
 from autotune.search.base import Observer, Snapshot
 from autotune.search.plan import Plan
 
@@ -117,7 +119,10 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
     endings: list[SearchEnding] = []
     agree = caller.ask_for_nodes or caller.say
     with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
-        for one in _single_searches(replace(call, fleet=held), agreed):
+        calls = _single_searches(replace(call, fleet=held), agreed)
+        if call.options.chooses_kind:
+            return _run_in_rounds(list(calls), agreed, caller)
+        for one in calls:
             ending = _run_one(one, agreed, caller)
             if ending is not None:
                 endings.append(ending)
@@ -133,7 +138,7 @@ def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iter
     if call.options.is_of_each_kind:
         if call.is_one:
             raise JobError(
-                "fleet_option kind=each: that is a search for each kind of device",
+                f"fleet_option kind={call.options.kind}: that is a search for each kind of device",
                 "search once for each, such as with kind==H100, then compare the studies",
             )
         kinds = searches_of_kinds(
@@ -156,11 +161,73 @@ def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iter
             yield replace(call, flags=own, options=options)
 
 
+def _run_in_rounds(
+    calls: Sequence[SearchCall], agreed: Mapping[str, Any] | None, caller: Caller
+) -> list[SearchEnding]:
+    """Run searches of several kinds with one budget, which goes to the kinds that lead.
+
+    Each kind has a study of its own, since baseline, memory limit and forecast are of one kind
+    of device. After a round the better half goes on, with all that are not proven to be behind.
+    """
+    rounds = Rounds(len(calls))
+    endings: dict[str, SearchEnding] = {}
+    hopeless: NothingFeasibleError | None = None
+    while calls:
+        share, going = rounds.next(len(calls)), {}
+        if not endings:
+            caller.say(
+                f"one budget for {len(calls)} searches: each gets {share.of_budget:.0%} of it "
+                "first, and those that lead get the rest"
+            )
+        for one in calls:
+            try:
+                ending = _run_one(one, agreed, caller, share)
+            except NothingFeasibleError as error:
+                caller.say(f"{one.options.kind.removeprefix('=')} is left out: {error.message}")
+                hopeless = error
+                continue
+            if ending is None:
+                continue
+            name = ending.answer.study.name
+            endings[name] = ending
+            if ending.answer.interrupted:
+                return list(endings.values())
+            if ending.error is None:
+                going[name] = replace(one, fresh=False)
+        if share.is_last or not going:
+            break
+        calls = _leading(going, endings, caller)
+        # Each was shown and agreed to when it began.
+        caller = replace(caller, show_plan=lambda _: None, confirm=lambda _: True)
+    if not endings and hopeless is not None:
+        raise hopeless
+    return list(endings.values())
+
+
+def _leading(
+    going: Mapping[str, SearchCall], endings: Mapping[str, SearchEnding], caller: Caller
+) -> list[SearchCall]:
+    """The searches, by study, that go on after a round; says which do not."""
+    if len(going) == 1:
+        return list(going.values())
+    folders = [str(endings[name].answer.study.folder) for name in going]
+    kinds = compare_studies(folders, Path(folders[0]).parent).kinds
+    leading = [kind.run for kind in leading_kinds(kinds)] if kinds else list(going)
+    for name in going.keys() - set(leading):
+        caller.say(f"{name} is behind and gets no more trials: {', '.join(leading)} goes on")
+    return [going[name] for name in leading]
+
+
 def _run_one(
-    call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller
+    call: SearchCall,
+    agreed: Mapping[str, Any] | None,
+    caller: Caller,
+    share: Share = WHOLE,
 ) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
     session = _session(call, agreed, caller)
+    job = replace(session.job, budget=share.apply(session.job.budget))
+    session = replace(session, job=job)
     fresh = call.fresh and not call.command  # a command's study was set aside before it ran
     expected = prospect(session, fresh=fresh)
     caller.show_plan(plan_search(session, expected, fresh=fresh))
@@ -176,8 +243,9 @@ def _run_one(
             fresh=fresh,
             metrics_file=call.metrics_file,
             knowledge=file_for(call.knowledge, is_used=not call.no_knowledge),
+            no_comparison="" if share.is_last else "the best of each kind come first",
         )
-    if not call.with_ladder or not ending.answer.has_gain_to_explain:
+    if not (call.with_ladder and share.is_last and ending.answer.has_gain_to_explain):
         return ending
     study = ending.answer.study
     climbed = run_ladder(study, note=caller.say, fleet=call.fleet, options=call.options)

@@ -30,8 +30,8 @@ class SearchContext(Task):
     steering: Steering | None = None
     """Predicts what trials will measure, for samplers that go by it; None: nothing can be
     predicted."""
-    compares: bool = True
-    """Whether the best runs again beside the baseline; a table would only repeat itself."""
+    no_comparison: str = ""
+    """Why the best does not run again beside the baseline, in words; empty: it does."""
     origin: Origin = Origin.MEASURED
     """Origin of the figures."""
     notes: list[str] = field(default_factory=list)

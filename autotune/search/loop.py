@@ -84,10 +84,8 @@ class _StagedSearch:
 
     def _compare(self) -> None:
         context = self._context
-        if not context.compares:
-            context.note(
-                "no final comparison: recorded or simulated answers would only repeat themselves"
-            )
+        if context.no_comparison:
+            context.note(f"no final comparison: {context.no_comparison}")
             return
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate

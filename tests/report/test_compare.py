@@ -190,7 +190,7 @@ def test_it_fits_a_terminal_and_cuts_no_figure(comparison: StudyComparison, widt
 def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     parts = {"studies", "warnings", "outcomes", "bests", "knobs", "candidates", "verdicts"}
-    assert set(data) == {*parts, "kinds", "uneven_split"}
+    assert set(data) == {*parts, "kinds", "best_kinds", "uneven_split"}
     assert (data["kinds"], data["uneven_split"]) == ([], None)
     assert len(data["candidates"]) == len(comparison.candidates)
     page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")

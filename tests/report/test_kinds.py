@@ -13,7 +13,13 @@ from autotune.base.errors import JobError
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.report.compare.kinds import KindFigures, describe_kinds, split_of
+from autotune.report.compare.kinds import (
+    KindFigures,
+    best_kinds,
+    describe_kinds,
+    leading_kinds,
+    split_of,
+)
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
@@ -86,6 +92,17 @@ def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
     assert near["speed"].endswith("their intervals overlap, so that this is not proven")
     assert near["uneven split"].startswith("none: ")
     assert "money" not in near
+
+
+def test_the_better_half_leads_and_what_is_not_proven_to_be_behind() -> None:
+    far = [kind("A", 300.0), kind("B", 200.0), kind("C", 100.0)]
+    assert [each.run for each in leading_kinds(far)] == ["A", "B"]
+    assert [each.run for each in leading_kinds(far[:2])] == ["A"]
+    assert len(leading_kinds([kind("A", 205.0), kind("B", 200.0)])) == 2
+    priced = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
+    assert [each.run for each in leading_kinds(priced)] == ["B"]
+    assert best_kinds(priced) == {"speed": "A", "money": "B"}
+    assert best_kinds(far) == {"speed": "A", "money": None}
 
 
 def study_on(folder: Path, device_name: str, price: float) -> Study:

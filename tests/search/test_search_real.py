@@ -207,7 +207,7 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
                     observer=Notebook(),
                     interrupt=Interrupt(),
                     steering=steering_of(job, CPU, lattice),
-                    compares=False,
+                    no_comparison="it takes longer than it tells here",
                 )
             )
     finally:

@@ -70,7 +70,7 @@ class RemoteTransport(ABC):
         """
         if options.is_of_each_kind:
             raise JobError(
-                "--fleet-option kind=each: only `search` takes each kind, one after the other",
+                f"--fleet-option kind={options.kind}: only `search` takes several kinds",
                 "name one, such as kind=H100, or leave it out",
             )
         self.options = options
@@ -446,8 +446,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
         raise FleetError(
             f"the nodes of the fleet differ, so that their figures do not compare: "
             f"{'; '.join(parts)}",
-            "search on one kind of them with --fleet-option kind=NAME, or on one after the other "
-            "with kind=each; or install the same releases on all",
+            "search on one kind of them with --fleet-option kind=NAME, on all for the best with "
+            "kind=any, or on one after the other with kind=each; or install the same releases",
         )
     environments = [each.environment for each in found.values()]
     first = environments[0]

@@ -16,7 +16,7 @@ import pandas as pd
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.facts import engine_name_of, environment_of
-from autotune.report.compare.kinds import KindFigures, split_of
+from autotune.report.compare.kinds import KindFigures, best_kinds, split_of
 from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
@@ -111,6 +111,7 @@ class StudyComparison:
             "candidates": _plain(self.candidates, "records"),
             "verdicts": list(map(str, self.verdicts)),
             "kinds": [kind.as_dict() for kind in self.kinds],
+            "best_kinds": best_kinds(self.kinds),
             "uneven_split": split.as_dict() if (split := split_of(self.kinds)) else None,
         }
 
@@ -319,7 +320,10 @@ def _config_of(tried: Tried) -> str:
 
 
 def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[KindFigures]:
-    """The bests by kind of accelerator, where only kind and number of accelerators differ."""
+    """The bests by kind of accelerator, where only kind and number of accelerators differ.
+
+    Kinds without a best one are left out; two at least have one.
+    """
     is_one_work = not differences.keys() & ({*_JOB} - {"world"})
     if "device_name" not in differences or not is_one_work:
         return []
@@ -328,7 +332,7 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
         best, environment = run.report.best_row, environment_of(run.report.facts)
         answer = run.report.answer
         if best is None or environment is None or answer is None or answer.best is None:
-            return []
+            continue
         found.append(
             KindFigures(
                 run=run.name,
@@ -343,7 +347,7 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
                 price_per_hour=run.price_per_hour,
             )
         )
-    return found
+    return found if len(found) > 1 else []
 
 
 def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:

@@ -140,6 +140,34 @@ def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
     return facts
 
 
+def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
+    """Key of the study that does most per accelerator, and for the same money; None: unknown."""
+    if not kinds:
+        return {"speed": None, "money": None}
+    is_priced = all(kind.price_per_hour is not None for kind in kinds)
+    return {
+        "speed": _ordered(kinds, KindFigures.per_accelerator)[0].run,
+        "money": _ordered(kinds, KindFigures.per_money)[0].run if is_priced else None,
+    }
+
+
+def leading_kinds(kinds: Sequence[KindFigures]) -> list[KindFigures]:
+    """The better half of the kinds, and those that are not proven to be behind; the best first.
+
+    It goes by money where all prices are known, else by accelerators.
+    """
+    is_priced = all(kind.price_per_hour is not None for kind in kinds)
+    of = KindFigures.per_money if is_priced else KindFigures.per_accelerator
+    ordered = _ordered(kinds, of)
+    n_better = (len(ordered) + 1) // 2
+    lowest = of(ordered[0], ordered[0].samples_per_s_low)
+    return [
+        kind
+        for place, kind in enumerate(ordered)
+        if place < n_better or of(kind, kind.samples_per_s_high) >= lowest
+    ]
+
+
 def describe_split(split: UnevenSplit) -> str:
     """The shares and what they would gain, as work of the user's own."""
     faster = max(split.kinds, key=lambda kind: kind.samples_per_s)
@@ -163,10 +191,16 @@ def describe_split(split: UnevenSplit) -> str:
 
 def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float], by: str) -> str:
     """Who is best by a figure, and whether the intervals say so."""
-    ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
-    best, second = ordered[:2]
+    best, second = _ordered(kinds, of)[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
     text = f"{best.run} ({best.device_name}) does most {by}, {ratio:.2f}x {second.run}"
     if of(best, best.samples_per_s_low) <= of(second, second.samples_per_s_high):
         return f"{text}: their intervals overlap, so that this is not proven"
     return text
+
+
+def _ordered(
+    kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float]
+) -> list[KindFigures]:
+    """The kinds, the best by a figure first."""
+    return sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ExitCode, FleetError
-from autotune.contract import Outcome
+from autotune.contract import Outcome, Role
 from autotune.devices.hardware import cpu_name
 from autotune.fleet import gang_fleet
 from autotune.fleet.gang_fleet import GangFleet
@@ -82,15 +82,16 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     wait_until(lambda: odd.processes() == [], "something is left on a node")
 
 
-def test_each_kind_of_device_is_searched_and_both_are_compared(odd, tmp_path):
+def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd, tmp_path):
     search = Search(tmp_path)
     search.flags["world"] = 1
     good, *_, slow = odd.names
     flags = odd.flags_of(odd.choose(f"{good} slots=1", f"{slow} slots=1"))
-    flags += ["--trials", "1", "--budget", "12s", "--no-diagnose"]
-    flags += ["--fleet-option", "kind=each", "--price", "slow=1,cpu=8,amd=8,intel=8"]
+    flags += ["--trials", "4", "--budget", "32s", "--no-diagnose"]
+    flags += ["--fleet-option", "kind=any", "--price", "slow=1,cpu=8,amd=8,intel=8"]
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
+    assert "it-slow-processor-1 goes on" in _flat(stderr)
     found = json.loads(stdout.splitlines()[-1])
     kinds = found["comparison"]["kinds"]
     assert [kind["device_name"] for kind in kinds] == [cpu_name(), "Slow Processor 1"]
@@ -99,7 +100,14 @@ def test_each_kind_of_device_is_searched_and_both_are_compared(odd, tmp_path):
     assert studies[1].name == "it-slow-processor-1"
     for study, name in zip(studies, (good, slow), strict=True):
         assert {d for t in study.trials() for d in t.result.devices} == {f"{name}:0"}
+    assert found["comparison"]["best_kinds"]["money"] == studies[1].name
+    dropped, led = (sum(t.spec.identity.role is Role.SEARCH for t in s.trials()) for s in studies)
+    assert dropped == 1 <= led
     assert found["comparison"]["uneven_split"]["shares"][0]["samples"] in range(1, 8)
+    code, stdout, stderr = search.run(*flags, "--fleet-option", "kind=each", "--dry-run")
+    assert code == 0, stderr
+    plans = [json.loads(line) for line in stdout.splitlines()]
+    assert [plan["trials"] for plan in plans] == [4, 4], "each has the whole budget"
 
 
 def test_the_doctor_looks_at_every_node(odd):
