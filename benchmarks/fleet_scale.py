@@ -10,6 +10,7 @@ what a trial took there, times 100 per minute, and what a second with all gangs 
 import argparse
 import base64
 import dataclasses
+import gc
 import json
 import random
 import resource
@@ -53,6 +54,8 @@ from autotune.search.trial_spec import Run, make_spec
 PER_NODE = 8
 RATE_PER_S = 100 / 60
 """Trials that end in a second of the fleet that the limits are for."""
+LONG_S = 0.05
+"""Time that no poll may take."""
 _PHASES_S = {str(phase): 0.1 for phase in Phase}
 _SPACE: dict[str, Any] = {
     "name": "scale",
@@ -194,6 +197,12 @@ class Watch:
 
     poll_s: float = 0.0
     """The longest of all polls."""
+    poll_cpu_s: float = 0.0
+    """The longest by what this thread computed: other work on the machine does not stretch it."""
+    n_long: int = 0
+    """Polls of more than `LONG_S`."""
+    collection_s: float = 0.0
+    """The longest pause for Python's garbage collection, in a poll or not."""
     collect_s: list[float] = dataclasses.field(default_factory=list)
     begun_cpu_s: float = 0.0
     resumed_s: float = 0.0
@@ -314,13 +323,24 @@ def watched(watch: Watch) -> Callable[[], None]:
     """Count what is called; the call that is returned takes the watch away."""
     poll, collect, recover = GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover
     close = GangFleet.close
+    collection: list[float] = []
 
     def timed_poll(self: GangTrial) -> TrialResult | None:
-        begun_s = time.perf_counter()
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         result = poll(self)
-        watch.poll_s = max(watch.poll_s, time.perf_counter() - begun_s)
+        took_s = time.perf_counter() - begun_s
+        watch.poll_s = max(watch.poll_s, took_s)
+        watch.poll_cpu_s = max(watch.poll_cpu_s, time.thread_time() - begun_cpu_s)
+        watch.n_long += took_s > LONG_S
         watch.n_ended += result is not None
         return result
+
+    def timed_collection(phase: str, _: Mapping[str, int]) -> None:
+        now_s = time.perf_counter()
+        if phase == "start":
+            collection[:] = [now_s]
+        elif collection and watch.begun_cpu_s:
+            watch.collection_s = max(watch.collection_s, now_s - collection[0])
 
     def timed_collect(self: TrialsInFlight) -> bool:
         begun_s = time.perf_counter()
@@ -340,8 +360,10 @@ def watched(watch: Watch) -> Callable[[], None]:
 
     GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
     TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
+    gc.callbacks.append(timed_collection)
 
     def end() -> None:
+        gc.callbacks.remove(timed_collection)
         GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
         GangFleet.close = close
 
@@ -386,6 +408,9 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
             "cpu_s_per_trial": cpu_s / max(1, watch.n_ended),
             "core_share": cpu_s / max(1, watch.n_ended) * RATE_PER_S,
             "longest_poll_s": watch.poll_s,
+            "longest_poll_cpu_s": watch.poll_cpu_s,
+            "polls_above_50_ms": watch.n_long,
+            "longest_collection_s": watch.collection_s,
             "longest_round_s": max(watch.collect_s, default=0.0),
             "peak_memory_gib": peak_bytes / 2**30,
             "page_process_cpu_s": drawn.ru_utime + drawn.ru_stime,

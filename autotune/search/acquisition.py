@@ -102,16 +102,41 @@ class Chooser:
         Args:
             is_open: By row; at least one is.
         """
+        return self.rank(is_open, 1)[0]
+
+    def rank(self, is_open: Flags, most: int) -> list[int]:
+        """At most so many rows, to be tried one after the other by what is known now.
+
+        Args:
+            is_open: As of `choose`, whose row comes first.
+            most: At least 1.
+        """
         allowed = self._allowed(is_open)
         if not allowed.any():
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
-            return int(np.argmin(np.where(kept, self._overrun, np.inf)))
-        score = self._gain()
-        if (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1:
-            # How little is known of a row; among equals the faster.
-            score = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
-        return int(np.argmax(np.where(allowed, score, -np.inf)))
+            return [int(np.argmin(np.where(kept, self._overrun, np.inf)))]
+        n_tried = len(self.shots) + self.n_beside
+        most = min(most, int(allowed.sum()))
+        wanted = {n % EXPLORE_EVERY == EXPLORE_EVERY - 1 for n in range(n_tried, n_tried + most)}
+        orders = {explores: iter(self._ordered(allowed, explores)) for explores in wanted}
+        found: dict[int, None] = {}
+        for n in range(n_tried, n_tried + most):
+            order = orders[n % EXPLORE_EVERY == EXPLORE_EVERY - 1]
+            found[next(row for row in order if row not in found)] = None
+        return list(found)
+
+    def _ordered(self, allowed: Flags, explores: bool) -> list[int]:
+        """The rows that are allowed, the one to be tried first at the beginning."""
+        # To explore is to go by how little is known of a row; among equals the faster.
+        score = (
+            self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
+            if explores
+            else self._gain()
+        )
+        order = np.argsort(-score, kind="stable")
+        rows: list[int] = order[allowed[order]].tolist()
+        return rows
 
     def expected_gain(self, is_open: Flags) -> float:
         """Expected gain of the next trial over the best seconds so far, as a share of them.

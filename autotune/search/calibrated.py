@@ -50,6 +50,7 @@ class CalibratedSampler(BaseSampler):
         known: Recalled | None = None,
         n_beside: int = 0,
         closed: Collection[int] = (),
+        n_ahead: int = 0,
         others: BaseSampler | None = None,
         seed: int | None = None,
     ) -> None:
@@ -64,6 +65,7 @@ class CalibratedSampler(BaseSampler):
             n_beside: Trials that taught these errors and are not in the study: every eighth
                 trial of all explores.
             closed: Rows that are not wanted.
+            n_ahead: How many rows `rows_ahead` holds, at most.
             others: Samples what is in no column; None: Optuna's TPE.
             seed: Seed of `others`, where it is left out.
 
@@ -75,6 +77,9 @@ class CalibratedSampler(BaseSampler):
             raise ValueError(f"columns of {lengths} rows, and a forecast of {len(forecast)}")
         self._columns = {name: list(column) for name, column in columns.items()}
         self._chooser = Chooser(forecast=forecast, shots=(), known=known, n_beside=n_beside)
+        self._n_ahead = n_ahead
+        self.rows_ahead: list[int] = []
+        """Rows to try after the one that was chosen last, by what was known then."""
         self._closed = list(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._row_of_key: dict[_Key, int] = {}
@@ -160,7 +165,9 @@ class CalibratedSampler(BaseSampler):
         if not is_open.any():
             is_open[:] = True  # a study that goes on after the last candidate may repeat
         variation = VARIATION if has_others else 0.0
-        return replace(self._chooser, shots=shots, variation=variation).choose(is_open)
+        chooser = replace(self._chooser, shots=shots, variation=variation)
+        chosen, *self.rows_ahead = chooser.rank(is_open, 1 + self._n_ahead)
+        return chosen
 
     def _row_of(self, trial: FrozenTrial) -> int | None:
         """The row that a trial ran; None where it is none of them."""

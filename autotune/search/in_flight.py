@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
+from autotune.base.garbage import LongLived
 from autotune.contract import Outcome
 from autotune.fleet.base import Handle
 from autotune.record.study import Trial, lost_result
@@ -28,6 +29,9 @@ CANCEL_WAIT_S = 30.0
 """How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
 the most. Those that do not are `lost` on resume."""
 
+_SETTLES_EVERY = 256
+"""Trials after which those of a record are left out of garbage collections."""
+
 MAX_FAULTS_IN_A_ROW = 6
 """Platform faults in a row that end a search: two candidates that failed three times each."""
 
@@ -44,6 +48,9 @@ class TrialsInFlight:
         self._note = context.note
         self._handles: list[Handle] = []
         self._busy = BusyTime()
+        self._long_lived = LongLived()
+        self._n_unsettled = 0
+        """Trials of the record since it was settled."""
         self.pause_s = POLL_S
         """Time until the next look at the trials: of many, each look takes a while."""
         self._candidates: dict[int, Candidate] = {}
@@ -83,6 +90,7 @@ class TrialsInFlight:
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
                 "one and are left out"
             )
+        self._settle(len(recorded.trials))
         self._say_given_up()
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
@@ -163,6 +171,7 @@ class TrialsInFlight:
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self.pause_s = min(max(POLL_S, looked_s / _SHARE_OF_TIME), _LONGEST_PAUSE_S)
         self._say_quarantined()
+        self._settle(len(ended))
         if ended:
             self._say_given_up()
         if errors:
@@ -192,6 +201,10 @@ class TrialsInFlight:
             handle.cancel()
         self._handles.clear()
 
+    def close(self) -> None:
+        """Nothing comes after it."""
+        self._long_lived.close()
+
     def running(self) -> tuple[Running, ...]:
         """The trials in flight, for the live view."""
         return tuple(
@@ -205,6 +218,13 @@ class TrialsInFlight:
             )
             for spec, progress in ((h.spec, h.progress()) for h in self._handles)
         )
+
+    def _settle(self, n_more: int) -> None:
+        """Keep pauses for garbage collection short, however long the record is."""
+        self._n_unsettled += n_more
+        if self._n_unsettled >= _SETTLES_EVERY:
+            self._n_unsettled = 0
+            self._long_lived.settle()
 
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
         """Say once which keys of the user's own configuration do not run as written."""

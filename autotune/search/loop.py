@@ -40,6 +40,8 @@ def run_search(context: SearchContext) -> SearchAnswer:
     except BaseException:
         search.flight.abandon()
         raise
+    finally:
+        search.flight.close()
 
 
 class _StagedSearch:

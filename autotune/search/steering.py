@@ -6,7 +6,8 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
@@ -66,6 +67,9 @@ runs that it had not seen (`benchmarks/accuracy.py`)."""
 _LEARNS_EVERY = 16
 """Trials after which more is learned where a record holds more than `MOST_SEEN`: that takes longer
 than to start one, and hundreds are not outvoted by a few."""
+_AHEAD_SHARE = 1 / 16
+"""Trials that are chosen at once where a record holds more than `MOST_SEEN`, as a share of it: to
+weigh a large lattice takes longer than to start a trial, and so few of so many teach little."""
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -97,6 +101,8 @@ class Steering:
     """Memory of the node that runs the ranks; None: nobody knows it."""
     _learned: "dict[_Kind, tuple[object, SeenErrors]]" = field(init=False, default_factory=dict)
     """What was learned last for a kind of candidates, and from what."""
+    _ahead: "list[_Ahead]" = field(init=False, default_factory=list)
+    """What is tried next in a long record; at most one."""
 
     @property
     def steers(self) -> bool:
@@ -121,6 +127,10 @@ class Steering:
         self, history: History, closed: Set[str], *, n_budget: int, seed: int
     ) -> Candidate | None:
         """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
+        if (chosen := self._chosen_before(closed)) is not None:
+            return chosen
+        n_tried = len(history.tried)
+        n_ahead = round(n_tried * _AHEAD_SHARE) if n_tried > MOST_SEEN else 0
         rows = self._rows(history, closed)
         if len(rows.closed) == len(rows.keys):
             return None
@@ -137,9 +147,12 @@ class Steering:
             known=self._known(history, self.lattice.candidates[0]),
             n_beside=len(history.reduced.tried),
             closed=rows.closed,
+            n_ahead=n_ahead,
             others=tpe_sampler(n_budget, sampler_seed(seed, history)),
         )
         values = ask(sampler, axes, history, self.objective)
+        values = {**self.lattice.constants, **values}
+        self._ahead[:] = [_Ahead(values=values, rows=deque(sampler.rows_ahead))]
         is_chosen = self._groups.which == sampler.last_row  # those outside the lattice are closed
         # Among these, take the one whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
@@ -147,7 +160,20 @@ class Steering:
             candidate = self.lattice.candidates[place]
             if candidate.hash in ran - closed:
                 return candidate
-        return self.lattice.nearest({**self.lattice.constants, **values}, closed, is_chosen)
+        return self.lattice.nearest(values, closed, is_chosen)
+
+    def _chosen_before(self, closed: Collection[str]) -> Candidate | None:
+        """The next of those that were chosen together; None: there is none any more."""
+        for ahead in self._ahead:
+            while ahead.rows:
+                row = ahead.rows.popleft()
+                known = zip(self.knobs, self._groups.keys[row], strict=True)
+                # What TPE proposed for the other knobs serves all of them.
+                values = {**ahead.values, **{k: v for k, v in known if v is not None}}
+                found = self.lattice.nearest(values, closed, self._groups.which == row)
+                if found is not None:
+                    return found
+        return None
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -399,6 +425,15 @@ class Steering:
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ahead:
+    """Rows that were chosen together, to be tried one after the other."""
+
+    values: Mapping[str, KnobValue]
+    """Values of the knobs that the model does not know."""
+    rows: deque[int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
