@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -61,6 +62,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SwitchType=switch/none
+GresTypes=gpu
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout={node_timeout_s}
@@ -173,7 +175,7 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(
-    folder: Path, n_nodes: int, *, cpus: int = 1, preempts: str = "CANCEL"
+    folder: Path, n_nodes: int, *, cpus: int = 1, gpus: int = 0, preempts: str = "CANCEL"
 ) -> Iterator[SlurmCluster]:
     """Start a cluster; whatever runs on it ends with it, however this process ends.
 
@@ -181,6 +183,7 @@ def slurm_cluster(
         folder: For its configuration, state and logs.
         n_nodes: How many nodes.
         cpus: CPUs of each.
+        gpus: What Slurm takes for GPUs on each: files of devices that swallow whatever comes.
         preempts: What happens to a job of the partition `low` where one of `high` needs its
             nodes: CANCEL or REQUEUE.
     """
@@ -188,6 +191,7 @@ def slurm_cluster(
     own_ports = _free_ports(n_nodes + 1)
     nodes = "\n".join(
         f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={own_ports[i]} CPUs={cpus}"
+        + (f" Gres=gpu:{gpus}" if gpus else "")
         for i in range(n_nodes)
     )
     configuration = _CONFIGURATION.format(
@@ -200,6 +204,10 @@ def slurm_cluster(
         preempt_mode=preempts,
     )
     (folder / "slurm.conf").write_text(configuration)
+    for number in range(gpus):
+        os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.stat(os.devnull).st_rdev)
+    devices = f"Name=gpu File={folder}/gpu[0-{gpus - 1}]\n"
+    (folder / "gres.conf").write_text(devices if gpus else "")
     (folder / "state").mkdir()
     with ExitStack() as daemons:
         cluster = SlurmCluster(folder, cpus, daemons)

@@ -114,10 +114,13 @@ def forwarded_environment(named: Sequence[str]) -> dict[str, str]:
     """The variables of this process that trials on another machine get.
 
     They are those that change speed, and those that the user `named`: no secret goes anywhere
-    unless it is named.
+    unless it is named. Numbers of this machine's GPUs do not: there they are other GPUs, perhaps
+    those of somebody else's job.
     """
     given = {name: os.environ[name] for name in named if name in os.environ}
-    return {**allowed_environment(os.environ), **given}
+    allowed = allowed_environment(os.environ)
+    allowed.pop("CUDA_VISIBLE_DEVICES", None)
+    return {**allowed, **given}
 
 
 def _shares(cores: Sequence[int], n_ranks: int) -> str:

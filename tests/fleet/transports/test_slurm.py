@@ -63,6 +63,26 @@ def test_where_slurm_is_not_there_that_is_said(monkeypatch):
         SlurmNodes().find("", None, {}, NO_OPTIONS)
 
 
+@needs_slurm
+def test_each_job_has_the_gpus_that_slurm_gives_it(tmp_path, monkeypatch):
+    with slurm_cluster(tmp_path, 1, cpus=2, gpus=4) as made, contextlib.ExitStack() as stack:
+        for name, value in made.variables.items():
+            monkeypatch.setenv(name, value)
+        # The coordinator's own, as in a batch script on another node.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+        seen = []
+        for asked in ("--gres=gpu:2", "--gpus-per-node=1"):
+            job = made.allocate("-N1", asked)
+            stack.callback(made.run, "scancel", job)
+            transport = SlurmTransport(job, NO_OPTIONS)
+            assert "CUDA_VISIBLE_DEVICES" not in transport.variables()
+            (host,) = transport.hosts()
+            step = transport.open(host.name, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
+            wait_until(lambda step=step: step.poll() is not None, "the step ends")
+            seen.append((host.n_slots, step.receive().decode().split()[-1]))
+    assert seen == [(2, "0,1"), (1, "2")]
+
+
 @pytest.fixture(scope="module")
 def running_cluster(tmp_path_factory):
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), 3) as made:
