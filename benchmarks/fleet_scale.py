@@ -80,7 +80,8 @@ class SimulatedNode:
     def __init__(self, trial_s: Callable[[], float]) -> None:
         self._trial_s = trial_s
         self._said = b'{"said": "ready"}\n'
-        self._ends: dict[str, tuple[float, TrialSpec]] = {}
+        self._ends: dict[str, tuple[float, TrialSpec, int]] = {}
+        """When a trial ends, what it is, and which of its nodes this is."""
         self._is_closed = False
 
     def send(self, data: bytes) -> None:
@@ -91,10 +92,10 @@ class SimulatedNode:
                 folder = told["part"]["folder"]
                 spec = json.loads(base64.b64decode(told["files"]["spec.json"]))
                 end_s = time.monotonic() + self._trial_s()
-                self._ends[folder] = (end_s, TrialSpec.from_dict(spec))
+                self._ends[folder] = (end_s, TrialSpec.from_dict(spec), told["part"]["node"])
                 self._say("started", folder=folder, port=29500, start=Start.COLD)
             elif told["command"] == "end" and told["folder"] in self._ends:
-                self._ends[told["folder"]] = (0.0, self._ends[told["folder"]][1])
+                self._ends[told["folder"]] = (0.0, *self._ends[told["folder"]][1:])
             elif told["command"] == "reap":
                 self._say("reaped", folder=told["folder"])
             elif told["command"] == "alive":
@@ -105,10 +106,10 @@ class SimulatedNode:
     def receive(self) -> bytes:
         """See `NodeProcess.receive`."""
         now_s = time.monotonic()
-        for folder, (end_s, spec) in list(self._ends.items()):
+        for folder, (end_s, spec, node) in list(self._ends.items()):
             if now_s >= end_s:
                 del self._ends[folder]
-                for name, report in reports_of(spec).items():
+                for name, report in reports_of(spec, node).items():
                     text = json.dumps(to_dict(report)).encode()
                     data = base64.b64encode(text).decode()
                     self._say("file", folder=folder, name=f"ranks/{name}", at=0, data=data)
@@ -129,7 +130,7 @@ class SimulatedNode:
 
 
 class SimulatedTransport:
-    """As many nodes as gangs; implements `Transport`."""
+    """Nodes that answer in this process; implements `Transport`."""
 
     is_remote = True
 
@@ -170,8 +171,8 @@ def step_time_s(spec: TrialSpec) -> float:
     return 0.001 + 0.001 * random.Random(spec.identity.candidate_hash).random()
 
 
-def reports_of(spec: TrialSpec) -> dict[str, RankReport | NodeReport]:
-    """Files that a node would send of a good trial."""
+def reports_of(spec: TrialSpec, node: int) -> dict[str, RankReport | NodeReport]:
+    """Files that one of its nodes would send of a good trial."""
     steps = [step_time_s(spec)] * 10
     ranks = {
         f"{rank:02d}.json": RankReport(
@@ -186,9 +187,9 @@ def reports_of(spec: TrialSpec) -> dict[str, RankReport | NodeReport]:
             read_back=dict(spec.engine.expected),
             versions={"torch": "2.13.0", "deepspeed": "0.19.8"},
         )
-        for rank in range(spec.layout.world)
+        for rank in range(node * PER_NODE, (node + 1) * PER_NODE)
     }
-    return {**ranks, "node_00.json": NodeReport(launcher_code=0)}
+    return {**ranks, f"node_{node:02d}.json": NodeReport(launcher_code=0)}
 
 
 @dataclasses.dataclass
@@ -236,7 +237,9 @@ class Silent(Observer):
         """See `Observer`."""
 
 
-def open_scale(folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s: Any) -> Session:
+def open_scale(
+    folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s: Any, world: int = PER_NODE
+) -> Session:
     """A session of a study in a folder."""
     space = folder / "scale.yaml"
     # As many sizes as make more candidates than trials: to make a lattice is not what is measured.
@@ -246,14 +249,14 @@ def open_scale(folder: Path, n_gangs: int, n_trials: int, sampler: str, trial_s:
     flags = {
         "model": "gpt2",
         "seq_len": 1024,
-        "global_batch": 512,
-        "world": PER_NODE,
+        "global_batch": 64 * world,
+        "world": world,
         "space": str(space),
         "study": "scale",
         "sampler": sampler,
         "trials": n_trials,
     }
-    place = ScalePlace(SimulatedTransport(n_gangs, trial_s))
+    place = ScalePlace(SimulatedTransport(n_gangs * world // PER_NODE, trial_s))
     job, data = read_job(None, flags, place.environment)
     engine = place.bind(job)
     lattice = lattice_of(job, engine)
@@ -370,12 +373,14 @@ def watched(watch: Watch) -> Callable[[], None]:
     return end
 
 
-def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, float]:
+def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str, world: int) -> dict[str, float]:
     """Resume a record of `n_trials - n_run` trials and run the rest."""
     watch, lengths = Watch(), random.Random(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        session = open_scale(folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(1.5, 3.0))
+        session = open_scale(
+            folder, n_gangs, n_trials, sampler, lambda: lengths.uniform(1.5, 3.0), world
+        )
         begun_s = time.perf_counter()
         record(session, n_trials - n_run)
         recorded_s = time.perf_counter() - begun_s
@@ -399,6 +404,7 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str) -> dict[str, 
             times[name] = time.perf_counter() - begun_s
         return {
             "gangs": n_gangs,
+            "ranks_of_a_gang": world,
             "trials": len(session.study.trials()),
             "candidates": len(session.lattice.candidates),
             "recorded_s": recorded_s,
@@ -427,10 +433,11 @@ def main() -> None:
     parser.add_argument("--gangs", type=int, default=1_000)
     parser.add_argument("--trials", type=int, default=10_000, help="of the record in the end")
     parser.add_argument("--run", type=int, default=2_000, help="of these, run by the search")
+    parser.add_argument("--world", type=int, default=PER_NODE, help="ranks of a gang")
     parser.add_argument("--sampler", default="calibrated")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
-    figures = measure(options.gangs, options.trials, options.run, options.sampler)
+    figures = measure(options.gangs, options.trials, options.run, options.sampler, options.world)
     rounded = {name: round(value, 4) for name, value in figures.items()}
     if options.json:
         print(json.dumps({"sampler": options.sampler, **rounded}))

@@ -55,7 +55,7 @@ def searches_of_kinds(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BudgetShare:
     """What each search may have spent of a common budget by the end of a round."""
 
     of_budget: float
@@ -69,7 +69,7 @@ class Share:
         return replace(budget, trials=max(1, int(budget.trials * self.of_budget)), time_s=time_s)
 
 
-WHOLE = Share(of_budget=1.0, is_last=True)
+WHOLE = BudgetShare(of_budget=1.0, is_last=True)
 """The share of a search that has a budget of its own."""
 
 
@@ -85,14 +85,14 @@ class Rounds:
         self._unspent = 1.0
         self._each = 0.0
 
-    def next(self, n_searches: int) -> Share:
+    def next(self, n_searches: int) -> BudgetShare:
         """The share of each of those that go on."""
         n_rounds = min(self._n_left, _n_rounds(n_searches))
         more = self._unspent / n_rounds / n_searches
         self._n_left = n_rounds - 1
         self._unspent -= more * n_searches
         self._each += more
-        return Share(of_budget=self._each, is_last=n_rounds == 1)
+        return BudgetShare(of_budget=self._each, is_last=n_rounds == 1)
 
 
 def _n_rounds(n_searches: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.consent import agree_to_job
-from autotune.app.kinds import WHOLE, Rounds, Share, searches_of_kinds
+from autotune.app.kinds import WHOLE, BudgetShare, Rounds, searches_of_kinds
 from autotune.app.own_megatron import open_command_session
 from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
@@ -222,7 +222,7 @@ def _run_one(
     call: SearchCall,
     agreed: Mapping[str, Any] | None,
     caller: Caller,
-    share: Share = WHOLE,
+    share: BudgetShare = WHOLE,
 ) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
     session = _session(call, agreed, caller)

@@ -29,7 +29,6 @@ from autotune.contract import (
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
-from autotune.fleet.reports import read_reports
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (
@@ -72,9 +71,22 @@ class Ending:
     """Problem of a node whose report is missing; empty: all are there."""
 
 
-def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -> TrialResult:
-    """Read the reports in a trial's folder and name the outcome; `devices` are its slots."""
-    reports = read_reports(folder, spec.layout.world)
+def collect(
+    spec: TrialSpec,
+    folder: Path,
+    ending: Ending,
+    devices: list[str],
+    reports: list[RankReport],
+) -> TrialResult:
+    """Name the outcome of a trial by what it left in its folder.
+
+    Args:
+        spec: The trial.
+        folder: Its folder.
+        ending: How it ended.
+        devices: Names of its slots.
+        reports: Those of its ranks that are there and whole.
+    """
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
     driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
     if driver_error:

@@ -14,7 +14,16 @@ from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.contract import RANKS_DIR, NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
+from autotune.contract import (
+    RANKS_DIR,
+    NodeReport,
+    Outcome,
+    Phase,
+    RankReport,
+    Start,
+    TrialResult,
+    TrialSpec,
+)
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.builds import Builds, started
 from autotune.fleet.collect import Ending, collect
@@ -38,6 +47,8 @@ _OTHERS_WAIT_S = 10.0
 _PERIOD_S = 0.02
 _LOOK_S = 0.01
 """Time that one look at the nodes takes at the most: those after them come first the next time."""
+_READ_S = 0.02
+"""Time that one look reads reports of a trial that has ended: those of a thousand ranks take 0.5 s."""
 _SHARE_OF_TIME = 0.01
 """Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
 _LONGEST_PAUSE_S = 0.5
@@ -414,6 +425,9 @@ class GangTrial(Handle):
         self._one_ended_s: float | None = None
         self._phase = (0, Phase.SPAWN)
         """When a report last came, and the phase then."""
+        self._reports: list[RankReport] = []
+        """Those that were read, of the first `_n_read` ranks, once it has ended."""
+        self._n_read = 0
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
@@ -441,6 +455,8 @@ class GangTrial(Handle):
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
+            if not self._has_read():
+                return None
             self._result = self._collect()
             self._fleet.judge(self, self._result.outcome, self._result.wall_s)
         return self._result
@@ -516,6 +532,16 @@ class GangTrial(Handle):
             for name in self.open:
                 self._fleet.agents[name].tell("end", folder=str(self.folder), hangs=hangs)
 
+    def _has_read(self) -> bool:
+        """Whether all its ranks' reports are read; of very many, each look reads some."""
+        begun_s = time.monotonic()
+        while self._n_read < self.spec.layout.world:
+            if time.monotonic() - begun_s > _READ_S:
+                return False
+            self._reports += read_reports(self.folder, 1, first=self._n_read)
+            self._n_read += 1
+        return True
+
     def _collect(self) -> TrialResult:
         n_nodes = len(self.gang.nodes)
         nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
@@ -529,7 +555,8 @@ class GangTrial(Handle):
             timed_out_after_s=self._timed_out_after_s if was_ended else None,
             problem=self.problem,
         )
-        return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
+        devices = [slot.name for slot in self.gang.slots]
+        return collect(self.spec, self.folder, ending, devices, self._reports)
 
 
 def slots_of(transport: Transport) -> tuple[Slot, ...]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.app.kinds import Rounds, Share
+from autotune.app.kinds import BudgetShare, Rounds
 from autotune.job.job import Budget
 
 
@@ -27,5 +27,5 @@ def test_rounds_spend_the_budget_once(going: list[int], shares: list[float]) -> 
 
 def test_a_share_is_a_trial_at_the_least() -> None:
     budget = Budget(trials=3, time_s=60.0, patience=5)
-    shared = Share(of_budget=0.25, is_last=False).apply(budget)
+    shared = BudgetShare(of_budget=0.25, is_last=False).apply(budget)
     assert shared == Budget(trials=1, time_s=15.0, patience=5)

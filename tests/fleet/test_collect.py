@@ -14,6 +14,7 @@ from autotune.contract import (
 )
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.node.environment import allowed_environment
+from autotune.fleet.reports import read_reports
 from tests.trials import QUICK, spec
 
 
@@ -28,12 +29,17 @@ def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
     return RankReport(rank=rank, phase=phase, ended_at_s=10.0 + rank, **fields)
 
 
+def collected(trial, folder, an_ending, devices):
+    reports = read_reports(folder, trial.layout.world)
+    return collect(trial, folder, an_ending, devices, reports)
+
+
 def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
     (tmp_path / "ranks").mkdir()
     for each in reports:
         write_json(tmp_path / "ranks" / f"{each.rank:02d}.json", to_dict(each))
     (tmp_path / "stderr.log").write_text(stderr)
-    return collect(trial or spec(), tmp_path, an_ending, ["localhost:0"])
+    return collected(trial or spec(), tmp_path, an_ending, ["localhost:0"])
 
 
 def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
@@ -151,7 +157,7 @@ def test_a_launcher_that_refuses_its_arguments_is_quoted(tmp_path):
 def test_a_half_written_report_is_not_a_crash_of_ours(tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "00.json").write_text('{"rank": 0, "phase"')
-    result = collect(spec(), tmp_path, ending(), [])
+    result = collected(spec(), tmp_path, ending(), [])
     assert result.outcome is Outcome.LAUNCH
 
 
@@ -177,7 +183,7 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     for rank, file in enumerate(("distributed_c10d.py", "file_baton.py")):
         (tmp_path / "ranks" / f"{rank:02d}.stacks").write_text(STACKS.format(file=file))
         write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(report(rank)))
-    result = collect(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
+    result = collected(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
     )

@@ -244,6 +244,20 @@ def test_ranks_that_outlive_those_of_another_node_are_ended(
     assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
 
 
+def test_no_look_reads_the_reports_of_very_many_ranks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_fleet, "_READ_S", -1.0)  # a look reads none at all
+    rack = Rack(1)
+    trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
+    let_end(rack, tmp_path, world=2)
+    assert trial.poll() is None
+    monkeypatch.setattr(gang_fleet, "_READ_S", 1.0)
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.OK
+
+
 def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> None:
     rack = Rack(1)
     trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
