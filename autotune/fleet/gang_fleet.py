@@ -48,7 +48,7 @@ _PERIOD_S = 0.02
 _LOOK_S = 0.01
 """Time that one look at the nodes takes at the most: those after them come first the next time."""
 _READ_S = 0.02
-"""Time that one look reads reports of a trial that has ended: those of a thousand ranks take 0.5 s."""
+"""Time that one look reads reports of a trial that has ended, which may have a thousand ranks."""
 _SHARE_OF_TIME = 0.01
 """Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
 _LONGEST_PAUSE_S = 0.5

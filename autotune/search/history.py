@@ -3,7 +3,7 @@
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -254,6 +254,17 @@ class History:
             said[key] = say(self._made[key])
         self._said[by] = len(self._remade), said
         return {key: value for key in self._groups if (value := said[key]) is not None}
+
+    @property
+    def owed(self) -> list[Tried]:
+        """Candidates of the search proper to which a trial is due, in order."""
+        own = self.each("owed", lambda t: t if t.is_owed and t.is_searched else None)
+        return list(own.values())
+
+    @property
+    def not_owed(self) -> Set[str]:
+        """Hashes of the candidates to which none is due."""
+        return self.each("not owed", lambda t: None if t.is_owed else True).keys()
 
     def values(self, knob: str) -> Collection[KnobValue]:
         """Values of a knob that were tried, in the order in which they first were."""

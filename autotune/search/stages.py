@@ -282,10 +282,9 @@ class ProposalStage(SearchStage):
             rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
             kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
-            for tried in history.tried:
-                owed = tried.candidate
+            for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.
-                if tried.is_owed and tried.is_searched and not context.engine_of(owed).judge(owed):
+                if not context.engine_of(owed).judge(owed):
                     return self._run(owed, Role.SEARCH)
         self.stop = why_stop(history, context.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
@@ -331,8 +330,8 @@ class ProposalStage(SearchStage):
 
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        tried = {t.candidate.hash for t in self._history.tried if not t.is_owed}
-        return tried | too_large(self._history).keys() | self._not_startable
+        known = too_large(self._history).keys() | self._not_startable
+        return {*self._history.not_owed, *known}
 
     @property
     def _not_startable(self) -> frozenset[str]:

@@ -43,7 +43,7 @@ class TrialBalance:
 
 def searched(history: History) -> list[Tried]:
     """Candidates of the search proper, in order; those that were only cancelled are open again."""
-    return [t for t in history.tried if t.is_searched and (t.is_settled or _counts(t))]
+    return list(history.each("searched", _searched).values())
 
 
 def n_done(history: History) -> int:
@@ -122,6 +122,10 @@ def _n_since_gain(history: History, objective: Objective) -> int:
 
 def _number(tried: Tried) -> int:
     return tried.trials[0].spec.identity.number
+
+
+def _searched(tried: Tried) -> Tried | None:
+    return tried if tried.is_searched and (tried.is_settled or _counts(tried)) else None
 
 
 def _counts(tried: Tried) -> bool:
