@@ -412,7 +412,13 @@ def scrubbed(data: Any) -> Any:
     return _scrubbed(data, "", known_secrets())
 
 
+_FIGURES = frozenset({int, float, bool, type(None)})
+"""Types of what holds no text: most of a record is such."""
+
+
 def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
+    if type(data) in _FIGURES:
+        return data
     if isinstance(data, str):
         is_digest = _names_digest(under) and _HEX.fullmatch(data)
         return data if is_digest else _without(data, secrets)
@@ -430,6 +436,8 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
             kept[name] = HIDDEN if hides else _scrubbed(value, str(key), secrets)
         return kept
     if isinstance(data, list | tuple):
+        if _FIGURES.issuperset(map(type, data)):
+            return list(data)
         return [_of_list(one, under, secrets) for one in _command_line(data)]
     return data
 

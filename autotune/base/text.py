@@ -53,9 +53,13 @@ def each_on_one_line(data: Any) -> Any:
     """A JSON value with every text made safe by `one_line`, keys included."""
     if isinstance(data, str):
         return one_line(data)
+    if isinstance(data, int | float):
+        return data
     if isinstance(data, Mapping):
         return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
+        if set(map(type, data)) <= {int, float}:  # step times and the like, by the thousand
+            return list(data)
         return [each_on_one_line(item) for item in data]
     return data
 

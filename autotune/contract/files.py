@@ -280,6 +280,8 @@ def _maker(kind: Any) -> _Maker:
     plain = _plain(kind, origin)
     if origin is list:
         each = _maker(arguments[0])
+        if arguments[0] is float:
+            return lambda data: _floats(data, each) if isinstance(data, list) else plain(data)
         return lambda data: [*map(each, data)] if isinstance(data, list) else plain(data)
     if origin is dict:
         value = _maker(arguments[1])
@@ -294,6 +296,11 @@ def _maker(kind: Any) -> _Maker:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return lambda data: kind(data) if isinstance(data, str) else plain(data)
     return plain
+
+
+def _floats(data: list[Any], each: _Maker) -> list[Any]:
+    """Step times and the like, of which a record has the most."""
+    return list(data) if {float}.issuperset(map(type, data)) else [*map(each, data)]
 
 
 def _either(makers: Sequence[_Maker]) -> _Maker:
