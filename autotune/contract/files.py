@@ -14,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 from autotune.contract.words import StrEnum
@@ -276,7 +276,7 @@ def _maker(kind: Any) -> _Maker:
     if kind is Any:
         return lambda data: data
     if origin is UnionType:
-        return _either([_maker(argument) for argument in arguments])
+        return _either(arguments)
     plain = _plain(kind, origin)
     if origin is list:
         each = _maker(arguments[0])
@@ -303,8 +303,19 @@ def _floats(data: list[Any], each: _Maker) -> list[Any]:
     return list(data) if {float}.issuperset(map(type, data)) else [*map(each, data)]
 
 
-def _either(makers: Sequence[_Maker]) -> _Maker:
+_EXACT = (float, str, bool, NoneType)
+"""Types of which data is taken as it is; of the others there is more to check."""
+
+
+def _either(kinds: Sequence[Any]) -> _Maker:
+    makers = [_maker(kind) for kind in kinds]
+    exact = {kind for kind in kinds if kind in _EXACT}
+    if any(isinstance(kind, type) and issubclass(kind, StrEnum) for kind in kinds):
+        exact.discard(str)
+
     def make(data: Any) -> Any:
+        if type(data) in exact:
+            return data
         for maker in makers:
             with contextlib.suppress(TypeError):
                 return maker(data)
@@ -315,8 +326,11 @@ def _either(makers: Sequence[_Maker]) -> _Maker:
 
 def _plain(kind: Any, origin: Any) -> _Maker:
     allowed = int | float if kind is float else origin or kind
+    exact = kind if kind in _EXACT else None
 
     def make(data: Any) -> Any:
+        if type(data) is exact:
+            return data
         # Python calls a switch an int, too; JSON writes a whole float as an int.
         is_switch = isinstance(data, bool)
         is_of_kind = isinstance(data, allowed) and is_switch == (kind is bool)

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
-from autotune.base.secrecy import scrubbed, scrubbed_document
+from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
 from autotune.base.text import each_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
@@ -206,10 +206,11 @@ class Study:
         facts = self.read_state()
         before = self._read[1] if self._read[0] == facts else {}
         now: dict[str, _ReadBefore] = {}
+        secrets = known_secrets()
         for folder in self._folders():
             state, known = _state_of(folder), before.get(folder.name)
             if known is None or known[0] != state:
-                known = (state, _read_trial(folder, facts))
+                known = (state, _read_trial(folder, facts, secrets))
             now[folder.name] = known
         self._read = (facts, now)
         found = [each for _, each in now.values()]
@@ -281,9 +282,11 @@ class Study:
     def read_files(self, trial: Trial) -> dict[str, str]:
         """A trial's configuration files, as `write_spec` got them; none that is unreadable."""
         files = {}
-        for path in sorted((trial.folder / CONFIG_DIR).glob("*")):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                files[path.name] = read_bounded(path, _CONFIG_BYTES).decode("utf-8")
+        folder = trial.folder / CONFIG_DIR
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(folder)):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    files[name] = read_bounded(folder / name, _CONFIG_BYTES).decode("utf-8")
         return files
 
     def write_result(self, folder: Path, result: TrialResult) -> None:
@@ -427,7 +430,9 @@ def _state_of(folder: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(states)
 
 
-def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
+def _read_trial(
+    folder: Path, facts: Mapping[str, Any], secrets: tuple[str, ...]
+) -> Trial | Unreadable:
     try:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
         if f"{spec.identity.number:04d}" != folder.name:
@@ -442,7 +447,8 @@ def _read_trial(folder: Path, facts: Mapping[str, Any]) -> Trial | Unreadable:
     if not os.path.lexists(folder / RESULT_FILE):
         return Trial(folder=folder, spec=spec, result=None)
     try:
-        result = TrialResult.from_dict(_safe(_read_known(folder / RESULT_FILE, SCHEMA_VERSION)))
+        data = _read_known(folder / RESULT_FILE, SCHEMA_VERSION)
+        result = TrialResult.from_dict(_safe(data, secrets))
         _check(result, spec, facts)
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
@@ -467,9 +473,9 @@ def _check_candidate(spec: TrialSpec) -> None:
         raise ContractError(f"its spec says {layout}: another than its knobs'")
 
 
-def _safe(data: dict[str, Any]) -> dict[str, Any]:
+def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = each_on_one_line(scrubbed(data))
+    safe: dict[str, Any] = each_on_one_line(scrubbed(data, secrets))
     return safe
 
 

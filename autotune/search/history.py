@@ -225,11 +225,7 @@ class History:
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
         """The candidates in the order in which they were first tried."""
-        made_with = self.to_repeat, self.spread
-        keys = self._groups if made_with != self._made_with else self._changed
-        for key in keys:
-            self._make(key, *made_with)
-        self._made_with, self._changed = made_with, set()
+        self._make_changed()
         return tuple(self._made[key] for key in self._groups)
 
     def find(self, candidate: Candidate) -> Tried | None:
@@ -238,37 +234,53 @@ class History:
 
     def of_hash(self, key: str) -> Tried:
         """The trials of a candidate that is known to have some."""
-        assert self.tried
+        self._make_changed()
         return self._made[key]
 
     def each(self, by: object, say: Callable[[Tried], T | None]) -> dict[str, T]:
-        """What is said of each candidate, by hash, where anything is.
+        """What is said of each candidate, by hash, where anything is; in the order of `tried`.
 
         Args:
             by: Who says it: asked again, nothing is said anew of a candidate that has not changed.
             say: Says it.
         """
-        assert self.tried is not None  # made again, as far as that is due
+        said = self.those(by, say)
+        return {key: said[key] for key in self._groups if key in said}
+
+    def those(self, by: object, say: Callable[[Tried], T | None]) -> Mapping[str, T]:
+        """The same in no order, until a trial is put: it costs what the changed candidates do."""
+        self._make_changed()
         n_seen, said = self._said.get(by, (0, {}))
         for key in dict.fromkeys(self._remade[n_seen:]):
-            said[key] = say(self._made[key])
+            if (value := say(self._made[key])) is None:
+                said.pop(key, None)
+            else:
+                said[key] = value
         self._said[by] = len(self._remade), said
-        return {key: value for key in self._groups if (value := said[key]) is not None}
+        return said
 
     @property
     def owed(self) -> list[Tried]:
         """Candidates of the search proper to which a trial is due, in order."""
-        own = self.each("owed", lambda t: t if t.is_owed and t.is_searched else None)
-        return list(own.values())
+        own = self.those("owed", lambda t: t if t.is_owed and t.is_searched else None)
+        return sorted(own.values(), key=lambda t: _number(t.trials[0]))
 
     @property
     def not_owed(self) -> Set[str]:
-        """Hashes of the candidates to which none is due."""
-        return self.each("not owed", lambda t: None if t.is_owed else True).keys()
+        """Hashes of the candidates to which none is due, until a trial is put."""
+        return self.those("not owed", lambda t: None if t.is_owed else True).keys()
 
     def values(self, knob: str) -> Collection[KnobValue]:
         """Values of a knob that were tried, in the order in which they first were."""
         return self._values.get(knob, {}).keys()
+
+    def _make_changed(self) -> None:
+        """Make what is handed out anew, as far as that is due."""
+        made_with = self.to_repeat, self.spread
+        keys = self._groups if made_with != self._made_with else self._changed
+        for key in keys:
+            self._make(key, *made_with)
+        self._made_with, self._changed = made_with, set()
 
     def _make(self, key: str, to_repeat: frozenset[int], spread: Spread) -> None:
         """Make what is handed out of a candidate; the same object where nothing has changed."""

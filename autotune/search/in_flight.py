@@ -7,10 +7,10 @@ from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
-from autotune.base.garbage import LongLived
+from autotune.base.garbage import LongLived, uncollected
 from autotune.contract import Outcome
 from autotune.fleet.base import Handle
-from autotune.record.study import Trial, lost_result
+from autotune.record.study import Recorded, Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.context import SearchContext
 from autotune.search.history import BusyTime, History, busy_s, intervals, results
@@ -69,6 +69,24 @@ class TrialsInFlight:
         Raises:
             StudyError: The record cannot be read or written.
         """
+        with uncollected():
+            recorded, n_lost = self._read()
+        left_out = self.left_out
+        if n_recorded := len(self.history.recorded):
+            held = f"the record holds {n_recorded} trial{'s' if n_recorded > 1 else ''}"
+            self._note(f"{held}, {n_lost} lost: the search goes on from there")
+        if left_out:
+            self._note(
+                f"{len(left_out)} trials of the record ran another job or configuration than this "
+                "one and are left out"
+            )
+        self._settle(len(recorded.trials))
+        self._say_given_up()
+        for folder in recorded.unreadable:
+            self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
+
+    def _read(self) -> tuple[Recorded, int]:
+        """Read the record into the history; what it holds, and how many trials were lost."""
         left_out, n_lost = [], 0
         recorded = self._study.read()
         for trial in recorded.trials:
@@ -82,18 +100,7 @@ class TrialsInFlight:
             else:
                 left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
-        if n_recorded := len(self.history.recorded):
-            held = f"the record holds {n_recorded} trial{'s' if n_recorded > 1 else ''}"
-            self._note(f"{held}, {n_lost} lost: the search goes on from there")
-        if left_out:
-            self._note(
-                f"{len(left_out)} trials of the record ran another job or configuration than this "
-                "one and are left out"
-            )
-        self._settle(len(recorded.trials))
-        self._say_given_up()
-        for folder in recorded.unreadable:
-            self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
+        return recorded, n_lost
 
     def used_s(self, without: Sequence[Trial] = ()) -> float:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""

@@ -63,7 +63,7 @@ class Objective:
         """
         if self.wish.name == "pareto":
             return None
-        figures = self.figures(history)
+        figures = history.those(self, self.figure)
         if not figures:
             return None
         share = min(LOSING_SHARE, self.wish.floor if self.wish.name == "peak_memory" else 1.0)

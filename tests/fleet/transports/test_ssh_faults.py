@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ExitCode, FleetError
-from autotune.contract import Outcome, Role
+from autotune.contract import Outcome
 from autotune.devices.hardware import cpu_name
 from autotune.fleet import gang_fleet
 from autotune.fleet.gang_fleet import GangFleet
@@ -87,7 +87,7 @@ def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd,
     search.flags["world"] = 1
     good, *_, slow = odd.names
     flags = odd.flags_of(odd.choose(f"{good} slots=1", f"{slow} slots=1"))
-    flags += ["--trials", "4", "--budget", "32s", "--no-diagnose"]
+    flags += ["--trials", "2", "--budget", "20s", "--no-diagnose"]
     flags += ["--fleet-option", "kind=any", "--price", "slow=1,cpu=8,amd=8,intel=8"]
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
@@ -101,8 +101,8 @@ def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd,
     for study, name in zip(studies, (good, slow), strict=True):
         assert {d for t in study.trials() for d in t.result.devices} == {f"{name}:0"}
     assert found["comparison"]["best_kinds"]["money"] == studies[1].name
-    dropped, led = (sum(t.spec.identity.role is Role.SEARCH for t in s.trials()) for s in studies)
-    assert dropped == 1 <= led
+    dropped, led = (len(study.trials()) for study in studies)
+    assert dropped < led
     assert found["comparison"]["uneven_split"]["shares"][0]["samples"] in range(1, 8)
     code, stdout, stderr = search.run(*flags, "--fleet-option", "kind=each", "--dry-run")
     assert code == 0, stderr
