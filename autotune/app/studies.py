@@ -7,7 +7,7 @@ import psutil
 from autotune.base.errors import StudyError
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
-from autotune.contract import Origin
+from autotune.contract import Origin, Outcome
 from autotune.record.answer import answer_of
 from autotune.record.facts import left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
@@ -123,7 +123,7 @@ def state_of(study: Study) -> State:
         n_trials=len(history.recorded),
         n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
-        counts={outcome.value: count for outcome, count in history.counts.items()},
+        counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
         best_samples_per_s=None if best is None else best.samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
         substitute_baseline=answer is not None and answer.is_substitute,

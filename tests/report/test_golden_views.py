@@ -8,17 +8,22 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+import autotune
 from autotune.app.pages import compare_studies
+from autotune.app.studies import state_of, studies
 from autotune.contract import TrialResult, TrialSpec
+from autotune.doctor import Examination, Level, Remark
 from autotune.job.published import find_presets
 from autotune.report.compare.terminal import print_comparison
 from autotune.report.results.study import read_report
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
+from autotune.report.terminal.overview import print_diagnosis, print_states
 from autotune.report.terminal.study import print_report
 from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
@@ -26,6 +31,10 @@ from tests.report.test_terminal import finished
 from tests.search.scripted import ok, realistic
 from tests.search.test_worth import measured, walk
 
+PREDICTED: dict[str, Any] = {
+    **{"model": "llama-3.2-1b", "seq_len": 2048, "global_batch": 32, "world": 2, "gpu": "H100"},
+    "space": "smoke",
+}
 GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
 
 
@@ -57,13 +66,51 @@ def compare(console: Console) -> None:
     print_comparison(console, compare_studies(["first", "second"], Path("results")))
 
 
+def status(console: Console) -> None:
+    finished(Path("results"), trials=4)
+    killed = finished(Path("other"), trials=4)
+    killed.write_state({**killed.read_state(), "answer": None})
+    killed.folder.rename(Path("results", "killed"))
+    folder = Path("results")
+    print_states(console, [state_of(study) for study in studies(folder)])
+
+
+def plan(console: Console) -> None:
+    autotune.plan(**PREDICTED, top=4, what_if="gpu=H200", no_knowledge=True).show(console)
+
+
+def explain(console: Console) -> None:
+    autotune.explain("zero.stage=1 micro_batch=4", **PREDICTED, no_knowledge=True).show(console)
+
+
+def check(console: Console) -> None:
+    config = {"zero_optimization": {"stage": 9, "overlap_com": True}}
+    autotune.check(config, deepspeed_version="0.19.8").show(console)
+
+
+def doctor(console: Console) -> None:
+    found = (
+        Remark(level=Level.OK, subject="python", message="3.11.9"),
+        Remark(
+            level=Level.WARN,
+            subject="memlock",
+            message="a process may pin 8 MiB: offload with pin_memory and InfiniBand may fail",
+            fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or pin_memory: false",
+        ),
+    )
+    nowhere: Any = None  # the view shows findings alone
+    print_diagnosis(console, Examination(machine=nowhere, speed=None, findings=found))
+
+
 def models(console: Console) -> None:
     print_models(console, find_presets("llama"))
 
 
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize(
-    "view", [report, live, ladder, compare, models], ids=lambda view: view.__name__
+    "view",
+    [report, live, ladder, compare, status, plan, explain, check, doctor, models],
+    ids=lambda view: view.__name__,
 )
 def test_a_view_is_frozen(
     view: Callable[[Console], None],
