@@ -100,35 +100,40 @@ class Stopwatch:
         was_applied = live.was_applied()
         live.synchronize()
         own_step_time_s = time.perf_counter() - self._step_began_s
-        step_time_s, loss_is_finite, applied = self._agree(
-            own_step_time_s, was_applied, device=live.device
-        )
+        self._take(*self._agree(own_step_time_s, was_applied, device=live.device))
+        self._restart()
+
+    def _take(self, step_time_s: float, loss_is_finite: bool, applied: bool) -> None:
+        """Go on by a step that the ranks have agreed on."""
         self._check(loss_is_finite, applied)
         is_early = self._delay is not None and not self._delay.has_begun
         if self._delay is not None:
             self._delay.look()
         if applied:
             self._count(step_time_s, is_early=is_early)
-        self._restart()
 
     def _agree(
         self, own_step_time_s: float, was_applied: bool, *, device: str
     ) -> tuple[float, bool, bool]:
         """Share the step among the ranks, so that all decide alike: the slowest time counts."""
-        loss = 0.0  # none was seen: a script may call `loss.backward()` itself
-        if self._micro_losses:
-            losses = torch.stack(self._micro_losses).float()
-            loss = (losses.sum() if self._are_shares else losses.mean()).item()
-            self._reporter.report.losses.append(loss)
-        self._micro_losses.clear()
         facts = torch.tensor(
-            [own_step_time_s, float(not math.isfinite(loss)), float(not was_applied)],
+            [own_step_time_s, float(not math.isfinite(self._own_loss())), float(not was_applied)],
             dtype=torch.float64,
             device=device,
         )
         dist.all_reduce(facts, op=dist.ReduceOp.MAX)
         step_time_s, any_nonfinite, any_skipped = facts.tolist()
         return step_time_s, not any_nonfinite, not any_skipped
+
+    def _own_loss(self) -> float:
+        """Loss of the step at hand on this rank; 0: a script may call `loss.backward()` itself."""
+        if not self._micro_losses:
+            return 0.0
+        losses = torch.stack(self._micro_losses).float()
+        loss = float((losses.sum() if self._are_shares else losses.mean()).item())
+        self._reporter.report.losses.append(loss)
+        self._micro_losses.clear()
+        return loss
 
     def _check(self, loss_is_finite: bool, applied: bool) -> None:
         # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.

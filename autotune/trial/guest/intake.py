@@ -41,6 +41,8 @@ class Intake:
         """
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
+        self._noted: list[tuple[int, int, int]] = []
+        """Steps that nobody has decided on yet."""
         self._earlier_lengths: set[int] = set()
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
@@ -69,12 +71,24 @@ class Intake:
         return self._earlier_lengths.union(self.lengths)
 
     def add(self) -> None:
-        """Add the step at hand to those that are measured."""
+        """Add the oldest step that was noted to those that are measured, or the one at hand."""
+        self._steps.append(self._noted.pop(0) if self._noted else self._counted())
+
+    def note(self) -> None:
+        """Keep what the step at hand has put through until it is decided on."""
+        self._noted.append(self._counted())
+
+    def forget(self) -> None:
+        """Forget what was noted."""
+        self._noted.clear()
+
+    def _counted(self) -> tuple[int, int, int]:
+        """Samples and tokens of the step at hand, without padding and with it."""
         trained = self._trained()
         counted = [each.real for each in trained if each.real is not None]
         real = int(torch.stack(counted).sum().item()) if counted else 0
         padded = sum(each.samples * each.length for each in trained)
-        self._steps.append((sum(self.micro_batches), real or padded, padded))
+        return sum(self.micro_batches), real or padded, padded
 
     def since(self, first: int) -> tuple[int, int]:
         """Tokens of the measured steps from one on, without padding and with it."""

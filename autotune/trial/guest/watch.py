@@ -1,10 +1,13 @@
 """The engine of a user's script, watched as that of a built-in trial is."""
 
+import math
+import statistics
+import time
 from typing import Any, NoReturn
 
 import torch
 
-from autotune.contract import RANKS_DIR, Measure, write_json
+from autotune.contract import RANKS_DIR, Measure, Phase, write_json
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines import deepspeed as driver
@@ -14,6 +17,11 @@ from autotune.trial.guest.edits import DESCRIPTION_FILE
 from autotune.trial.guest.intake import Intake, is_training_pass
 from autotune.trial.reporter import Reporter
 from autotune.trial.stopwatch import Stopwatch, TrialDone
+
+_TOGETHER_S = 0.25
+"""Seconds of steps that are agreed on at once; decisions come as much later."""
+_ALONE = 12
+"""Measured steps that are agreed on one by one first: a script may end soon."""
 
 
 def watch(guest: Any, engine: Any, meter: Any) -> "GuestStopwatch":
@@ -83,7 +91,12 @@ class GuestAftermath(Aftermath):
 
 
 class GuestStopwatch(Stopwatch):
-    """Ends the rank where the built-in trial's stopwatch raises."""
+    """Ends the rank where the built-in trial's stopwatch raises.
+
+    Short steps are agreed on several at once. What is done between two steps is no part of them,
+    and workers load the next samples meanwhile: done at every step, it would hide a part of the
+    time for which a script waits for its data.
+    """
 
     def __init__(
         self,
@@ -102,9 +115,14 @@ class GuestStopwatch(Stopwatch):
         self._aftermath = listener
         self._outputs: list[torch.Tensor] = []
         """Losses that the engine's forward passes gave back."""
+        self._held: list[tuple[float, float, float]] = []
+        """Steps that are not agreed on yet: seconds, 1 where the loss is not finite, and 1 where
+        the step was not applied."""
+        self._n_at_once = 1
 
     def cut_short(self) -> NoReturn:
         """The script is done, and enough steps were measured: that is the figure."""
+        self._forget_held()  # another rank may have ended before
         try:
             if not self._has_enough:
                 self._end_measuring()
@@ -135,13 +153,57 @@ class GuestStopwatch(Stopwatch):
             self._micro_losses.extend(self._outputs)
         self._outputs.clear()
         try:
-            super()._on_step(live)
+            if not self._held:
+                self._n_at_once = self._steps_at_once()
+            if self._n_at_once == 1:
+                super()._on_step(live)
+            else:
+                self._hold(live)
         except TrialDone:
             self._guest.finish()
         except BaseException as error:
             if self._aftermath.absorbs(error):
                 self._guest.finish()
             self._guest.fail(error)
+
+    def _steps_at_once(self) -> int:
+        """How many of the next steps are agreed on together; all ranks find the same."""
+        report = self._reporter.report
+        times_s = report.step_times_s
+        is_plain = not self._is_loss_scaled and self._delay is None
+        if report.phase is not Phase.MEASURED or not is_plain or len(times_s) < _ALONE:
+            return 1
+        fitting = int(_TOGETHER_S / statistics.median(times_s[-_ALONE:]))
+        return max(1, min(fitting, len(times_s) // 4))
+
+    def _hold(self, live: LiveEngine) -> None:
+        """Keep a step, and agree on those that were kept once there are enough."""
+        was_applied = live.was_applied()
+        live.synchronize()
+        own_step_time_s = time.perf_counter() - self._step_began_s
+        is_odd = not math.isfinite(self._own_loss())
+        self._held.append((own_step_time_s, float(is_odd), float(not was_applied)))
+        self.intake.note()
+        if len(self._held) >= self._n_at_once:
+            self._settle(live.device)
+        self._restart()
+
+    def _settle(self, device: str) -> None:
+        # Within a step ranks wait for one another: over several each takes as long, and the
+        # slowest of each step would add up what that one makes up for in the next.
+        facts = torch.tensor(self._held, dtype=torch.float64, device=device)
+        torch.distributed.all_reduce(facts)
+        facts[:, 0] /= torch.distributed.get_world_size()
+        self._held.clear()
+        for step_time_s, n_nonfinite, n_skipped in facts.tolist():
+            self._take(step_time_s, not n_nonfinite, not n_skipped)
+            if self._has_enough:  # the diagnostic pass has begun
+                break
+        self._forget_held()
+
+    def _forget_held(self) -> None:
+        self._held.clear()
+        self.intake.forget()
 
 
 class _GuestPass(DiagnosticPass):

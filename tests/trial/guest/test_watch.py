@@ -1,0 +1,109 @@
+"""A rank of a user's script: what lies between two steps is done for several at once."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.contract import Measure
+from autotune.trial.guest.intake import Intake
+from autotune.trial.guest.watch import GuestStopwatch
+from autotune.trial.reporter import Reporter
+
+MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=100, target_half_width=1e-9, budget_s=1e9)
+
+
+class Ended(BaseException):
+    """The rank has ended."""
+
+
+class Rank:
+    """A script whose steps take as long as a test says, of one sample of four tokens each."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **scaled: bool) -> None:
+        (folder / "ranks").mkdir()
+        self.now_s = 0.0
+        self.n_steps = self.n_agreed = 0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(torch.distributed, "all_reduce", self.agree)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        self.reporter = Reporter(folder, 0, 0.0)
+        self.module = torch.nn.Identity()
+        self.live: Any = SimpleNamespace(
+            engine=self.module,
+            device="cpu",
+            was_applied=lambda: True,
+            synchronize=lambda: None,
+            on_losses=lambda note: None,
+            on_steps=lambda call: None,
+        )
+        guest = SimpleNamespace(
+            reporter=self.reporter, on_step=lambda: None, finish=self.end, fail=self.fail
+        )
+        names = ("on_first_step", "on_warm", "after_step", "on_measured")
+        quiet = dict.fromkeys(names, lambda: None)
+        listener: Any = SimpleNamespace(**quiet, finale=lambda: True, absorbs=lambda error: False)
+        self.intake = Intake(self.module)
+        scale = {"is_loss_scaled": False, **scaled}
+        self.stopwatch = GuestStopwatch(guest, MEASURE, listener, intake=self.intake, **scale)
+        self.stopwatch.attach(self.live)
+
+    def agree(self, facts: torch.Tensor, **_: Any) -> None:
+        self.n_agreed += 1
+        self.now_s += 1.0  # what lies between two steps is no part of any
+
+    def step(self, seconds: float) -> None:
+        """Take so long, and up to a tenth more: steps that are all alike are soon enough."""
+        self.module(torch.ones(1, 4, dtype=torch.long))
+        self.n_steps += 1
+        self.now_s += seconds * (1 + 0.1 * (0.618 * self.n_steps % 1))
+        self.stopwatch._on_step(self.live)
+
+    def run(self, n_steps: int, seconds: float) -> None:
+        for _ in range(n_steps):
+            self.step(seconds)
+
+    def end(self) -> None:
+        raise Ended
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+def test_short_steps_are_agreed_on_together_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(tmp_path, monkeypatch)
+    with pytest.raises(Ended):
+        rank.run(1000, 0.01)
+    report = rank.reporter.report
+    assert len(report.warmup_step_times_s) + len(report.step_times_s) == 2 + 100
+    assert max(report.step_times_s) < 0.012, "no step holds what lies between"
+    assert rank.n_agreed < 30
+    assert (report.tokens, report.padded_tokens) == (4 * len(report.step_times_s),) * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "scaled"), [(0.3, {}), (0.01, {"is_loss_scaled": True})], ids=["long", "scaled"]
+)
+def test_steps_that_are_long_or_may_be_skipped_are_agreed_on_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, scaled: dict[str, bool]
+) -> None:
+    rank = Rank(tmp_path, monkeypatch, **scaled)
+    rank.run(40, seconds)
+    assert rank.n_agreed == 40
+
+
+def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(tmp_path, monkeypatch)
+    rank.run(24, 0.01)
+    with pytest.raises(Ended):
+        rank.stopwatch.cut_short()
+    report = rank.reporter.report
+    assert 18 <= len(report.warmup_step_times_s) + len(report.step_times_s) <= 24
+    assert report.tokens == 4 * len(report.step_times_s)
