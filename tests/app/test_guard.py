@@ -74,18 +74,28 @@ def test_the_first_screen_names_the_one_that_is_not_handed_out(study: Study) -> 
     assert '<span class="tag t-drifts">drifts</span>' in row
 
 
-def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(study: Study) -> None:
+@pytest.mark.parametrize(
+    ("high", "on_the_page", "in_the_terminal"),
+    [
+        (2.0, "a gain of less than 2.00x would not show", "1.00x (0.50 to 2.00)"),
+        (4e8, "no gain would show", "1.00x (runs differ too much for an interval)"),
+    ],
+)
+def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(
+    study: Study, high: float, on_the_page: str, in_the_terminal: str
+) -> None:
     report = read_report(study)
     assert report.answer is not None
     noisy = dataclasses.replace(
         report.answer,
         best=report.answer.baseline,
-        speedup=Speedup(ratio=1.0, low=0.5, high=2.0),
+        speedup=Speedup(ratio=1.0, low=0.5, high=high),
         drifted=None,
     )
     report = dataclasses.replace(report, answer=noisy)
     page = render_page(report, load_table(study.folder), Templates())
-    assert "a gain of less than 2.00x would not show" in page
+    assert on_the_page in page
+    assert dict(describe_verdict(report))["speedup"].startswith(in_the_terminal)
 
 
 def test_the_page_lays_the_losses_beside_the_baselines(study: Study) -> None:

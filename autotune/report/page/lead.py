@@ -19,6 +19,7 @@ from autotune.report.page.words import best_word, gib
 from autotune.report.results.details import describe_setting, pareto_front
 from autotune.report.results.effects import changes_of
 from autotune.report.results.study import StudyReport
+from autotune.report.words import SAYS_NOTHING
 from autotune.search.base import Snapshot
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -184,6 +185,8 @@ def _missed(speedup: Speedup) -> str:
     """What the runs of a baseline that stays the best could not have shown."""
     if speedup.high < _WIDE:
         return ""
+    if speedup.high >= SAYS_NOTHING:
+        return "Runs differed so much that no gain would show."
     return f"Runs differed so much that a gain of less than {speedup.high:.2f}x would not show."
 
 
