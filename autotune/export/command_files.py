@@ -31,10 +31,7 @@ def files_of_command(
         "typed": shlex.join(script.command),
         "folder": shlex.quote(script.folder),
         "variables": sorted(handout.variables.items()),
-        "configuration": [
-            (key, "removed" if value is None else value)
-            for key, value in sorted(own.edits.configuration.items())
-        ],
+        "configuration": sorted(own.edits.configuration.items()),
         "arguments": sorted(own.edits.arguments.items()),
         "in_code": sorted(made.in_code.items()),
         "about": list(made.about.items()),
