@@ -23,6 +23,7 @@ from autotune.space.knobs import canonical
 from tests.engines.megatron.reality_driver import STEPS
 from tests.engines.megatron.trained import (
     GPT2,
+    HERE,
     LLAMA,
     MIXTRAL,
     QWEN,
@@ -31,7 +32,6 @@ from tests.engines.megatron.trained import (
     layouts_of,
     train,
 )
-from tests.jobs import CPU
 
 pytestmark = [
     pytest.mark.real,
@@ -105,7 +105,7 @@ def refused_case(rule: str, folder: Path) -> tuple[MegatronEngine, Candidate]:
     job = job_for(folder, {**config, **changes}, world=world, seq_len=seq_len)
     knobs = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | layout
     knobs.pop("world", None)
-    return MegatronEngine(job, CPU), Candidate.of(knobs, world=world, global_batch=8)
+    return MegatronEngine(job, HERE), Candidate.of(knobs, world=world, global_batch=8)
 
 
 def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
@@ -166,7 +166,7 @@ def named_by_a_space(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
     found = []
     for number, (config, world, knobs) in enumerate(OF_A_SPACE):
         job = job_for(folder / f"space-{number}", config, world=world)
-        engine = MegatronEngine(job, CPU)
+        engine = MegatronEngine(job, HERE)
         found.append((engine, plain(engine, {"micro_batch": 1, **knobs}, world)))
     return found
 

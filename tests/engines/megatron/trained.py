@@ -1,5 +1,6 @@
 """Candidates of Megatron that were really trained, for tests."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import Role, to_dict
+from autotune.devices.hardware import version_of
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
@@ -18,6 +20,8 @@ from tests.jobs import CPU
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DRIVER = Path(__file__).with_name("reality_driver.py")
+HERE = dataclasses.replace(CPU, megatron_core=version_of("megatron-core") or "")
+"""CPU ranks with the release that trains: some lack a knob, or ask for more."""
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -87,7 +91,7 @@ def job_for(folder: Path, config: dict[str, Any], **changes: Any) -> Job:
 
 def layouts_of(job: Job, **wanted: Any) -> list[tuple[MegatronEngine, Candidate]]:
     """Legal candidates of a job on CPU ranks whose knobs have these values."""
-    engine = MegatronEngine(job, CPU)
+    engine = MegatronEngine(job, HERE)
     return [
         (engine, candidate)
         for candidate in engine.layouts()
@@ -129,6 +133,6 @@ def _path() -> list[str]:
 
 def _case(engine: MegatronEngine, candidate: Candidate) -> dict[str, Any]:
     run = Run(candidate=candidate, role=Role.SEARCH)
-    spec = make_spec(run, study="s", number=0, job=engine._job, engine=engine, environment=CPU)
+    spec = make_spec(run, study="s", number=0, job=engine._job, engine=engine, environment=HERE)
     arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
     return {"spec": to_dict(spec), "arguments": arguments}
