@@ -22,7 +22,8 @@ from typing import Any
 
 import yaml
 
-from autotune.app.pages import write_page
+import autotune.app.run
+from autotune.app.pages import PageWriter
 from autotune.app.run import begin_study, search
 from autotune.app.session import Session, lattice_of, read_job
 from autotune.contract import (
@@ -46,7 +47,6 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
-from autotune.record.table import write_table
 from autotune.search.base import Observer, Snapshot
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.trial_spec import Run, make_spec
@@ -207,9 +207,14 @@ class Watch:
     collect_s: list[float] = dataclasses.field(default_factory=list)
     begun_cpu_s: float = 0.0
     resumed_s: float = 0.0
+    resumed_cpu_s: float = 0.0
     ended_cpu_s: float = 0.0
     """When the last trial had ended: the final page and table come once, whatever ran."""
     n_ended: int = 0
+    page_s: float = 0.0
+    """For the last page, once all has ended."""
+    table_s: float = 0.0
+    """For the table."""
 
 
 class ScalePlace(Place):
@@ -325,7 +330,7 @@ def result_of(spec: TrialSpec, number: int) -> TrialResult:
 def watched(watch: Watch) -> Callable[[], None]:
     """Count what is called; the call that is returned takes the watch away."""
     poll, collect, recover = GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover
-    close = GangFleet.close
+    close, close_page, write = GangFleet.close, PageWriter.close, autotune.app.run.write_table
     collection: list[float] = []
 
     def timed_poll(self: GangTrial) -> TrialResult | None:
@@ -352,23 +357,38 @@ def watched(watch: Watch) -> Callable[[], None]:
         return found
 
     def timed_recover(self: TrialsInFlight) -> None:
-        begun_s = time.perf_counter()
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         recover(self)
         watch.resumed_s = time.perf_counter() - begun_s
         watch.begun_cpu_s = time.process_time()
+        watch.resumed_cpu_s = watch.begun_cpu_s - begun_cpu_s
 
     def timed_close(self: GangFleet) -> None:
         watch.ended_cpu_s = watch.ended_cpu_s or time.process_time()
         close(self)
 
     GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
+
+    def timed_page(self: PageWriter) -> None:
+        begun_s = time.perf_counter()
+        close_page(self)
+        watch.page_s = time.perf_counter() - begun_s
+
+    def timed_table(study: Study) -> Any:
+        begun_s = time.perf_counter()
+        written = write(study)
+        watch.table_s = time.perf_counter() - begun_s
+        return written
+
     TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
+    PageWriter.close, autotune.app.run.write_table = timed_page, timed_table
     gc.callbacks.append(timed_collection)
 
     def end() -> None:
         gc.callbacks.remove(timed_collection)
         GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
-        GangFleet.close = close
+        GangFleet.close, PageWriter.close = close, close_page
+        autotune.app.run.write_table = write
 
     return end
 
@@ -394,14 +414,6 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str, world: int) -
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         cpu_s = watch.ended_cpu_s - watch.begun_cpu_s
         drawn = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times = {}
-        for name, write in (
-            ("page", lambda: write_page(session.study, session.study.page_file)),
-            ("table", lambda: write_table(session.study)),
-        ):
-            begun_s = time.perf_counter()
-            write()
-            times[name] = time.perf_counter() - begun_s
         return {
             "gangs": n_gangs,
             "ranks_of_a_gang": world,
@@ -409,6 +421,7 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str, world: int) -
             "candidates": len(session.lattice.candidates),
             "recorded_s": recorded_s,
             "resume_s": watch.resumed_s,
+            "resume_cpu_s": watch.resumed_cpu_s,
             "ended": watch.n_ended,
             "search_s": whole_s,
             "cpu_s_per_trial": cpu_s / max(1, watch.n_ended),
@@ -421,9 +434,9 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str, world: int) -
             "peak_memory_gib": peak_bytes / 2**30,
             "page_process_cpu_s": drawn.ru_utime + drawn.ru_stime,
             "page_process_memory_gib": drawn.ru_maxrss * 1024 / 2**30,
-            "page_s": times["page"],
+            "page_s": watch.page_s,
             "page_mib": session.study.page_file.stat().st_size / 2**20,
-            "table_s": times["table"],
+            "table_s": watch.table_s,
             "table_mib": session.study.table_file.stat().st_size / 2**20,
         }
 

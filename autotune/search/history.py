@@ -136,6 +136,7 @@ class History:
         self._remade: list[str] = []
         """Hashes of all candidates as they were made, or made again."""
         self._said: dict[object, tuple[int, dict[str, Any]]] = {}
+        self._kept: dict[object, tuple[object, Any]] = {}
         self._values: dict[str, dict[KnobValue, None]] = {}
         self._walls, self._measured_walls, self._starts = (
             _SortedTimes(),
@@ -258,6 +259,13 @@ class History:
                 said[key] = value
         self._said[by] = len(self._remade), said
         return said
+
+    def kept(self, by: object, key: object, make: Callable[[], T]) -> T:
+        """What was made for `by` when it last asked with another key than before."""
+        if by not in self._kept or self._kept[by][0] != key:
+            self._kept[by] = key, make()
+        made: T = self._kept[by][1]
+        return made
 
     @property
     def owed(self) -> list[Tried]:

@@ -18,6 +18,8 @@ from autotune.search.stop import n_done
 from autotune.search.study_facts import save_baseline, save_facts
 
 _SNAPSHOT_S = 0.5
+_STARTING_S = 1.0
+"""Time for which trials are started without a look at those that run."""
 _SHARE_OF_TIME = 0.005
 """Share of the time that looking over a long record for what is shown takes."""
 _LONG_RECORD = 500
@@ -134,8 +136,13 @@ class _StagedSearch:
         shown_at = time.monotonic()
         has_more = True
         while True:
-            changed = False
+            changed, begun_s = False, time.monotonic()
+            is_behind = False
             while has_more and not interrupt.draining and flight.n_running < stage.at_once:
+                # To fill a thousand gangs takes a while, and trials end meanwhile.
+                is_behind = time.monotonic() - begun_s > _STARTING_S
+                if is_behind:
+                    break
                 run = stage.next_run()
                 if run is None:
                     has_more = False
@@ -151,7 +158,7 @@ class _StagedSearch:
             if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
                 self._show(stage.name)
                 shown_at = time.monotonic()
-            interrupt.wait(flight.pause_s)
+            interrupt.wait(0.0 if is_behind else flight.pause_s)
             if flight.collect():
                 has_more = True  # what has ended may be owed another run
                 self._show(stage.name)

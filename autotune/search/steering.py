@@ -491,13 +491,22 @@ class _Believed:
 
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
-    tried = [*history.tried, *history.reduced.tried]
-    telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
-    if len(telling) <= MOST_SEEN:
-        return telling
+    parts = (history, history.reduced)
+
+    def telling() -> list[Tried]:
+        return [t for part in parts for t in part.each(_told, _told).values()]
+
+    n = sum(len(part.those(_told, _told)) for part in parts)
+    if n <= MOST_SEEN:
+        return telling()
     # The same ones for a while, so that what was learned from them serves as long.
-    n = len(telling) - len(telling) % _LEARNS_EVERY
-    return [telling[at] for at in spread_over(n, MOST_SEEN // 2)]
+    n -= n % _LEARNS_EVERY
+    some = spread_over(n, MOST_SEEN // 2).tolist()
+    return history.kept(_told, n, lambda: [every[at] for every in [telling()] for at in some])
+
+
+def _told(tried: Tried) -> Tried | None:
+    return tried if tried.measured is not None or tried.is_out_of_memory else None
 
 
 def _kind(candidate: Candidate) -> _Kind:
