@@ -19,6 +19,7 @@ demo: extensions  ## search on this machine's own devices; ends with a table and
 
 # One thread per rank: two CPU ranks on two cores would otherwise fight for them. Tests with real
 # ranks take turns in two groups, those of fleets and faults, which wait much, beside all others.
+# Both begin first; a worker that has none of them takes a file at a time.
 # One that fails has a second attempt, as long as few do.
 test: extensions  ## every test that can run on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 60 --max-suite-reruns 10

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,15 +31,17 @@ fits."""
 _OF_FLEETS = ("tests/chaos/", "tests/fleet/")
 """Where real CPU ranks are in the group "fleets": most of the time they wait, for time limits, for
 nodes to be lost, for servers to start."""
-_TRIED_TWICE = ("fleets", "ranks")
-"""Groups whose tests have a second attempt: a machine that others use may fail them, too."""
+_LONG = ("fleets", "ranks")
+"""Groups that begin first, and whose tests have a second attempt: a machine that others use may
+fail them, too."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests with real ranks take turns in two groups, each of which leaves cores idle by itself.
 
-    What compiles for minutes comes first beside the ranks: tests that load it have to wait for it.
+    Both begin at once, before all other tests. What compiles for minutes comes first beside the
+    ranks: tests that load it have to wait for it.
     """
     items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
     if not config.pluginmanager.hasplugin("xdist"):
@@ -47,8 +50,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (group := _group_of(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-            if tries_again and group in _TRIED_TWICE:
+            if tries_again and group in _LONG:
                 item.add_marker(pytest.mark.flaky(reruns=1))
+    if is_grouped(config):
+        items.sort(key=_turn_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker a group or a file at a time: what tests of a file share is made once."""
+    if not is_grouped(config):
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # not there where pytest-xdist is not
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    config.option.loadscopereorder = False  # the order is that of the tests
+    return ByFile(config, log)
+
+
+def is_grouped(config: pytest.Config) -> bool:
+    """Whether workers share the tests by groups."""
+    options = config.option  # a worker has another one than who started it
+    return getattr(options, "loadgroup", False) or getattr(options, "dist", "") == "loadgroup"
+
+
+def _turn_of(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("xdist_group")
+    group = None if marker is None else marker.args[0]
+    return _LONG.index(group) if group in _LONG else len(_LONG)
 
 
 def _group_of(item: pytest.Item) -> str | None:

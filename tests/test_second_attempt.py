@@ -38,7 +38,13 @@ def test_a_build():
 def test_quick():
     again("quick", "it has one attempt")
 """
-CONFTEST = "from tests.conftest import pytest_collection_modifyitems, pytest_terminal_summary"
+CONFTEST = """
+from tests.conftest import (
+    pytest_collection_modifyitems,
+    pytest_terminal_summary,
+    pytest_xdist_make_scheduler,
+)
+"""
 SETTINGS = """
 [pytest]
 addopts = --strict-markers

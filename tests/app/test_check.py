@@ -13,7 +13,7 @@ from autotune.app.check import CheckFlags, check_file, check_files, write_fix
 from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
 from tests.check.files import AUTO, rules, write
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 WARNED = AUTO | {"wall_clock_breakdow": False, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {

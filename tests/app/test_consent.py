@@ -10,7 +10,7 @@ from autotune.app import consent
 from autotune.app.consent import agree_to_job, refuse_code_of_others
 from autotune.app.session import read_job
 from autotune.base.errors import ExitCode, JobError
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 from tests.jobs import CPU
 
 JOB = "model: evil:build\nseq_len: 8\nglobal_batch: 2\nworld: 2\nprecision: fp32\nspace: smoke\n"

@@ -14,7 +14,7 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
 from autotune.report.candidates.ranking import ranking_as_dict
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
 

@@ -18,7 +18,7 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
 from autotune.report.candidates.explained import estimate_as_dict
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 FLAGS = {
     "model": "llama-3-8b",

@@ -15,7 +15,7 @@ from autotune.planning.traced import trace_estimate
 from autotune.report.candidates.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import StepPhase
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 FLAGS = {"model": "tiny-llama", "seq_len": 128, "global_batch": 8, "world": 2}
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,7 +1,6 @@
 """The command line without a single trial: flags, plans, messages, exit codes, frozen help."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import ExitCode
+from tests.command_line import autotune
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "help"
 COMMANDS = (
@@ -34,21 +34,6 @@ COMMANDS = (
     "knobs",
 )
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
-
-
-def autotune(
-    *arguments: str, folder: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line on CPU, as a pipe sees it."""
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=folder,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "COLUMNS": "80", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

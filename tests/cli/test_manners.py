@@ -14,7 +14,7 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.cli import cli
 from autotune.cli.help import _FEW, _GROUPS
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 GROUP = typer.main.get_group(cli)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
 FILES = re.findall(

@@ -15,7 +15,7 @@ import yaml
 from autotune.base.errors import ExitCode
 from autotune.devices.accelerators import read_accelerators
 from autotune.probe.token import TOKEN_ENV
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 from tests.namespaces import FIRST_ADDRESS, RATE_MBIT, Cable, ended, needs_namespaces, two_nodes
 from tests.trials import wait_until
 

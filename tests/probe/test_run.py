@@ -18,7 +18,7 @@ from autotune.fleet.measuring import measure_on_ranks
 from autotune.fleet.node.processes import processes_of
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import run_probe
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 from tests.jobs import CPU
 
 HERE = detect_environment()

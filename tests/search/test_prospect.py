@@ -15,7 +15,7 @@ from autotune.engines.base import bind_engine
 from autotune.planning.lattice import lattice_of
 from autotune.search.prospect import START_S
 from autotune.search.steering import steering_of
-from tests.cli.test_cli import autotune
+from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
 
 LARGE = {"model": "llama-3-70b", "seq_len": 4096, "global_batch": 64, "space": "smoke"}
