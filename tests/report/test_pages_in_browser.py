@@ -36,6 +36,13 @@ return Array.from(document.querySelectorAll("main *")).filter((one) =>
 ).map((one) => one.tagName + "." + one.getAttribute("class") + ": " + one.textContent.slice(0, 40))
 """
 """What sticks out; a table of a comparison scrolls in a frame of its own."""
+SQUEEZED = """
+return Array.from(document.querySelectorAll("main td code, main td.text")).filter((one) =>
+  one.checkVisibility() && one.textContent.length > 12
+  && one.closest("td").getBoundingClientRect().width < 60
+).map((one) => one.textContent.slice(0, 40))
+"""
+"""What has no room for a word in its line."""
 ROWS = (
     "return Array.from(document.querySelectorAll('#trials tbody tr[data-trial]'))"
     ".filter(row => row.offsetParent)"
@@ -150,6 +157,7 @@ def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
         assert charts <= set(drawn), one.name
         assert all(drawn.values()), drawn
         assert browser.run(WIDER) == []
+        assert browser.run(SQUEEZED) == []
         assert browser.run("return document.documentElement.scrollWidth") <= width
         read: Any = browser.run(READ)
         faint = {place: pair for pair, place in read.items() if contrast(*pair.split("|")) < 4.5}

@@ -41,7 +41,8 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     banners = dict.fromkeys(banner_of(run.report) for run in comparison.runs)
     values = {
         **page_values(),
-        "title": " against ".join(run.name for run in comparison.runs),
+        "title": f"{comparison.runs[0].name} against "
+        + ", ".join(run.name for run in comparison.runs[1:]),
         "refresh_s": None,
         "banners": [banner for banner in banners if banner],
         "runs": [(run.name, str(run.report.folder)) for run in comparison.runs],
