@@ -74,7 +74,6 @@ def faults() -> Iterator[Fault]:
         yield Fault(
             name=f"coordinator killed: ranks in {phase}",
             inject=functools.partial(_killed_in, phase),
-            in_short=phase is Phase.MEASURED,
             rounds=2,
         )
     for which in ("a candidate of the search", "the baseline"):
@@ -109,7 +108,6 @@ _SHORT_MOMENTS = {("after", "mkdir=best", _ANSWERING)}
 _SHORT = {
     "Ctrl-C: once, a trial runs",
     "disk full: while the coordinator runs a trial",
-    "Ctrl-C: twice, a trial runs",
     "two coordinators: the second while the first runs",
     "results folder moved: while a trial runs",
     "results folder read-only: before it starts",

@@ -235,7 +235,7 @@ def _clock(seconds: int, ground: Ground) -> None:
     (packages / "sitecustomize.py").write_text(_FAR_TIME.format(seconds=seconds))
     with ssh_nodes(folder, 2, variables={1: {"PYTHONPATH": str(packages)}}) as cluster:
         search = Search(folder)
-        flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "45s"]
+        flags = [*cluster.flags, "--trials", "1", "--no-diagnose", "--budget", "25s"]
         code, _, stderr = search.run(*flags)
         must(code == 0, f"exit code {code}: {stderr[-500:]}")
         _check_phases(search.study)

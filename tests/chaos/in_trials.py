@@ -98,17 +98,16 @@ def _hang(action: str, place: str, start: Start) -> Fault:
 
 
 _SHORT = {
-    ("sigkill", "build", Start.WARM),
     ("sigsegv", "forward", Start.WARM),
     ("sigstop", "forward", Start.WARM),
-    *(("oom", place, Start.WARM) for place in ("build", "backward")),
+    ("oom", "backward", Start.WARM),
     ("raise", "forward", Start.WARM),
     ("nan", "forward", Start.WARM),
     ("collective", "forward", Start.WARM),
     ("data", "build", Start.WARM),
     ("compiler", "initialize", Start.WARM),
 }
-"""A rank killed after a cold start is one of the endings of tests/fleet/test_local.py."""
+"""One place for each; tests/fleet/test_local.py has the same endings, from cold starts as well."""
 
 
 def _inject(

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command_line import autotune
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 COMMANDS = [
@@ -26,13 +26,6 @@ def test_a_command_answers(page: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 2, "zero": 1}\n')
     # What is searched in full is searched by other tests.
     flags = ("--dry-run",) if line.startswith("search ") else ()
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *shlex.split(line), *flags],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = autotune(*shlex.split(line), *flags, folder=tmp_path)
     assert done.returncode == 0, f"{page}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert done.stdout

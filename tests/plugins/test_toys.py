@@ -39,7 +39,7 @@ JOB = (
 
 QUICK = (
     *("--trials", "1", "--space", "smoke", "--no-diagnose"),
-    *("--guard-steps", "0", "--budget", "40s"),
+    *("--guard-steps", "0", "--budget", "25s"),
 )
 """Real ranks, for what a plug-in does to them alone."""
 SIMULATED = ("--fleet", "simulate:2xH100")
