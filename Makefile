@@ -8,6 +8,7 @@ CHAOS  ?=
 FUZZ   ?=
 EXAMPLES ?=
 WHEELS ?=
+INSTALL ?=
 GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -59,7 +60,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 extensions: install  ## DeepSpeed's compiled extensions, built once
