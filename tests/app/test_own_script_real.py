@@ -111,11 +111,11 @@ def test_what_an_example_trains_is_read_off_it(
         (
             "trl",
             (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
-            20,
-            Role.CONFIRM,
+            0,
+            Role.SEARCH,
             {"attention", "optimizer.implementation", "micro_batch"},
         ),
-        ("deepspeed_dict", (*TORCHRUN, "train.py"), 0, Role.SEARCH, set()),
+        ("deepspeed_dict", (*TORCHRUN, "train.py"), 20, Role.CONFIRM, set()),
     ],
     ids=["trl", "deepspeed_dict"],
 )
