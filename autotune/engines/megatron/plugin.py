@@ -23,7 +23,7 @@ class Megatron(EnginePlugin):
             name="megatron-core",
             title="Megatron Core",
             least="0.14.0",
-            tried=("0.14.0", "0.15.3", "0.16.1"),
+            tried=("0.14.0", "0.15.3", "0.16.1", "0.19.2"),
         ),
     )
     lays_out = True

@@ -2,7 +2,7 @@
 
 Nothing that is measured so says anything about a GPU. It shows that a layout is legal, that its
 ranks find one another, that it trains with the losses of one rank, and which of two layouts needs
-more memory for its states. Tried with Megatron Core 0.14, 0.15 and 0.16.
+more memory for its states. Tried with Megatron Core 0.14, 0.15, 0.16 and 0.19.
 
 `torchrun ... megatron_cpu.py pretrain_gpt.py ARGUMENTS` trains so with a script of Megatron-LM.
 """
