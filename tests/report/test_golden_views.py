@@ -25,6 +25,7 @@ from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
 from autotune.report.terminal.overview import print_diagnosis, print_states
 from autotune.report.terminal.study import print_report
+from autotune.report.terminal.tables import Settings
 from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
 from tests.report.test_terminal import finished
@@ -138,6 +139,14 @@ def test_the_verdict_comes_first_then_the_table_then_notes(
     report(Console(file=out, width=80, color_system=None, _environ={"TERM": "xterm"}))
     text = out.getvalue()
     assert text.index("speedup") < text.index("change of the baseline") < text.index("stopped")
+
+
+def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=30, color_system=None, _environ={"TERM": "xterm"})
+    console.print(Settings("zero.stage=0 optimizer.implementation=torch_fused"))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines == ["zero.stage=0", "optimizer.implementation=", "torch_fused"]
 
 
 def test_a_sparkline_needs_two_values_and_takes_equal_ones() -> None:

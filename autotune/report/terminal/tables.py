@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +26,27 @@ def plain_table(*columns: str) -> Table:
             no_wrap="*" not in marks,
         )
     return table
+
+
+class Settings:
+    """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        self._text = text
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._fitted(options)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._fitted(options))
+
+    def _fitted(self, options: ConsoleOptions) -> Text:
+        words = [
+            word if len(word) <= options.max_width else word.replace("=", "=\n", 1)
+            for word in self._text.split(" ")
+        ]
+        return Text(" ".join(words), style=self._style, overflow="fold")
 
 
 _NARROW, _WIDEST = 10, 24
