@@ -25,7 +25,7 @@ from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
 from autotune.report.terminal.overview import print_diagnosis, print_states
 from autotune.report.terminal.study import print_report
-from autotune.report.terminal.tables import Settings
+from autotune.report.terminal.tables import SettingsCell
 from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
 from tests.report.test_terminal import finished
@@ -144,7 +144,7 @@ def test_the_verdict_comes_first_then_the_table_then_notes(
 def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:
     out = io.StringIO()
     console = Console(file=out, width=30, color_system=None, _environ={"TERM": "xterm"})
-    console.print(Settings("zero.stage=0 optimizer.implementation=torch_fused"))
+    console.print(SettingsCell("zero.stage=0 optimizer.implementation=torch_fused"))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines == ["zero.stage=0", "optimizer.implementation=", "torch_fused"]
 

@@ -16,7 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import PredictedBaseline, Ranking
-from autotune.report.terminal.tables import Settings, plain_table, print_facts
+from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
 
@@ -261,7 +261,7 @@ def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            Settings(ranking.describe(ranking.candidates[index])),
+            SettingsCell(ranking.describe(ranking.candidates[index])),
         )
     return table
 
@@ -270,7 +270,7 @@ def _variants(ranking: Ranking) -> Table:
     best = int(ranking.order[0])
     base_s = float(ranking.prediction.step_time_s[best])
     table = plain_table("what if", ">step", ">against", ">*the best as it is", "*the best there")
-    described = Settings(ranking.describe(ranking.candidates[best]))
+    described = SettingsCell(ranking.describe(ranking.candidates[best]))
     table.add_row("as it is", format_seconds(base_s), "1.00x", "", described)
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
@@ -279,7 +279,7 @@ def _variants(ranking: Ranking) -> Table:
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            Settings(ranking.describe(ranking.candidates[variant.best])),
+            SettingsCell(ranking.describe(ranking.candidates[variant.best])),
         )
     return table
 

@@ -14,7 +14,7 @@ from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
-from autotune.report.terminal.tables import Settings, plain_table, print_facts
+from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.search.plan import Plan
 from autotune.search.prospect import Prospect
 from autotune.space.candidate import format_value
@@ -98,26 +98,26 @@ def _table(report: StudyReport) -> Table:
     return table
 
 
-def _changes(report: StudyReport) -> Iterator[Settings]:
+def _changes(report: StudyReport) -> Iterator[SettingsCell]:
     """What a user changes in the baseline; of the baseline itself, what it is."""
     baseline = report.baseline_row
     assert baseline is not None
     for row in report.rows:
         if row == baseline:
-            yield Settings(describe_candidate(row.candidate, report.context), style="dim")
+            yield SettingsCell(describe_candidate(row.candidate, report.context), style="dim")
         else:
             changes = describe_difference(row.candidate, baseline.candidate, report.context)
-            yield Settings(changes)
+            yield SettingsCell(changes)
 
 
-def _varying(report: StudyReport) -> Iterator[Settings]:
-    """Settings that are not the same everywhere: while there is no baseline to differ from."""
+def _varying(report: StudyReport) -> Iterator[SettingsCell]:
+    """SettingsCell that are not the same everywhere: while there is no baseline to differ from."""
     settings = [settings_of(row.candidate, report.context) for row in report.rows]
     knobs = report.context.knobs
     varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
     for chosen in settings:
         vary = {name: value for name, value in chosen.items() if name in varying}
-        yield Settings(describe_settings(vary, knobs))
+        yield SettingsCell(describe_settings(vary, knobs))
 
 
 def _cells(row: Row, report: StudyReport) -> list[str | Text]:

@@ -28,7 +28,7 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-class Settings:
+class SettingsCell:
     """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`."""
 
     def __init__(self, text: str, style: str = "") -> None:
