@@ -28,9 +28,10 @@ _GROUPS = {
 }
 """Tests of a group run one after the other, in one process: group -> its markers. The first that
 fits."""
-_OF_FLEETS = ("tests/chaos/", "tests/fleet/")
+_OF_FLEETS = ("tests/chaos/", "tests/fleet/", "tests/export/launchers/")
 """Where real CPU ranks are in the group "fleets": most of the time they wait, for time limits, for
-nodes to be lost, for servers to start."""
+nodes to be lost, for servers to start. And `ray stop`, in a launcher's test, ends every cluster of
+Ray on the machine."""
 _LONG = ("fleets", "ranks")
 """Groups that begin first, and whose tests have a second attempt: a machine that others use may
 fail them, too."""
