@@ -92,7 +92,8 @@ class Rack:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """The fleet's clock; it stands still, and a fleet that waits for it fails."""
     now_s = [0.0]
-    monkeypatch.setattr(gang_fleet.time, "monotonic", lambda: now_s[0])
+    for clock in ("monotonic", "thread_time"):
+        monkeypatch.setattr(gang_fleet.time, clock, lambda: now_s[0])
     monkeypatch.setattr(gang_fleet.time, "sleep", lambda _: pytest.fail("it waits"))
 
     def pass_s(seconds: float) -> None:
