@@ -83,6 +83,8 @@ class LiveMegatron(LiveEngine):
         """
         training, path = self.engine, _file(folder, tag)
         path.parent.mkdir(parents=True, exist_ok=True)
+        for chunk in training.chunks:
+            _gather_weights(chunk)
         state = {
             "chunks": [chunk.state_dict() for chunk in training.chunks],
             "optimizers": [_held_by(optimizer) for optimizer in _optimizers(training)],
@@ -104,6 +106,17 @@ class LiveMegatron(LiveEngine):
                 _give_back(optimizer, held)
         training.steps_applied = state["applied"]
         return str(path), {"steps": state["steps"]}
+
+
+def _gather_weights(chunk: Any) -> None:
+    """Bring the weights that other ranks updated, where the next forward pass would do so.
+
+    Megatron's own script does it before it saves (megatron/training/training.py,
+    `force_param_sync`), and computes its first step with what it has loaded.
+    """
+    config = getattr(chunk, "ddp_config", None)
+    if getattr(config, "overlap_param_gather", False):
+        chunk.start_param_sync(force_sync=True)
 
 
 def _optimizers(training: Any) -> list[Any]:
