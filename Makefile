@@ -20,8 +20,8 @@ demo: extensions  ## search on this machine's own devices; ends with a table and
 
 # One thread per rank: two CPU ranks on two cores would otherwise fight for them. Tests with real
 # ranks take turns in two groups, those of fleets and faults, which wait much, beside all others.
-# Both begin first; a worker that has none of them takes a file at a time.
-# One that fails has a second attempt, as long as few do.
+# Both groups begin first; a worker without a group takes a file at a time.
+# A test with real ranks that fails runs once more, for at most 10 tests of a run.
 test: extensions  ## every test that can run on this machine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 60 --max-suite-reruns 10
 

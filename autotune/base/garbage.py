@@ -28,13 +28,13 @@ class LongLived:
         self._is_settled = False
 
     def settle(self) -> None:
-        """Collect garbage now, and look at what is left no more."""
+        """Collect garbage, then exempt all objects that are left from later collections."""
         gc.collect()
         gc.freeze()
         self._is_settled = True
 
     def close(self) -> None:
-        """Let it be looked at again: a program that searches may do other things afterwards."""
+        """End the exemption: the program may do other things afterwards."""
         if self._is_settled:
             gc.unfreeze()
             self._is_settled = False

@@ -265,8 +265,7 @@ class Plans(PlanColumns):
     """Large blocks of memory go back to the kernel when they are freed, which clears their pages
     when they are asked for again: CPU ranks with glibc's defaults."""
     process_bytes: Column = 0.0
-    """What a rank's process takes beside its training, where that is known; 0: as the constants
-    say."""
+    """Memory of a rank's process beside its training, in bytes; 0: as the constants say."""
     keeps_heap: Column = 0.0
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0

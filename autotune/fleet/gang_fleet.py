@@ -435,6 +435,9 @@ class GangTrial(Handle):
         self._reports: list[RankReport] = []
         """Those that were read, of the first `_n_read` ranks, once it has ended."""
         self._n_read = 0
+        self._ended_after_s = 0.0
+        """Seconds until its last rank had ended, once it `is_over`: to read its reports is no part
+        of its time."""
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
@@ -459,6 +462,8 @@ class GangTrial(Handle):
             self._end_if_it_is_time()
             if self.open:
                 return None
+            if not self.is_over:
+                self.is_over, self._ended_after_s = True, self._elapsed_s()
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
@@ -556,7 +561,7 @@ class GangTrial(Handle):
         was_ended = not n_nodes or bool(self.problem) or any(node.was_ended for node in nodes)
         ending = Ending(
             started_at_s=self.started_at_s,
-            wall_s=self._elapsed_s(),
+            wall_s=self._ended_after_s,
             nodes=nodes,
             was_cancelled=self._was_cancelled and was_ended,
             timed_out_after_s=self._timed_out_after_s if was_ended else None,

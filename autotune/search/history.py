@@ -137,6 +137,7 @@ class History:
         """Hashes of all candidates as they were made, or made again."""
         self._said: dict[object, tuple[int, dict[str, Any]]] = {}
         self._kept: dict[object, tuple[object, Any]] = {}
+        """Key and value of `kept`, by who keeps them."""
         self._values: dict[str, dict[KnobValue, None]] = {}
         self._walls, self._measured_walls, self._starts = (
             _SortedTimes(),
@@ -238,18 +239,23 @@ class History:
         self._make_changed()
         return self._made[key]
 
-    def each(self, by: object, say: Callable[[Tried], T | None]) -> dict[str, T]:
+    def each(self, say: Callable[[Tried], T | None], *, by: object = None) -> dict[str, T]:
         """What is said of each candidate, by hash, where anything is; in the order of `tried`.
 
         Args:
-            by: Who says it: asked again, nothing is said anew of a candidate that has not changed.
             say: Says it.
+            by: Who says it; `say` by default. Asked again, nothing is said anew of a candidate
+                that has not changed.
         """
-        said = self.those(by, say)
+        said = self.those(say, by=by)
         return {key: said[key] for key in self._groups if key in said}
 
-    def those(self, by: object, say: Callable[[Tried], T | None]) -> Mapping[str, T]:
-        """The same in no order, until a trial is put: it costs what the changed candidates do."""
+    def those(self, say: Callable[[Tried], T | None], *, by: object = None) -> Mapping[str, T]:
+        """The same, in any order.
+
+        The mapping changes with the next `put`. Its cost is that of the changed candidates.
+        """
+        by = say if by is None else by
         self._make_changed()
         n_seen, said = self._said.get(by, (0, {}))
         for key in dict.fromkeys(self._remade[n_seen:]):
@@ -261,7 +267,7 @@ class History:
         return said
 
     def kept(self, by: object, key: object, make: Callable[[], T]) -> T:
-        """What was made for `by` when it last asked with another key than before."""
+        """A value that `by` keeps; `make` makes it anew when `key` changes."""
         if by not in self._kept or self._kept[by][0] != key:
             self._kept[by] = key, make()
         made: T = self._kept[by][1]
@@ -270,13 +276,13 @@ class History:
     @property
     def owed(self) -> list[Tried]:
         """Candidates of the search proper to which a trial is due, in order."""
-        own = self.those("owed", lambda t: t if t.is_owed and t.is_searched else None)
+        own = self.those(lambda t: t if t.is_owed and t.is_searched else None, by="owed")
         return sorted(own.values(), key=lambda t: _number(t.trials[0]))
 
     @property
     def not_owed(self) -> Set[str]:
-        """Hashes of the candidates to which none is due, until a trial is put."""
-        return self.those("not owed", lambda t: None if t.is_owed else True).keys()
+        """Hashes of the candidates to which no trial is due; it changes with the next `put`."""
+        return self.those(lambda t: None if t.is_owed else True, by="not owed").keys()
 
     def values(self, knob: str) -> Collection[KnobValue]:
         """Values of a knob that were tried, in the order in which they first were."""

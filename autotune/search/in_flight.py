@@ -169,7 +169,9 @@ class TrialsInFlight:
                 errors.append(error)
                 continue
             if result is None:
-                looked_s += time.thread_time() - begun_s
+                # To read what a trial left is no look at one in flight, and comes to an end.
+                if not handle.is_over:
+                    looked_s += time.thread_time() - begun_s
                 continue
             result = self._study.take_result(handle.folder, handle.spec, result)
             ended.append(result)
@@ -209,7 +211,7 @@ class TrialsInFlight:
         self._handles.clear()
 
     def close(self) -> None:
-        """Nothing comes after it."""
+        """End what was done for the record; call it last."""
         self._long_lived.close()
 
     def running(self) -> tuple[Running, ...]:
@@ -257,7 +259,7 @@ class TrialsInFlight:
 
     def _say_given_up(self) -> None:
         """Say once which candidates are left without a figure although they did nothing wrong."""
-        given_up = self.history.each("given up", lambda tried: tried.given_up or None)
+        given_up = self.history.each(lambda tried: tried.given_up or None, by="given up")
         for key, why in given_up.items():
             first = self.history.of_hash(key).trials[0].spec.identity.number
             self._context.note_once(

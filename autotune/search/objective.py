@@ -52,7 +52,7 @@ class Objective:
 
     def figures(self, history: History) -> dict[str, Figure]:
         """The figures of all candidates that have one, by hash."""
-        return history.each(self, self.figure)
+        return history.each(self.figure, by=self)
 
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
@@ -63,7 +63,7 @@ class Objective:
         """
         if self.wish.name == "pareto":
             return None
-        figures = history.those(self, self.figure)
+        figures = history.those(self.figure, by=self)
         if not figures:
             return None
         share = min(LOSING_SHARE, self.wish.floor if self.wish.name == "peak_memory" else 1.0)

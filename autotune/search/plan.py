@@ -50,7 +50,7 @@ class Plan:
     n_params: int
     n_params_frozen: int
     seq_len: int
-    """Tokens of a sample; it says nothing where samples have no length."""
+    """Tokens of a sample; no meaning where samples have no length."""
     has_tokens: bool
     """Whether samples are made of tokens; those of a user's own script may not be."""
     lengths: str

@@ -494,15 +494,20 @@ def _telling(history: History) -> list[Tried]:
     parts = (history, history.reduced)
 
     def telling() -> list[Tried]:
-        return [t for part in parts for t in part.each(_told, _told).values()]
+        return [t for part in parts for t in part.each(_told).values()]
 
-    n = sum(len(part.those(_told, _told)) for part in parts)
+    n = sum(len(part.those(_told)) for part in parts)
     if n <= MOST_SEEN:
         return telling()
     # The same ones for a while, so that what was learned from them serves as long.
     n -= n % _LEARNS_EVERY
     some = spread_over(n, MOST_SEEN // 2).tolist()
-    return history.kept(_told, n, lambda: [every[at] for every in [telling()] for at in some])
+
+    def choose() -> list[Tried]:
+        every = telling()
+        return [every[at] for at in some]
+
+    return history.kept(_told, n, choose)
 
 
 def _told(tried: Tried) -> Tried | None:

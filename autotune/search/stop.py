@@ -43,7 +43,7 @@ class TrialBalance:
 
 def searched(history: History) -> list[Tried]:
     """Candidates of the search proper, in order; those that were only cancelled are open again."""
-    return list(history.each(_searched, _searched).values())
+    return list(history.each(_searched).values())
 
 
 def n_done(history: History) -> int:
@@ -71,7 +71,7 @@ def why_stop(
 ) -> StopReason | None:
     """The reason not to try another candidate; None to go on; seconds as of `has_time`."""
     parts = (history, history.reduced)
-    if sum(len(part.those(_searched, _searched)) for part in parts) >= budget.trials:
+    if sum(len(part.those(_searched)) for part in parts) >= budget.trials:
         return StopReason.TRIALS
     if not has_time(history, budget, used_s=used_s, kept_s=kept_s):
         return StopReason.TIME

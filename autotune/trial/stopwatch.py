@@ -103,9 +103,11 @@ class Stopwatch:
         self._take(*self._agree(own_step_time_s, was_applied, device=live.device))
         self._restart()
 
-    def _take(self, step_time_s: float, loss_is_finite: bool, applied: bool) -> None:
-        """Go on by a step that the ranks have agreed on."""
-        self._check(loss_is_finite, applied)
+    def _take(
+        self, step_time_s: float, loss_is_finite: bool, applied: bool, *, n_later: int = 0
+    ) -> None:
+        """Go on by a step that the ranks have agreed on; `n_later` more have ended since."""
+        self._check(loss_is_finite, applied, at=len(self._reporter.report.losses) - 1 - n_later)
         is_early = self._delay is not None and not self._delay.has_begun
         if self._delay is not None:
             self._delay.look()
@@ -135,17 +137,18 @@ class Stopwatch:
         self._micro_losses.clear()
         return loss
 
-    def _check(self, loss_is_finite: bool, applied: bool) -> None:
+    def _check(self, loss_is_finite: bool, applied: bool, *, at: int) -> None:
+        """Take note of a step that was not applied; `at` is the place of its loss."""
         # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.
         if not loss_is_finite and (applied or not self._is_loss_scaled):
             losses = self._reporter.report.losses
-            is_own = bool(losses) and not math.isfinite(losses[-1])
-            whose = f"loss {losses[-1]}" if is_own else "another rank's loss"
+            is_own = at >= 0 and not math.isfinite(losses[at])
+            whose = f"loss {losses[at]}" if is_own else "another rank's loss"
             n_steps = self._applied + self._skipped + 1
             raise NonFiniteLossError(f"{whose} in optimizer step {n_steps}")
         if not applied:
             self._skipped += 1
-            self._reporter.report.skipped.append(len(self._reporter.report.losses) - 1)
+            self._reporter.report.skipped.append(at)
             if self._reporter.report.phase is Phase.MEASURED:
                 self._reporter.report.steps_skipped += 1
             if self._skipped > _MAX_SKIPPED and self._skipped > self._applied:

@@ -20,6 +20,9 @@ _ALLOWED = re.compile(
     r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
 )
 
+OWN_TO_A_MACHINE = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""Variables that mean something else on another machine, and go there only if they are named:
+numbers of GPUs would be other ones there, perhaps those of somebody else's job."""
 
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Folders of compilers, which would lie in /tmp and in the user's home. Trials of one search share
@@ -114,13 +117,12 @@ def forwarded_environment(named: Sequence[str]) -> dict[str, str]:
     """The variables of this process that trials on another machine get.
 
     They are those that change speed, and those that the user `named`: no secret goes anywhere
-    unless it is named. Numbers of this machine's GPUs do not: there they are other GPUs, perhaps
-    those of somebody else's job.
+    unless it is named, nor does what is `OWN_TO_A_MACHINE`.
     """
     given = {name: os.environ[name] for name in named if name in os.environ}
     allowed = allowed_environment(os.environ)
-    allowed.pop("CUDA_VISIBLE_DEVICES", None)
-    return {**allowed, **given}
+    travelling = {n: value for n, value in allowed.items() if n not in OWN_TO_A_MACHINE}
+    return {**travelling, **given}
 
 
 def _shares(cores: Sequence[int], n_ranks: int) -> str:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from autotune.base.errors import FleetError, JobError
 from autotune.base.kept_process import run_kept
 from autotune.base.secrecy import is_secret
+from autotune.fleet.node.environment import OWN_TO_A_MACHINE
 from autotune.fleet.transports.local import LocalProcess
 
 _ANSWER_S = 60.0
@@ -35,6 +36,7 @@ _SILENT_S = 300.0
 _ENDING_S = 10.0
 """Time for a job that is being ended to say how."""
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
+_TAKEN_FOR_OPTIONS = ("SLURM", "SBATCH_", "SRUN_")
 _SCRIPT = f"""\
 trap 'rm -f "$fifo"' EXIT
 trap 'exit 143' TERM
@@ -222,13 +224,14 @@ def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
 def slurm_environment() -> dict[str, str]:
     """The environment of Slurm's programs, and of what they start on the nodes.
 
-    No secret goes there. What an allocation says of itself would be taken for options.
+    No secret goes there, and no number of this machine's GPUs. What an allocation says of itself
+    would be taken for options.
     """
     return {
         name: value
         for name, value in os.environ.items()
         if name in _OWN_VARIABLES
-        or not (name.startswith(("SLURM", "SBATCH_", "SRUN_")) or is_secret(name))
+        or not (name.startswith(_TAKEN_FOR_OPTIONS) or name in OWN_TO_A_MACHINE or is_secret(name))
     }
 
 

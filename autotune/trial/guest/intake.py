@@ -78,6 +78,10 @@ class Intake:
         """Keep what the step at hand has put through until it is decided on."""
         self._noted.append(self._counted())
 
+    def pass_over(self) -> None:
+        """Leave the oldest step that was noted out of those that are measured."""
+        self._noted.pop(0)
+
     def forget(self) -> None:
         """Forget what was noted."""
         self._noted.clear()

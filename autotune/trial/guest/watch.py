@@ -194,9 +194,13 @@ class GuestStopwatch(Stopwatch):
         facts = torch.tensor(self._held, dtype=torch.float64, device=device)
         torch.distributed.all_reduce(facts)
         facts[:, 0] /= torch.distributed.get_world_size()
+        n_later = len(self._held)
         self._held.clear()
         for step_time_s, n_nonfinite, n_skipped in facts.tolist():
-            self._take(step_time_s, not n_nonfinite, not n_skipped)
+            n_later -= 1
+            self._take(step_time_s, not n_nonfinite, not n_skipped, n_later=n_later)
+            if n_skipped:
+                self.intake.pass_over()
             if self._has_enough:  # the diagnostic pass has begun
                 break
         self._forget_held()

@@ -12,7 +12,7 @@ from autotune.contract import Outcome
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.fleet.transports import slurm_job
+from autotune.fleet.transports import slurm, slurm_job
 from autotune.fleet.transports.base import Transport
 from autotune.fleet.transports.slurm import SlurmNodes, SlurmTransport, slots_of
 from autotune.fleet.transports.slurm_job import read_status, slurm_environment
@@ -55,6 +55,21 @@ def test_no_secret_and_no_option_of_an_allocation_goes_to_the_nodes(monkeypatch)
     made = slurm_environment()
     assert made.keys() & {"HF_TOKEN", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION"} == set()
     assert made.keys() >= {"SLURM_CONF", "MINE", "PATH"}
+
+
+def test_numbers_of_the_coordinators_gpus_go_to_the_nodes_only_if_they_are_named(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("MINE", "x")
+    shown = SHOWN.format(tasks=0, gres="")
+    monkeypatch.setattr(slurm, "status_of", lambda _: read_status(shown))
+    monkeypatch.setattr(slurm, "LocalProcess", lambda command, *, environment: environment)
+    seen = []
+    for options in (NO_OPTIONS, FleetOptions(forward=("CUDA_VISIBLE_DEVICES",))):
+        transport = SlurmTransport("12", options)
+        for got in (transport.open("n0", ["true"]), transport.variables()):
+            seen.append(got.get("CUDA_VISIBLE_DEVICES"))
+        assert transport.open("n0", ["true"])["MINE"] == "x"
+    assert seen == [None, None, "3", "3"]
 
 
 def test_where_slurm_is_not_there_that_is_said(monkeypatch):

@@ -1,5 +1,6 @@
 """A rank of a user's script: what lies between two steps is done for several at once."""
 
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from autotune.contract import Measure
+from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.guest.intake import Intake
 from autotune.trial.guest.watch import GuestStopwatch
 from autotune.trial.reporter import Reporter
@@ -27,6 +29,11 @@ class Rank:
         (folder / "ranks").mkdir()
         self.now_s = 0.0
         self.n_steps = self.n_agreed = 0
+        self.n_tokens = 4
+        self.losses: tuple[torch.Tensor, ...] = ()
+        """One of each step; none: nothing gives any."""
+        self.skips: tuple[int, ...] = ()
+        """Steps that the engine does not apply."""
         monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
         monkeypatch.setattr(torch.distributed, "all_reduce", self.agree)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
@@ -35,7 +42,7 @@ class Rank:
         self.live: Any = SimpleNamespace(
             engine=self.module,
             device="cpu",
-            was_applied=lambda: True,
+            was_applied=lambda: self.n_steps - 1 not in self.skips,
             synchronize=lambda: None,
             on_losses=lambda note: None,
             on_steps=lambda call: None,
@@ -57,7 +64,8 @@ class Rank:
 
     def step(self, seconds: float) -> None:
         """Take so long, and up to a tenth more: steps that are all alike are soon enough."""
-        self.module(torch.ones(1, 4, dtype=torch.long))
+        self.module(torch.ones(1, self.n_tokens, dtype=torch.long))
+        self.stopwatch._micro_losses += self.losses[self.n_steps : self.n_steps + 1]
         self.n_steps += 1
         self.now_s += seconds * (1 + 0.1 * (0.618 * self.n_steps % 1))
         self.stopwatch._on_step(self.live)
@@ -107,3 +115,43 @@ def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(
     report = rank.reporter.report
     assert 18 <= len(report.warmup_step_times_s) + len(report.step_times_s) <= 24
     assert report.tokens == 4 * len(report.step_times_s)
+
+
+def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(tmp_path, monkeypatch)
+    rank.losses = tuple(torch.arange(1000.0))
+    rank.run(80, 0.01)
+    assert rank.stopwatch._n_at_once > 4
+    while rank.stopwatch._held:
+        rank.step(0.01)
+    skipped = rank.n_steps + 1
+    rank.skips = (skipped,)
+    rank.step(0.01)
+    rank.n_tokens = 400
+    rank.step(0.01)  # the one that is skipped
+    rank.n_tokens = 4
+    assert len(rank.stopwatch._held) == 2
+    with pytest.raises(Ended):
+        rank.run(1000, 0.01)
+    report = rank.reporter.report
+    assert report.skipped == [skipped]
+    assert report.steps_skipped == 1
+    assert (report.tokens, report.padded_tokens) == (4 * len(report.step_times_s),) * 2
+
+
+def test_a_loss_among_others_that_is_not_finite_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(tmp_path, monkeypatch)
+    rank.losses = (torch.tensor(1.0),) * 1000
+    rank.run(80, 0.01)
+    while rank.stopwatch._held:
+        rank.step(0.01)
+    bad = rank.n_steps + 1
+    one, nan = torch.tensor(1.0), torch.tensor(math.nan)
+    rank.losses = (*[one] * bad, nan, *[one] * 100)
+    with pytest.raises(NonFiniteLossError, match=f"^loss nan in optimizer step {bad + 1}$"):
+        rank.run(100, 0.01)
+    assert rank.n_steps > bad + 1, "it was agreed on with later ones"
