@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def estimate_rows(
         JobError: A file cannot be read or written, is no table of runs, or `out` is the input.
     """
     header, table = read_table(rows)
-    if not _ANY_OF & {*header}:
-        raise JobError(f"{rows}: no column of its first line is known", TABLE_HINT)
+    _check_known(header, str(rows))
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
     read, cells = _predicted(table, accelerators, constants)
@@ -101,15 +101,17 @@ def predict_frame(
     """The same of a frame, or of a file, as a frame: its own columns, then those of predictions.
 
     Raises:
-        JobError: A file cannot be read, or two columns of the frame have one name.
+        JobError: A file cannot be read, two columns of the frame have one name, or none is known.
     """
     if isinstance(rows, Path):
         header, table = read_table(rows)
+        _check_known(header, str(rows))
         rows = pd.DataFrame(table, columns=list(header))
     else:
         names = [str(name) for name in rows.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise JobError(f"rows: column {', '.join(twice)} is there twice", "name it once")
+        _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
     _, cells = _predicted(table, accelerators, constants)
@@ -118,6 +120,12 @@ def predict_frame(
     found[figures] = found[figures].apply(pd.to_numeric)
     kept = [name for name in rows.columns if str(name) not in _COLUMNS]
     return pd.concat([rows[kept], found.fillna({"assumed": "", "reason": ""})], axis="columns")
+
+
+def _check_known(columns: Iterable[str], source: str) -> None:
+    """Refuse a table that says nothing of a run, which would be written with no prediction."""
+    if not _ANY_OF & {*columns}:
+        raise JobError(f"{source}: no column of its first line is known", TABLE_HINT)
 
 
 def _text(value: Any) -> str:

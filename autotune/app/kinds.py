@@ -82,17 +82,26 @@ class Rounds:
 
     def __init__(self, n_searches: int) -> None:
         self._n_left = _n_rounds(n_searches)
+        """Rounds that are left at the most."""
         self._unspent = 1.0
+        """Share of the budget that no round has given away."""
         self._each = 0.0
+        """Share that each of those that go on has got so far."""
+        self._latest = 0.0
+        """What the latest round added to it."""
 
     def next(self, n_searches: int) -> BudgetShare:
         """The share of each of those that go on."""
         n_rounds = min(self._n_left, _n_rounds(n_searches))
-        more = self._unspent / n_rounds / n_searches
+        more = self._latest = self._unspent / n_rounds / n_searches
         self._n_left = n_rounds - 1
         self._unspent -= more * n_searches
         self._each += more
         return BudgetShare(of_budget=self._each, is_last=n_rounds == 1)
+
+    def give_back(self) -> None:
+        """A search of the latest round spent nothing of what that round added to its share."""
+        self._unspent += self._latest
 
 
 def _n_rounds(n_searches: int) -> int:

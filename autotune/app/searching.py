@@ -167,14 +167,17 @@ def _run_in_rounds(
     """Run searches of several kinds with one budget, which goes to the kinds that lead.
 
     Each kind has a study of its own, since baseline, memory limit and forecast are of one kind
-    of device. After a round the better half goes on, with all that are not proven to be behind.
+    of device. After a round the better half goes on, with all that are not proven to be behind;
+    where none has found anything in its share, all of them.
     """
     rounds = Rounds(len(calls))
     endings: dict[str, SearchEnding] = {}
     hopeless: NothingFeasibleError | None = None
     while calls:
-        share, going = rounds.next(len(calls)), {}
-        if not endings:
+        share = rounds.next(len(calls))
+        going: dict[str, SearchCall] = {}
+        without: dict[str, SearchCall] = {}
+        if not endings and len(calls) > 1:
             caller.say(
                 f"one budget for {len(calls)} searches: each gets {share.of_budget:.0%} of it "
                 "first, and those that lead get the rest"
@@ -185,6 +188,7 @@ def _run_in_rounds(
             except NothingFeasibleError as error:
                 caller.say(f"{one.options.kind.removeprefix('=')} is left out: {error.message}")
                 hopeless = error
+                rounds.give_back()
                 continue
             if ending is None:
                 continue
@@ -194,9 +198,14 @@ def _run_in_rounds(
                 return list(endings.values())
             if ending.error is None:
                 going[name] = replace(one, fresh=False)
-        if share.is_last or not going:
+            elif isinstance(ending.error, NothingFeasibleError):
+                without[name] = replace(one, fresh=False)
+        if share.is_last or not (going or without):
             break
-        calls = _leading(going, endings, caller)
+        if going:
+            for name in without:
+                caller.say(f"{name} gets no more trials: nothing ran in its share")
+        calls = _leading(going, endings, caller) if going else list(without.values())
         # Each was shown and agreed to when it began.
         caller = replace(caller, show_plan=lambda _: None, confirm=lambda _: True)
     if not endings and hopeless is not None:
@@ -213,8 +222,8 @@ def _leading(
     folders = [str(endings[name].answer.study.folder) for name in going]
     kinds = compare_studies(folders, Path(folders[0]).parent).kinds
     leading = [kind.run for kind in leading_kinds(kinds)] if kinds else list(going)
-    for name in going.keys() - set(leading):
-        caller.say(f"{name} is behind and gets no more trials: {', '.join(leading)} goes on")
+    for name in (each for each in going if each not in leading):
+        caller.say(f"{name} gets no more trials; those that lead: {', '.join(leading)}")
     return [going[name] for name in leading]
 
 
@@ -226,10 +235,10 @@ def _run_one(
 ) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
     session = _session(call, agreed, caller)
+    fresh = call.fresh and not call.command  # a command's study was set aside before it ran
+    expected = prospect(session, fresh=fresh)  # by the whole budget, which later rounds may give
     job = replace(session.job, budget=share.apply(session.job.budget))
     session = replace(session, job=job)
-    fresh = call.fresh and not call.command  # a command's study was set aside before it ran
-    expected = prospect(session, fresh=fresh)
     caller.show_plan(plan_search(session, expected, fresh=fresh))
     if call.dry_run:
         return None

@@ -137,7 +137,8 @@ def typed_seconds(duration_s: float) -> str:
     if whole_s < 600:
         return f"{whole_s}s"
     whole_m = math.ceil(whole_s / 60)
-    return f"{whole_m}m" if whole_m < 180 else f"{math.ceil(whole_m / 60)}h"
+    is_coarse = whole_m >= 600 or (whole_m >= 180 and whole_m % 60 == 0)
+    return f"{math.ceil(whole_m / 60)}h" if is_coarse else f"{whole_m}m"
 
 
 def typed_bytes(size_bytes: float) -> str:

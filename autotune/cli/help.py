@@ -148,8 +148,9 @@ _NUMBERS = {"valid integer": "whole number", "valid number": "number"}
 
 
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
-    """A flag as it was typed, and its value; empty: the parameter is no flag."""
-    for word, following in zip(typed, [*typed[1:], ""], strict=True):
+    """A flag as it was typed last, and its value; empty: the parameter is no flag."""
+    own = typed[: typed.index("--")] if "--" in typed else typed
+    for word, following in reversed([*zip(own, [*own[1:], ""], strict=True)]):
         flag, equals, value = word.partition("=")
         if flag in getattr(param, "opts", ()):
             return flag, value if equals else following

@@ -225,6 +225,8 @@ class _StagedSearch:
     def _comparison_left_s(self) -> float:
         """Seconds that the final comparison takes, as far as one can know: it is a race."""
         history, steps = self.flight.history, self._context.job.guard_steps
+        if self._context.no_comparison:
+            return 0.0
         if self._comparison is None:
             warm = self._context.may_start_warm(self._baseline.candidate)
             return confirm.kept_s(history, WARM if warm else COLD, steps)

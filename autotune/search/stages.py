@@ -280,7 +280,8 @@ class ProposalStage(SearchStage):
         if budget.time_s is not None:  # else nothing asks for it, and it goes through the record
             used_s = self._flight.used_s()
             rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
-            kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
+            if not context.no_comparison:
+                kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.

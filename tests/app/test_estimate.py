@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.estimate import estimate_rows
+from autotune.app.estimate import estimate_rows, predict_frame
 from autotune.base.errors import AutotuneError
 from tests.cost.rows import ROW, csv_text, row
 
@@ -98,3 +98,5 @@ def test_what_is_no_table_of_runs_is_refused(tmp_path: Path) -> None:
     source.write_text('{"train_batch_size": 8}\n', encoding="utf-8")
     with pytest.raises(AutotuneError, match="no column of its first line is known"):
         estimate_rows(source, tmp_path / "out.csv")
+    with pytest.raises(AutotuneError, match="no column of its first line is known"):
+        predict_frame(source)

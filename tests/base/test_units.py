@@ -53,7 +53,7 @@ def test_amounts_have_no_exponent(amount, text):
     assert format_amount(amount) == text
 
 
-@pytest.mark.parametrize("duration_s", [0.2, 59.7, 90, 599.5, 3700, 90_000])
+@pytest.mark.parametrize("duration_s", [0.2, 59.7, 90, 599.5, 3700, 10_860, 90_000])
 def test_a_duration_for_a_flag_is_one_that_it_reads(duration_s):
     read_s = parse_seconds(typed_seconds(duration_s), where="--budget")
     assert duration_s <= read_s < duration_s + 60

@@ -101,6 +101,7 @@ def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> Non
     [
         (("plan", "--seq-len", "abc"), "--seq-len: 'abc' is not a whole number"),
         (("plan", "--world=64x"), "--world: '64x' is not a whole number"),
+        (("plan", "--world", "4", "--world", "x"), "--world: 'x' is not a whole number"),
         (("soak", "--minutes", "x"), "--minutes: 'x' is not a number"),
         (
             ("plan", "--top", "0"),
