@@ -19,6 +19,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.fleet.collect import Ending, collect
+from autotune.fleet.reports import read_reports
 from autotune.record.study import Study, Trial
 from autotune.record.table import make_table
 from autotune.record.tried import run_of
@@ -100,7 +101,7 @@ def test_the_phases_of_a_trial_add_up_to_its_time(tmp_path, started_at_s):
         its = dataclasses.replace(report, rank=rank)
         write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(its))
     ending = Ending(started_at_s=started_at_s, wall_s=10.0, nodes=[NodeReport()])
-    result = collect(asked, tmp_path, ending, ["localhost:0"])
+    result = collect(asked, tmp_path, ending, ["localhost:0"], read_reports(tmp_path, 2))
     assert result.outcome is Outcome.OK
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
 
