@@ -367,8 +367,6 @@ def watched(watch: Watch) -> Callable[[], None]:
         watch.ended_cpu_s = watch.ended_cpu_s or time.process_time()
         close(self)
 
-    GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
-
     def timed_page(self: PageWriter) -> None:
         begun_s = time.perf_counter()
         close_page(self)
@@ -380,6 +378,7 @@ def watched(watch: Watch) -> Callable[[], None]:
         watch.table_s = time.perf_counter() - begun_s
         return written
 
+    GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
     TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
     PageWriter.close, autotune.app.run.write_table = timed_page, timed_table
     gc.callbacks.append(timed_collection)

@@ -27,6 +27,8 @@ _BYTES_PER_S_PER_UNIT = {
 """A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SECONDS_PER_SMALL_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3}
+_SAYS_NOTHING = 100.0
+"""How many times to either side of a gain its interval reaches where it says nothing."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
 
 
@@ -122,6 +124,33 @@ def format_interval(low: float | None, high: float | None) -> str:
     if low is None or high is None or low != low or high != high:
         return "-"
     return f"{format_rate(low)} to {format_rate(high)}"
+
+
+def says_nothing(low: float, high: float) -> bool:
+    """Whether a gain's interval is as wide as a few runs that differ much make it."""
+    return high >= _SAYS_NOTHING**2 * low
+
+
+def format_gain_interval(
+    low: float,
+    high: float,
+    *,
+    before: str = "",
+    too_wide: str = "runs differ too much for an interval",
+    digits: int = 2,
+) -> str:
+    """The ends of a gain's 95% interval: `1.67 to 2.00`.
+
+    Args:
+        low: Lower end, a ratio of samples/s.
+        high: Upper end.
+        before: Text before the ends, such as `95% interval `.
+        too_wide: Text in place of all that, where the interval says nothing.
+        digits: Digits after the point.
+    """
+    if says_nothing(low, high):
+        return too_wide
+    return f"{before}{low:.{digits}f} to {high:.{digits}f}"
 
 
 def format_amount(amount: float) -> str:

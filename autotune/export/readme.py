@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from autotune.base.templates import canonical_json
-from autotune.base.units import format_bytes, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_gain_interval, format_rate, format_seconds
 from autotune.engines.base import find_engine
 from autotune.export.base import Handout, MeasuredFigures
 from autotune.record.soak import describe_soak
@@ -76,9 +76,10 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     if figures.substitute_baseline:
         text = "a substitute: the platform ended the trials of the one that was asked for"
         rows.append(("the baseline is", text))
-    if figures.speedup is not None:
-        interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
-        rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
+    gain, low, high = figures.speedup, figures.speedup_low, figures.speedup_high
+    if gain is not None and low is not None and high is not None:
+        interval = format_gain_interval(low, high, before="95%: ", digits=3)
+        rows.append(("speedup over the baseline", f"{gain:.3f}x ({interval})"))
     if figures.guard is not None:
         rows.append(("convergence guard", str(figures.guard)))
     return rows

@@ -175,6 +175,11 @@ def left_out_of(facts: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(() if numbers is None else numbers)
 
 
+def no_comparison_of(facts: Mapping[str, Any]) -> str:
+    """Why there was no final comparison, in words; empty where there was one, or nobody said."""
+    return read_fact(str, facts.get("no_comparison")) or ""
+
+
 def read_fact(kind: Callable[..., T], data: object) -> T | None:
     """A fact as a value of some kind; None where it is not one.
 

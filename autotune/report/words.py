@@ -9,9 +9,6 @@ from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
 from autotune.search.history import History
 
-SAYS_NOTHING = 100.0
-"""End of a gain's interval from which it says nothing: a few runs that differ much."""
-
 
 def describe_standing(standing: Standing) -> str:
     """`61.2 samples/s (59.9 to 62.7), peak 812 MiB, trial 5`."""

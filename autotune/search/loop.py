@@ -55,6 +55,7 @@ class _StagedSearch:
         self._baseline = BaselineStage(context, self.flight)
         self._proposals = ProposalStage(context, self.flight, self._baseline)
         self._comparison: ComparisonStage | None = None
+        self._no_comparison = ""
         self._said_draining = False
         self._pace = Pace(_SHARE_OF_TIME)
         self._shown: Stage | None = None
@@ -77,7 +78,8 @@ class _StagedSearch:
                 context.note(str(slowed))
         if context.interrupt.draining:
             stop = StopReason.INTERRUPTED
-        study.write_state({**study.read_state(), "stop_reason": stop})
+        ending = {"stop_reason": stop, "no_comparison": self._no_comparison}
+        study.write_state({**study.read_state(), **ending})
         self._show(Stage.DONE)
         return self._standings.final(
             baseline=self._baseline.candidate,
@@ -89,6 +91,7 @@ class _StagedSearch:
     def _compare(self) -> None:
         context = self._context
         if context.no_comparison:
+            self._no_comparison = context.no_comparison
             context.note(f"no final comparison: {context.no_comparison}")
             return
         history, left_s = self.flight.history, self.flight.left_s
@@ -105,11 +108,13 @@ class _StagedSearch:
                 may_start_warm=context.may_start_warm,
             )
             if planned is None:
-                context.note(
-                    "no time left for the final comparison: figures are those of single trials"
-                    if self._comparison is None
-                    else "no time left to compare those that the guard passes"
-                )
+                if self._comparison is None:
+                    self._no_comparison = "no time was left for it"
+                    context.note(
+                        "no time left for the final comparison: figures are those of single trials"
+                    )
+                else:
+                    context.note("no time left to compare those that the guard passes")
                 return
             self._comparison = ComparisonStage(context, self.flight, planned)
             if self._comparison.missing:

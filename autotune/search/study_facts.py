@@ -33,6 +33,7 @@ def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
         },
         "left_out": list(left_out),
         "stop_reason": None,
+        "no_comparison": "",
         "baseline": None,
     }
     study.write_state({**state, **facts})

@@ -10,6 +10,9 @@ ONE_IN = 20
 MIN_SAMPLES = 6
 """Below this many samples even [smallest, largest] covers the median in less than 95% of cases."""
 
+TOLD_BEYOND_MEDIAN = 0.1
+"""Share of a run's time beyond the median step from which it is told."""
+
 _TAMED_AT = 3.0
 """Robust standard deviations from the median to which samples farther away are moved."""
 _MAD_OF_NORMAL = 0.6745

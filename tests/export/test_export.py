@@ -90,6 +90,12 @@ def test_figures_that_were_disturbed_say_so(tmp_path):
     assert "| of these disturbed | 1: " in (out / "README.md").read_text()
 
 
+def test_the_readme_spells_no_interval_that_says_nothing(tmp_path):
+    noisy = dataclasses.replace(FIGURES, speedup_low=1e-7, speedup_high=9364823.12)
+    text = (export(tmp_path, noisy, zero__stage=1) / "README.md").read_text()
+    assert "1.234x (runs differ too much for an interval)" in text
+
+
 def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path):
     (tmp_path / "base.json").write_text('{"train_batch_size": 64}')
     job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))

@@ -13,9 +13,11 @@ from rich.console import Console
 
 from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import StudyError
+from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.compare.comparison import StudyComparison, names_of
+from autotune.report.compare.page import render_comparison
 from autotune.report.compare.terminal import broken, print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
@@ -175,16 +177,55 @@ def test_a_verdict_rests_on_the_runs_of_the_figures_beside_it(wide: Study, tmp_p
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_it_fits_a_terminal_and_cuts_no_figure(comparison: StudyComparison, width: int) -> None:
+    text = printed(comparison, width)
+    tables = text.splitlines()[len(comparison.runs) :]
+    assert max(len(line.rstrip()) for line in tables) <= width
+    assert "…" not in text
+    assert "one of them ran nothing twice" in " ".join(text.split())
+
+
+def printed(comparison: StudyComparison, width: int = 80) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )
     print_comparison(console, comparison)
     assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    tables = text.splitlines()[len(comparison.runs) :]
-    assert max(len(line.rstrip()) for line in tables) <= width
-    assert "…" not in text
-    assert "one of them ran nothing twice" in " ".join(text.split())
+    return console.file.getvalue()
+
+
+def test_intervals_that_say_nothing_are_spelled_nowhere(
+    comparison: StudyComparison, tmp_path: Path
+) -> None:
+    ends = {"low": 1e-7, "high": 9364823.12}
+    noisy = dataclasses.replace(
+        comparison,
+        bests=comparison.bests.assign(speedup_low=ends["low"], speedup_high=ends["high"]),
+        candidates=comparison.candidates.assign(ratio_low=ends["low"], ratio_high=ends["high"]),
+        verdicts=[dataclasses.replace(comparison.verdicts[0], **ends)],
+    )
+    text, page = printed(noisy, 160), render_comparison(noisy, Templates())
+    assert "(runs differ too much for an interval): no proven difference" in text
+    assert "runs differ too much for an interval.</p>" in page
+    for said in (text, page):
+        assert "too wide" in said
+        assert "9364823.12" not in said
+
+
+@pytest.mark.parametrize("n_studies", [2, 4])
+def test_studies_without_a_shared_knob_have_no_section_of_none(
+    comparison: StudyComparison, n_studies: int
+) -> None:
+    """Each of the knobs acts in one of them alone."""
+    knobs = {f"knob{n}": [f"{m}" if m == n else "-" for m in range(n_studies)] for n in range(4)}
+    frame = pd.DataFrame.from_dict(
+        knobs, orient="index", columns=[f"study{n}" for n in range(n_studies)]
+    )
+    apart = dataclasses.replace(comparison, knobs=frame)
+    assert apart.shared_knobs.empty
+    text = printed(apart)
+    assert "knobs that the bests set differently" not in text
+    assert "knob of the best" not in text
+    assert "knobs that act in some of the bests alone" in text
 
 
 def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:
@@ -226,12 +267,7 @@ def test_many_studies_with_long_names_fit(
         shutil.copytree(study.folder, tmp_path / f"llama-3.2-1b-2048-tokens-{n}")
         for n, study in enumerate((wide, other, wide, other))
     ]
-    console = Console(
-        file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
-    )
-    print_comparison(console, compare_studies(list(map(str, folders)), tmp_path))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = printed(compare_studies(list(map(str, folders)), tmp_path), width)
     assert max(len(line.rstrip()) for line in text.splitlines()[4:]) <= width
     assert "…" not in text
 

@@ -17,11 +17,13 @@ from autotune.base.errors import NothingFeasibleError, StudyError
 from autotune.base.templates import Templates
 from autotune.base.units import format_rate
 from autotune.contract import CONFIG_DIR, Origin, Outcome, Role, TrialResult, TrialSpec
+from autotune.record.answer import Speedup
+from autotune.record.guard import Convergence, GuardVerdict
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
-from autotune.report.page.lead import docs_links
+from autotune.report.page.lead import _unfinished, docs_links
 from autotune.report.page.page import render_page
 from autotune.report.page.trials import trials
 from autotune.report.results.rows import make_rows
@@ -334,6 +336,21 @@ def test_a_search_that_was_killed_says_what_it_had_found(tmp_path: Path) -> None
     assert f"Trial {fastest.trial} is the fastest of " in page
 
 
+def test_of_a_killed_search_no_drifting_candidate_is_praised(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    report = dataclasses.replace(read_report(study), answer=None)
+    fastest, second = [row for row in report.rows if row.figure and row.fits][:2]
+    drifts = GuardVerdict(verdict=Convergence.FAIL, why="step 3")
+    guarded = dataclasses.replace(report, guards={fastest.candidate.hash: drifts})
+    said = _unfinished(guarded)
+    assert f"{format_rate(second.rate)} samples/s so far" in said.figure
+    n_sound = len(report.rows) - 1
+    words = f"Trial {second.trial} is the fastest of those whose losses do not drift, {n_sound} so"
+    assert said.words.startswith(words)
+    alone = _unfinished(dataclasses.replace(report, rows=[fastest]))
+    assert alone.words.startswith(f"Trial {fastest.trial} ran the only candidate so far.")
+
+
 def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     study = finished(tmp_path)
     answer = read_report(study).answer
@@ -344,6 +361,24 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     over = dataclasses.replace(cut, interrupted=False, stop_reason="time is up")
     study.write_state({**study.read_state(), "answer": over.to_dict()})
     assert "no gain is claimed. The search ended: time is up." in rendered(study)
+    study.write_state({**study.read_state(), "no_comparison": "answers <repeat> themselves"})
+    said = "There was no final comparison: answers &lt;repeat&gt; themselves."
+    assert f"no gain is claimed. {said}" in rendered(study)
+    both = dataclasses.replace(over, best=over.baseline)
+    study.write_state({**study.read_state(), "answer": both.to_dict()})
+    assert said in rendered(study)
+
+
+def test_a_headline_spells_no_interval_that_says_nothing(wide: Study) -> None:
+    report = read_report(wide)
+    answer = report.answer
+    assert answer is not None
+    for low in (1e-7, 1.2):
+        speedup = Speedup(ratio=1.5, low=low, high=9364823.12)
+        noisy = dataclasses.replace(report, answer=dataclasses.replace(answer, speedup=speedup))
+        page = render_page(noisy, load_table(wide.folder), Templates())
+        assert "9364823.12" not in page
+        assert "uns differ too much for an interval." in page
 
 
 def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:

@@ -1,6 +1,8 @@
 import dataclasses
 
-from autotune.base.units import format_interval, format_rate
+import pytest
+
+from autotune.base.units import format_gain_interval, format_interval, format_rate
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.report.words import describe_counts, describe_ending, describe_standing
@@ -20,6 +22,21 @@ def test_a_missing_figure_is_a_dash() -> None:
     assert format_rate(None) == "-"
     assert format_rate(float("nan")) == "-"
     assert format_interval(None, 1.0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.674, 2.0, "95% interval 1.67 to 2.00"),
+        (110.0, 130.0, "95% interval 110.00 to 130.00"),
+        (0.001, 9364823.12, "runs differ too much for an interval"),
+        (1 / 9364823.12, 0.9, "runs differ too much for an interval"),
+    ],
+)
+def test_a_gain_s_interval_that_says_nothing_is_not_spelled(
+    low: float, high: float, said: str
+) -> None:
+    assert format_gain_interval(low, high, before="95% interval ") == said
 
 
 def test_a_standing_names_its_interval_memory_and_trial() -> None:

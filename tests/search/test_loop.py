@@ -18,6 +18,7 @@ from autotune.contract import (
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
 from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
+from autotune.search.loop import run_search
 from tests.search.scripted import (
     GIB,
     Behaviour,
@@ -26,6 +27,7 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
+    context_of,
     fault,
     lattice_of,
     make,
@@ -536,7 +538,15 @@ def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
     state = study.read_state()
     assert state["command"] == "search"
     assert state["stop_reason"] == StopReason.TRIALS
+    assert state["no_comparison"] == ""
     assert state["model"]["name"] == "tiny-gpt2"
+
+
+def test_the_state_says_why_there_was_no_comparison(study: Study):
+    study.trials_folder.mkdir(parents=True, exist_ok=True)
+    why = "answers would only repeat themselves"
+    run_search(context_of(study, make(trials=1), no_comparison=why))
+    assert study.read_state()["no_comparison"] == why
 
 
 def test_an_edited_configuration_is_not_served_the_old_figures(study: Study):

@@ -41,8 +41,8 @@ def compare(*runs: str | Path | Sequence[str | Path], results: str | Path = "res
     Raises:
         StudyError: One is not there or cannot be read, or there are too few or too many.
     """
-    every = [one for some in runs for one in ([some] if isinstance(some, str | Path) else some)]
-    found = compare_studies([str(one) for one in every], Path(results))
+    studies = [one for some in runs for one in ([some] if isinstance(some, str | Path) else some)]
+    found = compare_studies([str(study) for study in studies], Path(results))
 
     def show(console: Console) -> None:
         for warning in found.warnings:

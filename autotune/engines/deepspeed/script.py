@@ -50,7 +50,7 @@ from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
-from autotune.trial.statistics import share_beyond_median
+from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
 
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
@@ -59,8 +59,6 @@ _BUCKET = "reduce_bucket_size"
 _IMPLEMENTATION = "optimizer.implementation"
 _FUSED_ON_CPU = "2.4"
 """Release of torch that brought a fused Adam for CPUs."""
-_TOLD_BEYOND = 0.1
-"""Share of the time beyond the median step that is worth a remark."""
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -321,7 +319,7 @@ class ScriptEngine(DeepSpeedEngine):
             if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
         beyond = share_beyond_median(self._script.measured.step_times_s)
-        if beyond >= _TOLD_BEYOND:
+        if beyond >= TOLD_BEYOND_MEDIAN:
             found.append(
                 f"{beyond:.0%} of its time is what steps take beyond the median one, as those "
                 "with an evaluation do: samples/s go by the median, and over the whole run a gain "

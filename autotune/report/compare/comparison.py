@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from autotune.base.units import format_gain_interval
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.facts import engine_name_of, environment_of
@@ -136,7 +137,7 @@ class Against:
 
     def __str__(self) -> str:
         text = f"{self.name}'s best is {self.ratio:.2f}x as fast as {self.first}'s "
-        text += f"({self.low:.2f} to {self.high:.2f}): "
+        text += f"({format_gain_interval(self.low, self.high)}): "
         return text + (f"use {self.advice}" if self.faster else "no proven difference")
 
     @property

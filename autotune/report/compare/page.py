@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
-from autotune.base.units import format_rate
+from autotune.base.units import format_gain_interval, format_rate
 from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
@@ -22,13 +22,14 @@ from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
 from autotune.report.page.scale import scale_of
 from autotune.report.page.shapes import Bar, Chart, LegendEntry
-from autotune.report.page.words import gib
+from autotune.report.page.words import capitalized, gib
 
 _MOST_RATIOS = 60
 """Candidates whose ratios are drawn; the table has them all."""
 _POINT = 1.2
 """Width of a ratio's mark, in per cent of its track."""
-_TITLES = {"best of": "study", "speedup": "over its own baseline"}
+_OWN_GAIN = "over its own baseline"
+_TITLES = {"best of": "study", "speedup": _OWN_GAIN}
 """Headers of a terminal that a page has room to say in full."""
 
 
@@ -60,7 +61,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "candidates": _table(
             candidate_columns(comparison),
             candidate_rows(comparison),
-            {run.name for run in comparison.runs[:2]} if len(comparison.runs) == 2 else set(),
+            [run.name for run in comparison.runs] if len(comparison.runs) == 2 else [],
         ),
         "about_ratios": about_ratios(comparison),
     }
@@ -73,11 +74,15 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
     slower = verdict.first
     if verdict.faster == verdict.first:
         ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, verdict.name
-    interval = f"95% interval {low:.2f} to {high:.2f}"
+    interval = format_gain_interval(low, high, before="95% interval ")
     if not verdict.faster:
         words = f"{verdict.name} is {ratio:.2f}x as fast as {verdict.first}, {interval}."
         return "No proven difference", words, ""
-    return f"{verdict.faster}: {ratio:.2f}x {slower}", f"{interval}. Use {verdict.advice}.", "good"
+    return (
+        f"{verdict.faster}: {ratio:.2f}x {slower}",
+        f"{capitalized(interval)}. Use {verdict.advice}.",
+        "good",
+    )
 
 
 def _table(
@@ -85,7 +90,7 @@ def _table(
 ) -> dict[str, Any]:
     """A table whose columns of figures stand to the right; `figures` are headers of such."""
     names = [str(column) for column in columns]
-    right = {*FIGURES, *_TITLES.values(), *figures} - {"study"}
+    right = {*FIGURES, _OWN_GAIN, *figures}
     numbers = [i for i, name in enumerate(names) if name in right]
     return {"columns": names, "rows": rows, "numbers": numbers}
 
@@ -134,7 +139,7 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
     bars = [
         Bar(
             label=str(row["settings"]),
-            value=f"{row['ratio']:.2f}x ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})",
+            value=f"{row['ratio']:.2f}x ({_ends(row)})",
             tone=tones[str(row["other"])],
             start=round(max(0.0, scale.at(float(row["ratio"])) - _POINT / 2), 2),
             width=_POINT,
@@ -156,3 +161,7 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
         bars=bars,
         limit=scale.at(1.0),
     )
+
+
+def _ends(row: dict[Any, Any]) -> str:
+    return format_gain_interval(float(row["ratio_low"]), float(row["ratio_high"]))

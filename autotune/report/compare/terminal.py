@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_interval, format_rate
+from autotune.base.units import format_bytes, format_gain_interval, format_interval, format_rate
 from autotune.contract import Outcome
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.kinds import describe_kinds
@@ -85,16 +85,18 @@ def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
 
 
 def _best(row: dict[Any, Any], spelled: Callable[[float | None], str]) -> list[str]:
-    figures = {key: None if pd.isna(value) else value for key, value in row.items()}
+    figures: dict[Any, Any] = {k: None if pd.isna(value) else value for k, value in row.items()}
     trial, speedup = figures["trial"], figures["speedup"]
-    ends = "{speedup_low:.2f} to {speedup_high:.2f}"
+    gain = ["-", "-"]
+    if speedup is not None:
+        gain = [f"{speedup:.2f}x", _ends(figures["speedup_low"], figures["speedup_high"])]
     return [
         str(row["run"]),
         "-" if trial is None else f"{trial:.0f}",
         format_rate(figures["samples_per_s"]),
         format_interval(figures["samples_per_s_low"], figures["samples_per_s_high"]),
         spelled(figures["peak_memory_bytes"]),
-        *(("-", "-") if speedup is None else (f"{speedup:.2f}x", ends.format(**figures))),
+        *gain,
     ]
 
 
@@ -104,10 +106,15 @@ def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
         format_rate(row["first_samples_per_s"]),
         rate if two else f"{row['other']} {rate}",
         f"{row['ratio']:.2f}" + ("" if row["same_config"] else "*"),
-        f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        _ends(row["ratio_low"], row["ratio_high"]),
         str(row["interval_from"]),
         str(row["settings"]),
     ]
+
+
+def _ends(low: float, high: float) -> str:
+    """A cell of a gain's interval, short enough for 80 columns."""
+    return format_gain_interval(low, high, too_wide="too wide")
 
 
 FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome)}
@@ -120,10 +127,9 @@ _NAME_WIDTH = 16
 def _print_knobs(console: Console, comparison: StudyComparison) -> None:
     """The knobs that the bests set differently, then those that do not act in all of them."""
     frame = comparison.shared_knobs
-    if len(frame.columns) <= _MOST_IN_A_TABLE:
-        if len(frame):
-            _print(console, ["knob of the best", *frame], knob_rows(comparison))
-    else:
+    if len(frame) and len(frame.columns) <= _MOST_IN_A_TABLE:
+        _print(console, ["knob of the best", *frame], knob_rows(comparison))
+    elif len(frame):
         console.print("knobs that the bests set differently")
         print_facts(
             console,

@@ -9,17 +9,23 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.units import format_amount, format_interval, format_rate, format_seconds
+from autotune.base.units import (
+    format_amount,
+    format_gain_interval,
+    format_interval,
+    format_rate,
+    format_seconds,
+    says_nothing,
+)
 from autotune.contract import Origin
 from autotune.record.answer import SearchAnswer, Speedup, Standing
-from autotune.record.facts import origin_of
+from autotune.record.facts import no_comparison_of, origin_of
 from autotune.record.study import Trial
 from autotune.report.page.charts import Standings, needs_of
-from autotune.report.page.words import best_word, gib
+from autotune.report.page.words import best_word, capitalized, gib
 from autotune.report.results.details import describe_setting, pareto_front
 from autotune.report.results.effects import changes_of
 from autotune.report.results.study import StudyReport
-from autotune.report.words import SAYS_NOTHING
 from autotune.search.base import Snapshot
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -138,14 +144,14 @@ def _headline(
     rate = f"{format_rate(best.samples_per_s)} samples/s"
     if answer is not None and baseline is not None and best.trial == baseline.trial:
         beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
-        missed = "There was no final comparison." if speedup is None else _missed(speedup)
+        missed = _uncompared(report) if speedup is None else _missed(speedup)
         both = [f"Trial {best.trial} is both, at {rate}.", missed, _drifted(answer)]
         return beaten, " ".join(filter(None, both)), ""
     if answer is None or speedup is None or baseline is None:
         told = f"{best_word(report)}: trial {best.trial}. It was not run again beside a baseline"
-        return rate, f"{told[0].upper()}{told[1:]}: no gain is claimed. {_ended(answer)}", ""
+        return rate, f"{capitalized(told)}: no gain is claimed. {_ended(report)}", ""
     over = "a substitute baseline" if answer.is_substitute else "the baseline"
-    interval = f"95% interval {speedup.low:.2f} to {speedup.high:.2f}"
+    interval = format_gain_interval(speedup.low, speedup.high, before="95% interval ")
     gain = f"{speedup.ratio:.2f}x {over}"
     said = "no proven difference"
     if speedup.is_told_apart:
@@ -165,16 +171,24 @@ def _headline(
     is_drift = answer.guard is not None and answer.guard.is_drift
     drift = "Its losses drift from the baseline's." if is_drift else others
     tone = "" if answer.is_substitute or is_drift else "good"
-    return gain, f"{interval}. {drift}".rstrip(), tone
+    return gain, f"{capitalized(interval)}. {drift}".rstrip(), tone
 
 
-def _ended(answer: SearchAnswer | None) -> str:
-    """Why there was no final comparison."""
+def _ended(report: StudyReport) -> str:
+    """Why there was no final comparison, or why the search ended."""
+    answer = report.answer
     if answer is None:
         return ""
     if answer.interrupted:
         return "The search was interrupted; the same command again resumes it."
+    if no_comparison_of(report.facts):
+        return _uncompared(report)
     return f"The search ended: {answer.stop_reason}."
+
+
+def _uncompared(report: StudyReport) -> str:
+    why = no_comparison_of(report.facts)
+    return "There was no final comparison" + (f": {why}." if why else ".")
 
 
 _WIDE = 1.1
@@ -185,7 +199,7 @@ def _missed(speedup: Speedup) -> str:
     """What the runs of a baseline that stays the best could not have shown."""
     if speedup.high < _WIDE:
         return ""
-    if speedup.high >= SAYS_NOTHING:
+    if says_nothing(speedup.low, speedup.high):
         return "Runs differed so much that no gain would show."
     return f"Runs differed so much that a gain of less than {speedup.high:.2f}x would not show."
 
@@ -238,15 +252,19 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
 
 def _unfinished(report: StudyReport) -> Lead:
     """A search that was killed: what it had found."""
-    fastest = next((row for row in report.rows if row.figure and row.fits), None)
+    sound = report.sound_rows
+    fastest = next((row for row in sound if row.figure and row.fits), None)
     again = "The same command again resumes it."
     if fastest is None:
         words = f"The search was cut short before a trial had a figure. {again}"
         return Lead(figure="Unfinished", words=words)
-    n_tried = len(report.rows)
-    tried = "1 candidate" if n_tried == 1 else f"{n_tried} candidates"
-    words = f"Trial {fastest.trial} is the fastest of {tried} so far. The search was cut short "
-    words += f"before its end: no gain is claimed. {again}"
+    tried = f"is the fastest of {len(sound)} candidates so far"
+    if len(sound) < len(report.rows):
+        tried = f"is the fastest of those whose losses do not drift, {len(sound)} so far"
+    elif len(sound) == 1:
+        tried = "ran the only candidate so far"
+    words = f"Trial {fastest.trial} {tried}. The search was cut short before its end: "
+    words += f"no gain is claimed. {again}"
     return Lead(figure=f"Unfinished: {format_rate(fastest.rate)} samples/s so far", words=words)
 
 

@@ -13,6 +13,8 @@ from autotune.report.page.scale import Tick
 Symbol = Literal["dot", "diamond", "star", "cross", "line", "dashes", "block"]
 Point = tuple[float, float]
 """Per cent from the left and from the top."""
+Ends = tuple[float, float]
+"""Ends of an interval, in per cent of the axis that it lies along."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class Mark:
     tip: str
     """What a pointer on it reads."""
     symbol: Symbol = "dot"
-    ends: Point | None = None
-    """Ends of its interval, on the axis of the values; None: it has none."""
+    ends: Ends | None = None
+    """Its interval, from the top; None: it has none."""
     trial: int | None = None
     """Trial that a click opens."""
 
@@ -76,8 +78,6 @@ class Panel:
     lines: Sequence[Curve] = ()
     marks: Sequence[Mark] = ()
     blocks: Sequence[ColumnPart] = ()
-    is_sideways: bool = False
-    """Whether the intervals of the marks lie along the x axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +92,8 @@ class Bar:
     start: float = 0.0
     """Where it begins, in per cent."""
     tip: str = ""
-    ends: Point | None = None
-    """Ends of its interval."""
+    ends: Ends | None = None
+    """Its interval, from the left; None: it has none."""
     runs: Sequence[float] = ()
     """Places of the runs behind it."""
 

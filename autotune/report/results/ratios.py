@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.base.units import format_gain_interval
 from autotune.contract import Role, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.spread import Spread, is_figure, mean_log_rate
@@ -85,7 +86,7 @@ def ratio_of(
 
 def describe_ratio(ratio: Ratio) -> str:
     """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
-    text = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    text = f"{ratio.ratio:.2f}x ({format_gain_interval(ratio.low, ratio.high)})"
     ours, theirs = ratio.n_runs
     text = f"{text} from {ours} and {theirs} run{'s' if ours + theirs > 2 else ''}"
     if ratio.basis is Basis.ASSUMED:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from autotune.base.units import format_bytes, format_interval, format_rate
+from autotune.base.units import format_bytes, format_gain_interval, format_interval, format_rate
 from autotune.contract import Origin
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, SearchAnswer, Standing
@@ -21,7 +21,7 @@ from autotune.report.explain.predictions import describe_extrapolated, describe_
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.whole import describe_whole
-from autotune.report.words import SAYS_NOTHING, describe_counts, describe_reduced
+from autotune.report.words import describe_counts, describe_reduced
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import choices_of, describe_candidate, describe_difference
@@ -174,10 +174,7 @@ def describe_speedup(answer: SearchAnswer) -> str:
     if speedup is None or best is None or baseline is None:
         return "unknown: the best was not run again beside a baseline"
     low, high = speedup.low, speedup.high
-    interval = f"{low:.2f} to {high:.2f}"
-    if high >= SAYS_NOTHING:
-        interval = "runs differ too much for an interval"
-    text = f"{speedup.ratio:.2f}x ({interval})"
+    text = f"{speedup.ratio:.2f}x ({format_gain_interval(low, high)})"
     if answer.is_substitute:
         text += " over a substitute baseline"
     if best.trial == baseline.trial:

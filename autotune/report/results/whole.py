@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from autotune.contract import TrialResult
 from autotune.report.results.ratios import telling_runs
 from autotune.report.results.study import StudyReport
-from autotune.trial.statistics import share_beyond_median
-
-LEAST_SHARE = 0.1
-"""Share of a run's time beyond the median step from which it is told."""
+from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
 
 
 def describe_whole(report: StudyReport) -> str:
@@ -26,7 +23,7 @@ def describe_whole(report: StudyReport) -> str:
     of_best, of_baseline = (
         statistics.fmean(share_beyond_median(run.step_times_s) for run in runs) for runs in sides
     )
-    if max(of_best, of_baseline) < LEAST_SHARE:
+    if max(of_best, of_baseline) < TOLD_BEYOND_MEDIAN:
         return ""
     best_s, baseline_s = map(_mean_step_s, sides)
     return (

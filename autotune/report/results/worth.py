@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.base.units import format_bytes, format_rate
+from autotune.base.units import format_bytes, format_gain_interval, format_rate
 from autotune.record.answer import Speedup
 from autotune.record.worth import Interaction, Ladder, LadderStep
 
@@ -55,7 +55,7 @@ def describe_gain(gain: Speedup | None) -> str:
         return "-"
     if gain.low == gain.high:
         return "does not act"
-    return f"{gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
+    return f"{gain.ratio:.2f}x ({format_gain_interval(gain.low, gain.high)})"
 
 
 def _interaction(its: Interaction) -> str:

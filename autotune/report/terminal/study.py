@@ -111,7 +111,7 @@ def _changes(report: StudyReport) -> Iterator[SettingsCell]:
 
 
 def _varying(report: StudyReport) -> Iterator[SettingsCell]:
-    """SettingsCell that are not the same everywhere: while there is no baseline to differ from."""
+    """Settings that are not the same everywhere: while there is no baseline to differ from."""
     settings = [settings_of(row.candidate, report.context) for row in report.rows]
     knobs = report.context.knobs
     varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
