@@ -148,7 +148,7 @@ def test_a_lost_actor_costs_its_trial_alone(cluster: RayCluster, tmp_path: Path)
     with far_fleet(cluster, 1) as (fleet, _):
 
         def run(number: int):
-            trial = spec(number, world=1, dp=1, global_batch=2, factory="hangs")
+            trial = spec(number, world=1, dp=1, global_batch=2, factory="hangs_on_every_rank")
             handle = fleet.submit(trial, study.write_spec(trial, files(ds_config())))
             wait_until(lambda: handle.poll() or ranks_in(handle.folder), "it runs")
             return handle
