@@ -53,7 +53,7 @@ def test_a_csv_file_is_relative_to_the_job(tmp_path: Path) -> None:
         ({"histogram": {8: float("inf")}}, "8: inf is not a weight"),
         ({"histogram": {65: 1}}, "the longest sample has 65 tokens; seq_len is 64"),
         ({"histogram": {60: 1}, "pad_to_multiple": 50}, "a multiple of 50: 100; seq_len is 64"),
-        ("nowhere.csv", "nowhere.csv: [Errno 2]"),
+        ("nowhere.csv", "nowhere.csv: cannot be read: No such file or directory"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(lengths: Any, says: str) -> None:
