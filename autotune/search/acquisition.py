@@ -118,12 +118,11 @@ class Chooser:
             return [int(np.argmin(np.where(kept, self._overrun, np.inf)))]
         n_tried = len(self.shots) + self.n_beside
         most = min(most, int(allowed.sum()))
-        wanted = {n % EXPLORE_EVERY == EXPLORE_EVERY - 1 for n in range(n_tried, n_tried + most)}
-        orders = {explores: iter(self._ordered(allowed, explores)) for explores in wanted}
+        turns = [n % EXPLORE_EVERY == EXPLORE_EVERY - 1 for n in range(n_tried, n_tried + most)]
+        orders = {explores: iter(self._ordered(allowed, explores)) for explores in {*turns}}
         found: dict[int, None] = {}
-        for n in range(n_tried, n_tried + most):
-            order = orders[n % EXPLORE_EVERY == EXPLORE_EVERY - 1]
-            found[next(row for row in order if row not in found)] = None
+        for explores in turns:
+            found[next(row for row in orders[explores] if row not in found)] = None
         return list(found)
 
     def _ordered(self, allowed: Flags, explores: bool) -> list[int]:

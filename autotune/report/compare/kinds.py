@@ -133,7 +133,7 @@ def describe_kinds(kinds: Sequence[KindFigures]) -> list[tuple[str, str]]:
     if not facts:
         return []
     facts.append(("speed", _best(kinds, KindFigures.per_accelerator, "per accelerator")))
-    if all(kind.price_per_hour is not None for kind in kinds):
+    if _all_priced(kinds):
         facts.append(("money", _best(kinds, KindFigures.per_money, "for the same money")))
     if (split := split_of(kinds)) is not None:
         facts.append(("uneven split", describe_split(split)))
@@ -144,10 +144,9 @@ def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
     """Key of the study that does most per accelerator, and for the same money; None: unknown."""
     if not kinds:
         return {"speed": None, "money": None}
-    is_priced = all(kind.price_per_hour is not None for kind in kinds)
     return {
         "speed": _ordered(kinds, KindFigures.per_accelerator)[0].run,
-        "money": _ordered(kinds, KindFigures.per_money)[0].run if is_priced else None,
+        "money": _ordered(kinds, KindFigures.per_money)[0].run if _all_priced(kinds) else None,
     }
 
 
@@ -156,8 +155,7 @@ def leading_kinds(kinds: Sequence[KindFigures]) -> list[KindFigures]:
 
     It goes by money where all prices are known, else by accelerators.
     """
-    is_priced = all(kind.price_per_hour is not None for kind in kinds)
-    of = KindFigures.per_money if is_priced else KindFigures.per_accelerator
+    of = KindFigures.per_money if _all_priced(kinds) else KindFigures.per_accelerator
     ordered = _ordered(kinds, of)
     n_better = (len(ordered) + 1) // 2
     lowest = of(ordered[0], ordered[0].samples_per_s_low)
@@ -197,6 +195,10 @@ def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float
     if of(best, best.samples_per_s_low) <= of(second, second.samples_per_s_high):
         return f"{text}: their intervals overlap, so that this is not proven"
     return text
+
+
+def _all_priced(kinds: Sequence[KindFigures]) -> bool:
+    return all(kind.price_per_hour is not None for kind in kinds)
 
 
 def _ordered(
