@@ -246,6 +246,7 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
         origin=session.place.origin,
         places=session.place.rank_places(job.world),
         prospect=prospect,
+        lacks=session.engine.lacks(),
     )
 
 

@@ -49,6 +49,11 @@ class Environment:
     """Release of NCCL that torch brings; empty on CPU ranks, and where nobody can say."""
     megatron_core: str = ""
     """Release of Megatron Core; empty where it is not installed."""
+    has_transformer_engine: bool = True
+    """Whether Transformer Engine is installed, whose layers Megatron takes on a GPU; a GPU that is
+    described and not there has it."""
+    has_apex: bool = True
+    """The same for the kernels of Apex, which Megatron takes for gradients and softmax."""
 
     def release_of(self, package: str) -> str:
         """The release of an engine's package, by pip's name; empty where it is not installed."""
@@ -107,9 +112,11 @@ def detect_environment() -> Environment:
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
             **versions,
             precisions=_precisions(devices),
-            has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
+            has_flash_attention=is_importable("flash_attn"),
             nccl=nccl_version(),
             megatron_core=version_of("megatron-core") or "",
+            has_transformer_engine=is_importable("transformer_engine"),
+            has_apex=is_importable("fused_weight_gradient_mlp_cuda"),
         )
     n_cores = len(usable_cores())
     return Environment(
@@ -122,6 +129,11 @@ def detect_environment() -> Environment:
         precisions=cpu_precisions(),
         megatron_core=version_of("megatron-core") or "",
     )
+
+
+def is_importable(module: str) -> bool:
+    """Whether a module of this name is installed; it is not imported."""
+    return importlib.util.find_spec(module) is not None
 
 
 def versions_here(*, unknown: str = "") -> dict[str, Any]:

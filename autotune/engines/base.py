@@ -205,6 +205,10 @@ class Engine(ABC):
         """
         return ()
 
+    def lacks(self) -> str:
+        """What is not installed here though the engine trains faster with it; empty: nothing."""
+        return ""
+
     def remarks(self) -> Sequence[str]:
         """What is to be said of the user's own command as it runs, a line each."""
         return ()

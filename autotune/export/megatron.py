@@ -20,9 +20,9 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
-    ON_CPU,
     SCRIPT_ON_CPU,
     Arguments,
+    kernel_arguments,
     layout_arguments,
     model_arguments,
     optimizer_arguments,
@@ -75,12 +75,14 @@ def run_of(handout: Handout) -> MegatronRun:
     row = rows_of(task, [handout.candidate]).row(0)
     model = model_arguments(job.model, job.seq_len)
     vocab = int(str(model.pop("vocab_size")))
-    on_cpu = ON_CPU | SCRIPT_ON_CPU if handout.environment.accelerator == "cpu" else {}
+    kernels = kernel_arguments(handout.environment)
+    if handout.environment.accelerator == "cpu":
+        kernels |= SCRIPT_ON_CPU
     return MegatronRun(
         task=task,
         row=row,
         layout=layout_arguments(row, job),
-        model={**model, **on_cpu},
+        model={**model, **kernels},
         training={**optimizer_arguments(job), **seed_arguments(job)},
         vocab=vocab,
     )

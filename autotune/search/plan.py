@@ -72,6 +72,8 @@ class Plan:
     """Rule -> what it says of one of them, with the fix."""
     untried: str
     """Knobs of the lattice that no recorded run has tried on such a device; empty: none."""
+    lacks: str
+    """What is not installed though trials were faster with it; empty: nothing."""
     baseline: str
     n_recorded: int
     """Trials that the record already holds."""
@@ -191,11 +193,12 @@ def make_plan(
     origin: Origin = Origin.MEASURED,
     places: Sequence[str] = (),
     prospect: Prospect | None = None,
+    lacks: str = "",
 ) -> Plan:
     """Work out what a search would run; a table's answers are not compared again.
 
     `places` names where each rank of a trial lies, where that is known; the prospect is what is
-    predicted of its trials, where something is.
+    predicted of its trials, where something is; `lacks` is what `Engine.lacks` says.
     """
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
@@ -240,6 +243,7 @@ def make_plan(
             for rule, (_, violation) in lattice.examples.items()
         },
         untried=_untried(lattice),
+        lacks=lacks,
         baseline=_baseline(job),
         n_recorded=len(history.trials),
         origin=origin,

@@ -328,6 +328,16 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
     assert make_plan(job, ENVIRONMENT, lattice, study, History(), places=["n0"] * 4).ranks == ()
 
 
+def test_what_is_not_installed_is_said_before_a_search(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    lacks = "Transformer Engine is not installed"
+    plan = make_plan(make(), ENVIRONMENT, lattice_of(make()), study, History(), lacks=lacks)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    assert f"missing     {lacks}" in console.file.getvalue()
+
+
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     job = make(budget="30s")
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())

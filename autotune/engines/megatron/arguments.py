@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
+from autotune.devices.hardware import Environment
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, OFFLOADED, RECOMPUTED
 from autotune.engines.megatron.knobs import KNOBS, value_of
 from autotune.job.job import Job
@@ -21,15 +22,27 @@ from autotune.trial.transformer_shape import NoPipelineError, shape_of
 
 Arguments = dict[str, int | float | str | bool | list[str]]
 
-ON_CPU: Arguments = {
+_WITHOUT_TRANSFORMER_ENGINE: Arguments = {
     "transformer_impl": "local",
     "attention_backend": "unfused",
-    "no_gradient_accumulation_fusion": True,
     "no_persist_layer_norm": True,
+    "no_rope_fusion": True,
+}
+"""Arguments without which Megatron asks for Transformer Engine.
+
+Source: NVIDIA/Megatron-LM, megatron/core/transformer: transformer_config.py, torch_norm.py."""
+_WITHOUT_APEX: Arguments = {
+    "no_gradient_accumulation_fusion": True,
     "no_masked_softmax_fusion": True,
+}
+"""Arguments without which Megatron asks for the kernels of Apex.
+
+Source: NVIDIA/Megatron-LM, megatron/core: tensor_parallel/layers.py, fusions/fused_softmax.py."""
+ON_CPU: Arguments = {
+    **_WITHOUT_TRANSFORMER_ENGINE,
+    **_WITHOUT_APEX,
     "no_bias_swiglu_fusion": True,
     "no_bias_gelu_fusion": True,
-    "no_rope_fusion": True,
 }
 """Arguments without which Megatron asks for kernels that only a GPU has."""
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
@@ -95,6 +108,18 @@ Source: NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rotary_pos_em
 _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 """Defaults of torch.optim.AdamW, which a job's optimizer leaves out."""
 CLIP_GRAD = 1.0
+
+
+def kernel_arguments(environment: Environment) -> Arguments:
+    """What Megatron is told where kernels that it asks for by default are not there."""
+    if environment.accelerator == "cpu":
+        return dict(ON_CPU)
+    found: Arguments = {}
+    if not environment.has_transformer_engine:
+        found |= _WITHOUT_TRANSFORMER_ENGINE
+    if not environment.has_apex:
+        found |= _WITHOUT_APEX
+    return found
 
 
 def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:

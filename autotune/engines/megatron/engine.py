@@ -22,9 +22,9 @@ from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
-    ON_CPU,
     SCRIPT_ON_CPU,
     arguments_of,
+    kernel_arguments,
     layout_arguments,
 )
 from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
@@ -202,6 +202,15 @@ class MegatronEngine(Engine):
             may_start_warm=not has_checkout,
         )
 
+    def lacks(self) -> str:
+        """See `Engine.lacks`."""
+        if not self._task.without_te:
+            return ""
+        return (
+            "Transformer Engine is not installed: attention writes its scores, which costs time "
+            "and memory; install transformer-engine for your GPUs"
+        )
+
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
 
@@ -211,10 +220,9 @@ class MegatronEngine(Engine):
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
-        if self._environment.accelerator == "cpu":
-            arguments |= ON_CPU
-            if self._job.megatron_path is not None:
-                arguments |= SCRIPT_ON_CPU
+        arguments |= kernel_arguments(self._environment)
+        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
+            arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
     def check_here(self, candidates: Sequence[Candidate]) -> None:
@@ -412,6 +420,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     found = accelerator_of(environment, table)
     shape = job.model.shape
     release = release_for(job, environment)
+    lacks_te = environment.accelerator != "cpu" and not environment.has_transformer_engine
     return LayoutTask(
         n_layers=shape.n_layers,
         n_heads=shape.n_heads,
@@ -430,8 +439,10 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         lacking=_lacking(release),
         release=release,
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
+        without_te=lacks_te,
         fused_attention=(
             environment.accelerator != "cpu"
+            and not lacks_te
             and job.precision != "fp32"
             and "bf16" in found.peak_flops
         ),

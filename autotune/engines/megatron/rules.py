@@ -51,6 +51,8 @@ class LayoutTask:
     """Whether several tensor parallel ranks may have the same key and value head."""
     on_cpu: bool = False
     """Whether the ranks have no GPU."""
+    without_te: bool = False
+    """Whether the ranks have a GPU, and no Transformer Engine is installed for it."""
     in_fp32: bool = False
     """Whether the job trains in 32 bits."""
     has_fp8: bool = True
@@ -150,6 +152,15 @@ ON_GPU_ALONE = (
     *("tp_comm_overlap", "fp8"),
 )
 """Knobs that have to stay at their default on CPU ranks."""
+OF_TRANSFORMER_ENGINE = {
+    "sequence_parallel": "megatron/core/transformer/torch_norm.py: sequence_parallel",
+    "optimizer_offload": "megatron/core/optimizer: use_precision_aware_optimizer",
+    "activation_offload": "megatron/core/transformer/transformer_block.py: "
+    "get_cpu_offload_context",
+    "tp_comm_overlap": f"{_CONFIG}: tp_comm_overlap",
+    "fp8": f"{_CONFIG}: fp8",
+}
+"""Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 OF_SOME_RELEASES = ("activation_offload", "offload_modules")
 """Knobs whose flag not every release has that is known."""
 
@@ -628,10 +639,10 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     _rule(
         "recompute_modules.gpu",
-        lambda recompute, recompute_modules, on_cpu: (
+        lambda recompute, recompute_modules, on_cpu, without_te: (
             (recompute != Recompute.SELECTIVE)
             | ~has("layernorm", RECOMPUTED, recompute_modules)
-            | (not on_cpu)
+            | (not on_cpu and not without_te)
         ),
         "recompute_modules with layernorm needs Transformer Engine, and so a GPU",
         "leave layernorm out of recompute_modules",
@@ -646,6 +657,16 @@ RULES: tuple[Rule[LayoutRows], ...] = (
             "ours: what runs on no CPU rank",
         )
         for knob in ON_GPU_ALONE
+    ),
+    *(
+        _rule(
+            f"{knob}.transformer_engine",
+            _is_default_unless(knob, "without_te"),
+            f"{knob} needs Transformer Engine, which is not installed",
+            f"leave {knob} out, or install transformer-engine for your GPUs",
+            source,
+        )
+        for knob, source in OF_TRANSFORMER_ENGINE.items()
     ),
     *(
         _rule(

@@ -464,4 +464,6 @@ def common_environment(transport: RemoteTransport) -> Environment:
             p for p in first.precisions if all(p in each.precisions for each in environments)
         ),
         has_flash_attention=all(each.has_flash_attention for each in environments),
+        has_transformer_engine=all(each.has_transformer_engine for each in environments),
+        has_apex=all(each.has_apex for each in environments),
     )

@@ -151,6 +151,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
             ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")
             for rule, count in plan.refused.items()
         ]
+    if plan.lacks:
+        facts.append(("missing", plan.lacks))
     if plan.untried:
         facts.append(("untried", plan.untried))
     if plan.prospect is not None:

@@ -1,6 +1,7 @@
 """The lattice of Megatron layouts: the legal ones, counted by loops, and their predictions."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from autotune.engines.megatron.rules import RULES, LayoutRows, LayoutTask
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
 from tests.cost.rows import row
 from tests.jobs import A100, tiny_job
 
@@ -265,6 +267,20 @@ BROKEN = {
     "offload_modules.gpu": ({"on_cpu": True}, "offload_modules=core_attn"),
     "tp_comm_overlap.gpu": ({"on_cpu": True}, "tp=2 sequence_parallel=true tp_comm_overlap=true"),
     "fp8.gpu": ({"on_cpu": True}, "fp8=hybrid"),
+    "sequence_parallel.transformer_engine": (
+        {"without_te": True},
+        "tp=2 sequence_parallel=true",
+    ),
+    "optimizer_offload.transformer_engine": (
+        {"without_te": True},
+        "distributed_optimizer=true optimizer_offload=1",
+    ),
+    "activation_offload.transformer_engine": ({"without_te": True}, "activation_offload=2"),
+    "tp_comm_overlap.transformer_engine": (
+        {"without_te": True},
+        "tp=2 sequence_parallel=true tp_comm_overlap=true",
+    ),
+    "fp8.transformer_engine": ({"without_te": True}, "fp8=hybrid"),
     "activation_offload.release": (
         {"lacking": frozenset({"activation_offload"})},
         "activation_offload=2",
@@ -454,6 +470,38 @@ def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, er
     with pytest.raises(error) as caught:
         task_of(job(tmp_path, **changes), environment)
     assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "unnamed"),
+    [
+        ({}, set(), {"transformer_impl", "no_gradient_accumulation_fusion"}),
+        (
+            {"has_apex": False},
+            {"no_gradient_accumulation_fusion", "no_masked_softmax_fusion"},
+            {"transformer_impl"},
+        ),
+        (
+            {"has_transformer_engine": False},
+            {"transformer_impl", "no_persist_layer_norm", "no_rope_fusion"},
+            {"no_gradient_accumulation_fusion", "no_bias_swiglu_fusion"},
+        ),
+    ],
+)
+def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, unnamed):
+    environment = dataclasses.replace(A100, **there)
+    engine = MegatronEngine(job(tmp_path), environment)
+    candidate = next(iter(engine.ladder()))[0]
+    arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    assert named <= set(arguments)
+    assert not unnamed & set(arguments)
+
+
+def test_a_gpu_without_transformer_engine_has_no_fused_attention(tmp_path):
+    bare = dataclasses.replace(A100, has_transformer_engine=False)
+    assert "transformer-engine" in MegatronEngine(job(tmp_path), bare).lacks()
+    assert not MegatronEngine(job(tmp_path), A100).lacks()
+    assert not task_of(job(tmp_path), bare).fused_attention
 
 
 def test_a_device_without_bf16_has_no_fused_attention(tmp_path):
