@@ -151,7 +151,7 @@ def _stage(
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
     workspace = c.workspace_bytes
     heap = p.keeps_heap * (c.heap_bytes + c.heap_share * varying)
-    fragmentation = c.fragmentation * (varying + buckets) + upcast + heap
+    fragmentation = p.fragments * (c.fragmentation * (varying + buckets) + upcast) + heap
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
     context = process + c.communicator_bytes * n_groups

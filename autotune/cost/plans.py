@@ -266,6 +266,9 @@ class Plans(PlanColumns):
     when they are asked for again: CPU ranks with glibc's defaults."""
     process_bytes: Column = 0.0
     """Memory of a rank's process beside its training, in bytes; 0: as the constants say."""
+    fragments: Column = 1.0
+    """Part of the usual fragmentation that the allocator of a GPU has: nearly none where its
+    segments can grow."""
     keeps_heap: Column = 0.0
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0

@@ -39,7 +39,7 @@ _MOMENTS = {
 PREDICTED = (
     *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
     *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
-    *("host_allocator", "precision"),
+    *("allocator", "host_allocator", "precision"),
     *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )
@@ -47,6 +47,12 @@ PREDICTED = (
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """Columns as of torchtitan's compiled blocks: fused but for what breaks the graph."""
+_COMPILED_LOGIT_BYTES = 4.0
+"""Held per logit at the peak where the loss is compiled with the model: logits and gradients in 16
+bits. Two trials of llama-3.2-1b in results/recorded/gpu/h100-1b-search.csv hold 4.2 and 4.9."""
+_GROWING_SEGMENTS = 0.1
+"""Part of the fragmentation that is left with expandable segments. In the same two trials 1.0% and
+1.7% of what the allocator held was free at the peak; 13% without them."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
 """Intermediate results that a function's backward pass needs, beside its input and its result.
 Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
@@ -64,7 +70,7 @@ def plans_of(
     """The candidates in columns, in their order.
 
     A knob that does not act is at the value that changes nothing. The model knows nothing of the
-    ratio of offload, ZenFlow, allocators of GPUs and binding to cores: candidates that differ in
+    ratio of offload, ZenFlow and binding to cores: candidates that differ in
     these alone look alike. Arguments and errors are those of `Engine.plans`; the table of
     accelerators is the shipped one by default.
     """
@@ -244,6 +250,11 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     is_compiled = _each(candidates, lambda c: _value(c, "compile", "none") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
+        "logit_bytes": np.where(is_compiled, _COMPILED_LOGIT_BYTES, Plans.logit_bytes),
+        "fragments": _each(
+            candidates,
+            lambda c: _GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
+        ),
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": _each(candidates, lambda c: copies if c.pp == 1 else 0.0),
         "flash_attention": _each(candidates, lambda c: c.get("attention") != "eager"),

@@ -11,7 +11,7 @@ from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
-from tests.jobs import A100, CPU, TINY, canonical_candidate, tiny_job
+from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
 
 
 @pytest.fixture
@@ -104,6 +104,24 @@ def test_logits_in_chunks_take_less_memory(job):
         for n in (0, 64)
     )
     assert chunked < whole
+
+
+def test_a_compiled_model_holds_fewer_logits(job):
+    eager, compiled = (
+        predict(plans(job, micro_batch=8, compile=kind)).memory.logits_bytes[0]
+        for kind in ("none", "torch")
+    )
+    assert compiled == pytest.approx(eager / 3)
+
+
+def test_segments_that_grow_leave_little_room_unused(job):
+    values = canonical_candidate(job, micro_batch=8).values
+    usual, growing = (
+        predict(plans_of([raw_candidate(job, {**values, "allocator": kind})], job, A100)).memory
+        for kind in ("default", "expandable_segments")
+    )
+    assert growing.fragmentation_bytes[0] == pytest.approx(usual.fragmentation_bytes[0] / 10)
+    assert growing.allocated_bytes[0] == usual.allocated_bytes[0]
 
 
 def test_a_core_is_its_own_host(tmp_path):
