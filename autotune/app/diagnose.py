@@ -30,8 +30,11 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
-_PARTS = ("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered", "host")
-"""Parts of memory that are named."""
+_PARTS = (
+    *("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered"),
+    *("workspace", "fragmentation", "context", "host"),
+)
+"""Parts of memory that are named: those of the peak of a device, and what lies on the host."""
 _SLACK_S = 60.0
 """Time beyond its own limit that a trial gets to end."""
 N_CHANGES = 5

@@ -159,7 +159,7 @@ COMMON: AdviceRules = {
         ),
         (
             "core_binding",
-            lambda c: c.get("core_binding") == "none",
+            lambda c: c.get("core_binding") == "none" and c.layout.world > 1,
             "ranks",
             "ranks whose threads share cores keep one another from launching",
         ),

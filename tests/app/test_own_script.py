@@ -18,6 +18,7 @@ from autotune.app.own_script import open_script_session, refuse_missing_script, 
 from autotune.app.session import plan_search
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
+from autotune.base.units import format_bytes
 from autotune.contract import read_json, to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
 from autotune.report.explain.script import describe_script
@@ -151,6 +152,23 @@ def test_tokens_of_a_command_are_those_that_were_counted(
     steps_per_s = said.row["samples_per_s"] / said.settings["global_batch"]
     assert said.row["tokens_per_s"] == pytest.approx(300 * steps_per_s)
     assert said.row["padded_tokens_per_s"] == pytest.approx(400 * steps_per_s)
+
+
+@pytest.mark.usefixtures("launchers")
+def test_the_parts_of_a_commands_memory_are_the_predicted_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the process itself takes is one of them."""
+    command, folder = studied(tmp_path / "results")
+    monkeypatch.chdir(folder)
+    said = diagnose(
+        command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
+    )
+    on_device = {name: value for name, value in said.memory_bytes.items() if name != "host"}
+    assert on_device["context"] > 0
+    text = dict(describe_script(said))["memory"]
+    assert f"predicted {format_bytes(sum(on_device.values()))} in all" in text
+    assert "driver and libraries" in text
 
 
 @pytest.mark.usefixtures("launchers")

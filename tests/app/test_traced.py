@@ -34,7 +34,7 @@ def test_traced_and_analytic_stand_beside_each_other(found):
     assert data["trace"]["n_params"] == found.job.model.shape.n_params_total
     counted, traced = data["pred_memory_parts_bytes"], data["pred_traced_memory_parts_bytes"]
     # The model is small: what the engine and the driver take is alike.
-    for name in ("optimizer states", "workspace", "driver and NCCL"):
+    for name in ("optimizer states", "workspace", "driver and libraries"):
         assert traced[name] == pytest.approx(counted[name], rel=0.01)
     assert sum(traced.values()) == pytest.approx(data["pred_traced_peak_memory_bytes"])
     assert data["pred_traced_peak_memory_bytes"] == max(data["pred_traced_phase_bytes"].values())

@@ -61,6 +61,17 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     assert said["energy"] == "40 J/sample", "3200 J over 5 steps of 16 samples"
 
 
+def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:
+    seen = explain_trial(study, number_at(study, 3))
+    alone = dataclasses.replace(seen.diagnosis.collectives[0], group_size=1, calls=1)
+    lonely = dataclasses.replace(
+        seen, diagnosis=dataclasses.replace(seen.diagnosis, collectives=[alone])
+    )
+    assert dict(describe(lonely))["collective"] == (
+        "all_reduce of 4 KiB over 1 rank, 1 call a step: 200 ms, though nothing is sent"
+    )
+
+
 def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) -> None:
     report, number = read_report(study), number_at(study, 1)
 

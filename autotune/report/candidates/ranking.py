@@ -47,7 +47,7 @@ MEMORY_PARTS = {
     "gathered_bytes": "gathered parameters",
     "workspace_bytes": "workspace",
     "fragmentation_bytes": "fragmentation",
-    "context_bytes": "driver and NCCL",
+    "context_bytes": "driver and libraries",
 }
 """Field of `Memory` -> what people call it; together they are the peak."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.units import format_bytes
 from autotune.contract import TrialResult
+from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.trial import Explanation, describe
 
 
@@ -134,10 +135,15 @@ def _batch(said: Mapping[str, Any]) -> str:
 def _memory(diagnosis: ScriptDiagnosis) -> str:
     peak = diagnosis.result.peak_memory_bytes
     said = "not known" if peak is None else format_bytes(peak)
-    parts = [f"{n} {format_bytes(value)}" for n, value in diagnosis.memory_bytes.items() if value]
-    total = format_bytes(sum(diagnosis.memory_bytes.values()))
+    here = {name: value for name, value in diagnosis.memory_bytes.items() if value}
+    on_host = here.pop("host", 0.0)
+    parts = [
+        f"{MEMORY_PARTS[f'{name}_bytes']} {format_bytes(value)}" for name, value in here.items()
+    ]
+    total = format_bytes(sum(here.values()))
     predicted = f"; predicted {total} in all: {', '.join(parts)}" if parts else ""
-    return f"{said} at the peak of the fullest rank{predicted}"
+    besides = f"; on the host {format_bytes(on_host)}" if on_host else ""
+    return f"{said} at the peak of the fullest rank{predicted}{besides}"
 
 
 def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:

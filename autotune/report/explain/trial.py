@@ -188,8 +188,11 @@ def _speed(explanation: Explanation) -> str:
 def _collective(one: Collective) -> str:
     size = f" of {format_bytes(one.message_bytes)}" if one.message_bytes else ""
     times = "call" if one.calls == 1 else "calls"
-    text = f"{one.name}{size} over {one.group_size} ranks, {one.calls} {times} a step: "
+    ranks = "1 rank" if one.group_size == 1 else f"{one.group_size} ranks"
+    text = f"{one.name}{size} over {ranks}, {one.calls} {times} a step: "
     text += _milliseconds(one.transfer_s)
+    if one.group_size == 1:
+        return f"{text}, though nothing is sent"
     if one.busbw_bytes_per_s is not None and one.message_bytes >= 1024:
         text += f" at {format_bytes(int(one.busbw_bytes_per_s))}/s per link"
     return f"{text}, {_milliseconds(one.waiting_s)} more waiting for slower ranks"
