@@ -150,6 +150,7 @@ def run(session: Session, fleet: GangFleet, candidate: Candidate) -> TrialResult
     spec = replace(spec, measure=replace(spec.measure, diagnoses=False))
     folder = folder_of(session, spec, candidate)
     result = fleet.submit(spec, folder).wait()
+    session.study.write_result(folder, result)
     if result.outcome is not Outcome.OK:
         print((folder / "stderr.log").read_text(encoding="utf-8")[-1500:], file=sys.stderr)
     return result

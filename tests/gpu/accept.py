@@ -56,6 +56,7 @@ def _search(study: str, *flags: str) -> tuple[str, ...]:
 
 _SMALL = ("--model", "gpt2", "--seq-len", "512", "--global-batch", "8", "--world", "1")
 _LARGE = ("--model", "llama-3.2-1b", "--seq-len", "2048", "--global-batch", "32", "--world", "1")
+_ONE_GPU = str(REPOSITORY / "benchmarks" / "one_gpu.yaml")
 _KNOBS = str(Path(__file__).with_name("accelerator_knobs.yaml"))
 
 
@@ -117,8 +118,34 @@ STAGES: Sequence[Stage] = (
     Stage(
         "1b",
         "a model of 1B with the whole card",
-        _search("1b", *_LARGE, "--space", "zero_offload", "--trials", "12", "--json"),
+        _search("1b", *_LARGE, "--space", _ONE_GPU, "--trials", "6", "--json"),
         150,
+    ),
+    Stage(
+        "script",
+        "a command of a user's own",
+        (
+            *(
+                *AUTOTUNE,
+                "diagnose",
+                "--results",
+                "{results}",
+                "--study",
+                "script",
+                "--json",
+                "--",
+            ),
+            *("torchrun", "--nproc-per-node", "1", "examples/trainer/train.py", "--bf16"),
+            *("--deepspeed", "examples/trainer/ds_config.json", "--output_dir", "{results}/out"),
+            *("--per_device_train_batch_size", "64"),
+        ),
+        40,
+    ),
+    Stage(
+        "megatron",
+        "Megatron from its wheel alone",
+        _search("megatron", *_SMALL, "--engine", "megatron", "--trials", "2", "--json"),
+        90,
     ),
     Stage(
         "1b-capped",
