@@ -15,19 +15,27 @@ from rich.console import Console
 
 import autotune
 from autotune.app.pages import compare_studies
-from autotune.app.studies import state_of, studies
+from autotune.app.studies import explain_trial, state_of, studies
 from autotune.contract import TrialResult, TrialSpec
 from autotune.doctor import Examination, Level, Remark
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
 from autotune.report.compare.terminal import print_comparison
+from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.results.study import read_report
+from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
 from autotune.report.terminal.overview import print_diagnosis, print_states
-from autotune.report.terminal.study import print_report
+from autotune.report.terminal.study import (
+    print_explanation,
+    print_report,
+    print_script_diagnosis,
+)
 from autotune.report.terminal.tables import SettingsCell
 from autotune.report.terminal.worth import print_ladder
 from tests.report import samples
+from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
 from tests.search.scripted import ok, realistic
 from tests.search.test_worth import measured, walk
@@ -84,6 +92,10 @@ def explain(console: Console) -> None:
     autotune.explain("zero.stage=1 micro_batch=4", **PREDICTED, no_knowledge=True).show(console)
 
 
+def estimate(console: Console) -> None:
+    autotune.estimate("zero.stage=1 micro_batch=4", **PREDICTED, no_knowledge=True).show(console)
+
+
 def check(console: Console) -> None:
     config = {"zero_optimization": {"stage": 9, "overlap_com": True}}
     autotune.check(config, deepspeed_version="0.19.8").show(console)
@@ -103,6 +115,49 @@ def doctor(console: Console) -> None:
     print_diagnosis(console, Examination(machine=nowhere, speed=None, findings=found))
 
 
+def knobs(console: Console) -> None:
+    shown = ("zero.stage", "micro_batch", "offload.optimizer", "reduce_bucket_size")
+    print_knobs(console, [KNOBS[name] for name in shown])
+
+
+def trial(console: Console) -> None:
+    study = finished(Path("results"), diagnosed, trials=40)
+    print_explanation(console, explain_trial(study, 0))
+
+
+def diagnose(console: Console) -> None:
+    study = finished(Path("results"), diagnosed, trials=4)
+    result = study.trials()[0].result
+    assert result is not None
+    said = ScriptDiagnosis(
+        command="torchrun --nproc-per-node 2 train.py --deepspeed ds_config.json",
+        study="results/train",
+        framework="trainer",
+        model="GPT2LMHeadModel",
+        settings={
+            **{"n_params": 834_304, "n_params_frozen": 0, "precision": "bf16"},
+            **{"optimizer": "AdamW", "tokens_per_sample": 64, "micro_batch": 4},
+            **{"grad_accum": 1, "world": 2, "global_batch": 8},
+        },
+        origins={"zero.stage": "ds_config.json", "micro_batch": "argument micro_batch"},
+        result=result,
+        row={"samples_per_s": 18.5, "tokens_per_s": 1184.0, "tflops_per_device": 0.0031},
+        memory_bytes={"params": 1.6e6, "optimizer": 9.5e6, "context": 1e8, "host": 4e6},
+        explanation=explain_trial(study, 0),
+        remarks=("zero_optimization.overlap_com: unknown; did you mean overlap_comm?",),
+        changes=(
+            ProposedChange(
+                settings="host_allocator=keep",
+                edits=("environment: MALLOC_TRIM_THRESHOLD_=-1",),
+                **{"gain": 1.8, "gain_low": 1.1, "gain_high": 2.9},
+                **{"peak_memory_bytes": 2e9, "peak_memory_low_bytes": 1.5e9},
+                peak_memory_high_bytes=2.6e9,
+            ),
+        ),
+    )
+    print_script_diagnosis(console, said)
+
+
 def models(console: Console) -> None:
     print_models(console, find_presets("llama"))
 
@@ -110,7 +165,22 @@ def models(console: Console) -> None:
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize(
     "view",
-    [report, live, ladder, compare, status, plan, explain, check, doctor, models],
+    [
+        report,
+        live,
+        ladder,
+        compare,
+        status,
+        plan,
+        explain,
+        estimate,
+        check,
+        doctor,
+        models,
+        knobs,
+        trial,
+        diagnose,
+    ],
     ids=lambda view: view.__name__,
 )
 def test_a_view_is_frozen(

@@ -126,10 +126,16 @@ def _trains(diagnosis: ScriptDiagnosis) -> str:
 
 
 def _batch(said: Mapping[str, Any]) -> str:
+    passes = _counted(said["grad_accum"], "pass", "passes")
+    ranks = _counted(said["world"], "rank", "ranks")
     return (
-        f"{said['micro_batch']} samples a pass, {said['grad_accum']} passes a step, "
-        f"{said['world']} ranks: {said['global_batch']} samples a step"
+        f"{_counted(said['micro_batch'], 'sample', 'samples')} a pass, {passes} a step, {ranks}: "
+        f"{_counted(said['global_batch'], 'sample', 'samples')} a step"
     )
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _memory(diagnosis: ScriptDiagnosis) -> str:
