@@ -114,7 +114,10 @@ def state_of(study: Study) -> State:
     recorded = study.read()
     history = history_of(recorded, facts)
     answer = answer_of(facts, study, recorded)
-    best = None if answer is None else answer.best
+    if answer is None:
+        best_samples_per_s = _best_so_far(study)
+    else:
+        best_samples_per_s = None if answer.best is None else answer.best.samples_per_s
     speedup = None if answer is None else answer.speedup
     return State(
         study=study.name,
@@ -124,12 +127,18 @@ def state_of(study: Study) -> State:
         n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
         counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
-        best_samples_per_s=None if best is None else best.samples_per_s,
+        best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
     )
+
+
+def _best_so_far(study: Study) -> float | None:
+    """Samples/s of the trial that leads while there is no answer."""
+    rows = read_report(study).rows
+    return None if not rows or rows[0].figure is None else rows[0].figure.samples_per_s
 
 
 def explain_trial(study: Study, number: int) -> Explanation:

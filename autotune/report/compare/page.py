@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
-from autotune.base.units import format_gain_interval, format_rate
+from autotune.base.units import format_gain_interval, format_rate, says_nothing
 from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
@@ -131,9 +131,10 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
     if frame.empty:
         return None
     rows = frame.to_dict("records")
-    scale = scale_of(
-        [1.0, *(float(row[end]) for row in rows for end in ("ratio_low", "ratio_high"))]
-    )
+    # An interval that says nothing is not drawn: all others would be points on its scale.
+    drawn = [None if says_nothing(*_interval(row)) else _interval(row) for row in rows]
+    ends = [end for each in drawn if each is not None for end in each]
+    scale = scale_of([1.0, *(float(row["ratio"]) for row in rows), *ends])
     others = list(dict.fromkeys(str(row["other"]) for row in rows))
     tones = {other: f"part-{i % 5}" for i, other in enumerate(others)}
     bars = [
@@ -143,9 +144,9 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
             tone=tones[str(row["other"])],
             start=round(max(0.0, scale.at(float(row["ratio"])) - _POINT / 2), 2),
             width=_POINT,
-            ends=(scale.at(float(row["ratio_low"])), scale.at(float(row["ratio_high"]))),
+            ends=None if interval is None else (scale.at(interval[0]), scale.at(interval[1])),
         )
-        for row in rows
+        for row, interval in zip(rows, drawn, strict=True)
     ]
     first, n_shared = comparison.runs[0].name, len(comparison.candidates)
     some = f"{len(rows)} of {n_shared}" if len(rows) < n_shared else str(n_shared)
@@ -164,4 +165,8 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
 
 
 def _ends(row: dict[Any, Any]) -> str:
-    return format_gain_interval(float(row["ratio_low"]), float(row["ratio_high"]))
+    return format_gain_interval(*_interval(row))
+
+
+def _interval(row: dict[Any, Any]) -> tuple[float, float]:
+    return float(row["ratio_low"]), float(row["ratio_high"])

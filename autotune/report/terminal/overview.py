@@ -33,7 +33,7 @@ class State:
     counts: dict[str, int]
     """Ended trials by outcome."""
     best_samples_per_s: float | None
-    """Figure of the answer's best; None while there is none."""
+    """Figure of the answer's best, or of the best so far; None where nothing was measured."""
     speedup: float | None
     """Speed of the best over the baseline's; None while there is none."""
     stop_reason: str | None
