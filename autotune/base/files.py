@@ -1,5 +1,6 @@
 """Files that a reader sees whole: the old one or the new one, never a part."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def write_text(
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
     except OSError as failure:
         reason = failure.strerror or failure
-        raise error(f"{path}: cannot be written: {reason}", hint) from failure
+        raise error(f"{path}: cannot be written: {reason}", _fix(failure, hint)) from failure
 
 
 def try_folder(folder: Path, *, named: Path, hint: str) -> None:
@@ -77,7 +78,14 @@ def try_folder(folder: Path, *, named: Path, hint: str) -> None:
             aside.write(b"a byte")
             aside.flush()
     except OSError as error:
-        raise StudyError(f"{named}: cannot be written: {error.strerror or error}", hint) from error
+        reason = error.strerror or error
+        raise StudyError(f"{named}: cannot be written: {reason}", _fix(error, hint)) from error
+
+
+def _fix(error: OSError, hint: str) -> str:
+    """A full disk is no reason to go elsewhere: what a study has is there."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free some space there, then run the same command again" if is_full else hint
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -267,8 +267,8 @@ class Plans(PlanColumns):
     process_bytes: Column = 0.0
     """Memory of a rank's process beside its training, in bytes; 0: as the constants say."""
     fragments: Column = 1.0
-    """Part of the usual fragmentation that the allocator of a GPU has: nearly none where its
-    segments can grow."""
+    """Share of the usual fragmentation that there is: nearly 0 where the allocator's segments can
+    grow."""
     keeps_heap: Column = 0.0
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0

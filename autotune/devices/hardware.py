@@ -50,10 +50,11 @@ class Environment:
     megatron_core: str = ""
     """Release of Megatron Core; empty where it is not installed."""
     has_transformer_engine: bool = True
-    """Whether Transformer Engine is installed, whose layers Megatron takes on a GPU; a GPU that is
-    described and not there has it."""
+    """Whether Transformer Engine is installed, whose layers Megatron takes on a GPU. True where a
+    GPU is only described."""
     has_apex: bool = True
-    """The same for the kernels of Apex, which Megatron takes for gradients and softmax."""
+    """Whether the kernels of Apex are installed, which Megatron takes for gradients and softmax.
+    True where a GPU is only described."""
 
     def release_of(self, package: str) -> str:
         """The release of an engine's package, by pip's name; empty where it is not installed."""

@@ -59,6 +59,8 @@ class MegatronRun:
     layout: Arguments
     model: Arguments
     """The model's sizes, all but the number of its token ids."""
+    kernels: Arguments
+    """What Megatron is told where kernels that it asks for by default are not there."""
     training: Arguments
     """The optimizer, and what has no other place."""
     vocab: int
@@ -76,13 +78,14 @@ def run_of(handout: Handout) -> MegatronRun:
     model = model_arguments(job.model, job.seq_len)
     vocab = int(str(model.pop("vocab_size")))
     kernels = kernel_arguments(handout.environment)
-    if handout.environment.accelerator == "cpu":
+    if task.on_cpu:
         kernels |= SCRIPT_ON_CPU
     return MegatronRun(
         task=task,
         row=row,
         layout=layout_arguments(row, job),
-        model={**model, **kernels},
+        model=model,
+        kernels=kernels,
         training={**optimizer_arguments(job), **seed_arguments(job)},
         vocab=vocab,
     )

@@ -228,6 +228,11 @@ def race_run_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
     return (history.explored.typical_s or 0.0) if rules.warm else run_s(history, guard_steps)
 
 
+def least_s(history: History, guard_steps: int) -> float:
+    """Seconds of the shortest comparison: a round of two, and both once more, all cold."""
+    return 4 * run_s(history, guard_steps)
+
+
 def kept_s(history: History, rules: Rules, guard_steps: int = 0) -> float:
     """Seconds that a comparison of two takes: what a search keeps back of its time."""
     rounds = race.LOOKS[-1] if rules.warm else race.FULL_ROUNDS

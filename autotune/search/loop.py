@@ -1,8 +1,10 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
+import math
 import time
 
 from autotune.base.pace import Pace
+from autotune.base.units import format_seconds
 from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
@@ -110,9 +112,7 @@ class _StagedSearch:
             if planned is None:
                 if self._comparison is None:
                     self._no_comparison = "no time was left for it"
-                    context.note(
-                        "no time left for the final comparison: figures are those of single trials"
-                    )
+                    context.note(self._no_time(left_s([])))
                 else:
                     context.note("no time left to compare those that the guard passes")
                 return
@@ -133,6 +133,17 @@ class _StagedSearch:
                 context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)
+
+    def _no_time(self, left_s: float) -> str:
+        said = "no time left for the final comparison: figures are those of single trials"
+        if math.isinf(left_s):  # without a budget there is nobody to compare
+            return said
+        least_s = confirm.least_s(self.flight.history, self._context.job.guard_steps)
+        return (
+            f"{said}. Its shortest form takes up to {format_seconds(least_s)}, and "
+            f"{format_seconds(max(0.0, left_s))} are left: the same command with a larger "
+            "--budget goes on with it"
+        )
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""

@@ -21,6 +21,7 @@ from autotune.base.errors import JobError, StudyError
 from autotune.base.units import format_bytes
 from autotune.contract import read_json, to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
+from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import describe_script
 from autotune.report.terminal.study import print_plan
 from tests.jobs import CPU
@@ -165,7 +166,9 @@ def test_the_parts_of_a_commands_memory_are_the_predicted_peak(
         command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
     )
     on_device = {name: value for name, value in said.memory_bytes.items() if name != "host"}
-    assert on_device["context"] > 0
+    assert set(on_device) == {part.removesuffix("_bytes") for part in MEMORY_PARTS}, (
+        "together they are the peak"
+    )
     text = dict(describe_script(said))["memory"]
     assert f"predicted {format_bytes(sum(on_device.values()))} in all" in text
     assert "driver and libraries" in text

@@ -1,13 +1,15 @@
 """Files that are written: whole, under every name, and never as another user has prepared them."""
 
+import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from autotune.base.errors import StudyError
-from autotune.base.files import write_text, write_whole
+from autotune.base.files import try_folder, write_text, write_whole
 from autotune.base.private import PreparedError
 from autotune.contract import read_json, write_json
 
@@ -105,6 +107,18 @@ def test_one_s_own_file_keeps_its_mode(tmp_path: Path) -> None:
 
 
 @is_root
+def test_a_full_disk_sends_nobody_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(StudyError, match="No space left") as caught:
+        try_folder(tmp_path, named=tmp_path, hint="name another folder")
+    assert caught.value.hint.startswith("free some space")
+
+
 def test_nothing_is_written_into_a_folder_that_another_has_prepared(tmp_path: Path) -> None:
     theirs = tmp_path / "open" / "theirs"
     theirs.mkdir(parents=True)

@@ -197,6 +197,14 @@ def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
     assert again.ran(Role.SEARCH) == []
 
 
+def test_the_time_that_a_final_comparison_lacks_is_said(study: Study):
+    notes = Notebook()
+    search(study, make(trials=2, budget="35s"), observer=notes)
+    (said,) = [note for note in notes.notes if "no time left" in note]
+    assert "shortest form takes up to" in said
+    assert "a larger --budget goes on with it" in said
+
+
 def test_config_faults_are_never_repeated(study: Study):
     def behave(spec: TrialSpec) -> TrialResult:
         faults = {1: Outcome.OOM, 2: Outcome.INVALID, 4: Outcome.TIMEOUT}

@@ -47,9 +47,10 @@ PREDICTED = (
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """Columns as of torchtitan's compiled blocks: fused but for what breaks the graph."""
-_COMPILED_LOGIT_BYTES = 4.0
-"""Held per logit at the peak where the loss is compiled with the model: logits and gradients in 16
-bits. Two trials of llama-3.2-1b in results/recorded/gpu/h100-1b-search.csv hold 4.2 and 4.9."""
+_COMPILED_LOGIT_BYTES = {"fp32": 8.0}
+"""Held per logit at the peak where torch compiles the loss with the model: a logit and its
+gradient. In 16 bits 4; two trials in results/recorded/gpu/h100-1b-search.csv hold 4.2 and 4.9.
+Nobody has measured DeepCompile."""
 _GROWING_SEGMENTS = 0.1
 """Part of the fragmentation that is left with expandable segments. In the same two trials 1.0% and
 1.7% of what the allocator held was free at the peak; 13% without them."""
@@ -250,7 +251,7 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     is_compiled = _each(candidates, lambda c: _value(c, "compile", "none") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
-        "logit_bytes": np.where(is_compiled, _COMPILED_LOGIT_BYTES, Plans.logit_bytes),
+        "logit_bytes": _each(candidates, lambda c: _logit_bytes(c, job)),
         "fragments": _each(
             candidates,
             lambda c: _GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
@@ -263,6 +264,12 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
         "keeps_heap": _each(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
     }
+
+
+def _logit_bytes(candidate: Candidate, job: Job) -> float:
+    if candidate.get("compile") != "torch":
+        return float(Plans.logit_bytes)
+    return _COMPILED_LOGIT_BYTES.get(candidate.precision(job.precision), 4.0)
 
 
 def _activation_copies(config: Mapping[str, Any]) -> float:

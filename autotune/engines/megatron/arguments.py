@@ -30,7 +30,8 @@ _WITHOUT_TRANSFORMER_ENGINE: Arguments = {
 }
 """Arguments without which Megatron asks for Transformer Engine.
 
-Source: NVIDIA/Megatron-LM, megatron/core/transformer: transformer_config.py, torch_norm.py."""
+Source: NVIDIA/Megatron-LM, megatron/core: transformer/transformer_config.py,
+transformer/torch_norm.py, models/common/embeddings/rope_utils.py."""
 _WITHOUT_APEX: Arguments = {
     "no_gradient_accumulation_fusion": True,
     "no_masked_softmax_fusion": True,

@@ -43,6 +43,7 @@ from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import (
+    OF_TRANSFORMER_ENGINE,
     ON_GPU_ALONE,
     RULES,
     Columns,
@@ -204,12 +205,17 @@ class MegatronEngine(Engine):
 
     def lacks(self) -> str:
         """See `Engine.lacks`."""
-        if not self._task.without_te:
-            return ""
-        return (
-            "Transformer Engine is not installed: attention writes its scores, which costs time "
-            "and memory; install transformer-engine for your GPUs"
-        )
+        if self._task.without_te:
+            return (
+                "Transformer Engine is not installed: attention writes its scores, which costs "
+                "time and memory; install transformer-engine for your GPUs"
+            )
+        if self._environment.accelerator != "cpu" and not self._environment.has_apex:
+            return (
+                "Apex is not installed: gradients are added up by kernels of their own, which "
+                "costs some time; build Apex with --cpp_ext and --cuda_ext"
+            )
+        return ""
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
@@ -266,12 +272,14 @@ class MegatronEngine(Engine):
         release = release_for(self._job, self._environment) or newest_release()
         knobs, notes = read_baseline(path, self._job, release=known_release(release))
         engine = copy(self)
-        on_gpus = ON_GPU_ALONE if self._task.on_cpu else ()
+        out_of_reach: Sequence[str] = ON_GPU_ALONE if self._task.on_cpu else ()
+        if self._task.without_te:
+            out_of_reach = tuple(OF_TRANSFORMER_ENGINE)
         engine._notes = {
             **notes,
-            **{name: (knobs[name], None) for name in on_gpus if name in knobs},
+            **{name: (knobs[name], None) for name in out_of_reach if name in knobs},
         }
-        kept = {name: value for name, value in knobs.items() if name not in on_gpus}
+        kept = {name: value for name, value in knobs.items() if name not in out_of_reach}
         world, global_batch = self._job.world, self._job.global_batch
         chosen = canonical(kept, self.context)
         return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
@@ -438,8 +446,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         has_fp8="fp8" in found.peak_flops,
         lacking=_lacking(release),
         release=release,
-        # FlashAttention-2 and Transformer Engine need a device that has bf16.
         without_te=lacks_te,
+        # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"
             and not lacks_te

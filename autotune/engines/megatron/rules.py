@@ -154,11 +154,13 @@ ON_GPU_ALONE = (
 """Knobs that have to stay at their default on CPU ranks."""
 OF_TRANSFORMER_ENGINE = {
     "sequence_parallel": "megatron/core/transformer/torch_norm.py: sequence_parallel",
-    "optimizer_offload": "megatron/core/optimizer: use_precision_aware_optimizer",
+    "optimizer_offload": "megatron/core/optimizer/__init__.py: bias_correction, which "
+    "torch's Adam does not take",
     "activation_offload": "megatron/core/transformer/transformer_block.py: "
     "get_cpu_offload_context",
-    "tp_comm_overlap": f"{_CONFIG}: tp_comm_overlap",
-    "fp8": f"{_CONFIG}: fp8",
+    "offload_modules": "megatron/core/pipeline_parallel/fine_grained_activation_offload.py",
+    "tp_comm_overlap": "megatron/training/initialize.py: _initialize_tp_communicators",
+    "fp8": "megatron/core/fp8_utils.py: HAVE_TE",
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 OF_SOME_RELEASES = ("activation_offload", "offload_modules")
@@ -639,13 +641,24 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     _rule(
         "recompute_modules.gpu",
-        lambda recompute, recompute_modules, on_cpu, without_te: (
+        lambda recompute, recompute_modules, on_cpu: (
             (recompute != Recompute.SELECTIVE)
             | ~has("layernorm", RECOMPUTED, recompute_modules)
-            | (not on_cpu and not without_te)
+            | (not on_cpu)
         ),
         "recompute_modules with layernorm needs Transformer Engine, and so a GPU",
         "leave layernorm out of recompute_modules",
+        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
+    ),
+    _rule(
+        "recompute_modules.transformer_engine",
+        lambda recompute, recompute_modules, without_te: (
+            (recompute != Recompute.SELECTIVE)
+            | ~has("layernorm", RECOMPUTED, recompute_modules)
+            | (not without_te)
+        ),
+        "recompute_modules with layernorm needs Transformer Engine, which is not installed",
+        "leave layernorm out of recompute_modules, or install transformer-engine for your GPUs",
         "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
     ),
     *(

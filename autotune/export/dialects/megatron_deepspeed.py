@@ -90,7 +90,13 @@ def ds_config(run: MegatronRun, handout: Handout) -> dict[str, Any]:
 
 def arguments_of(run: MegatronRun, config: dict[str, Any]) -> Arguments:
     """The arguments, by Megatron-DeepSpeed's names."""
-    given = {**run.model, **run.layout, **run.training}
+    # It has layers of its own, and on a GPU no flag for most of what these turn off.
+    kernels = {
+        name: value
+        for name, value in run.kernels.items()
+        if run.task.on_cpu or f"--{name.replace('_', '-')}" in flags()
+    }
+    given = {**run.model, **kernels, **run.layout, **run.training}
     found: Arguments = {
         _RENAMED.get(name, name): value for name, value in given.items() if name not in _NOT_SAID
     }

@@ -57,7 +57,7 @@ class MegatronArguments(Dialect):
         own = own_words(handout.job)
         is_on_cpu = handout.environment.accelerator == "cpu"
         groups = {
-            "MODEL_ARGS": lines_of(run.model, release),
+            "MODEL_ARGS": lines_of({**run.model, **run.kernels}, release),
             "LAYOUT_ARGS": lines_of(run.layout, release),
             "TRAINING_ARGS": lines_of(run.training, release),
         }

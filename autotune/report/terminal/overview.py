@@ -49,7 +49,7 @@ def print_states(console: Console, states: Sequence[State]) -> None:
     if not states:
         console.print("no studies yet: `autotune search` makes one", highlight=False)
         return
-    table = plain_table("*study", "*outcomes", ">*samples/s", ">*speedup", "*state")
+    table = plain_table("study", "*outcomes", ">*samples/s", ">*speedup", "*state")
     for state in states:
         table.add_row(
             state.study,

@@ -106,12 +106,11 @@ def test_logits_in_chunks_take_less_memory(job):
     assert chunked < whole
 
 
-def test_a_compiled_model_holds_fewer_logits(job):
-    eager, compiled = (
-        predict(plans(job, micro_batch=8, compile=kind)).memory.logits_bytes[0]
-        for kind in ("none", "torch")
-    )
-    assert compiled == pytest.approx(eager / 3)
+@pytest.mark.parametrize(("precision", "logit_bytes"), [("bf16", 4.0), ("fp32", 8.0)])
+def test_a_compiled_loss_holds_a_logit_and_its_gradient(tmp_path, precision, logit_bytes):
+    job = tiny_job(tmp_path, precision=precision, world=8, global_batch=64)
+    assert value(plans(job, compile="torch"), "logit_bytes") == logit_bytes
+    assert value(plans(job, compile="none"), "logit_bytes") == 12.0
 
 
 def test_segments_that_grow_leave_little_room_unused(job):

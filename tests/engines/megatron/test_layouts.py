@@ -280,6 +280,11 @@ BROKEN = {
         {"without_te": True},
         "tp=2 sequence_parallel=true tp_comm_overlap=true",
     ),
+    "offload_modules.transformer_engine": ({"without_te": True}, "offload_modules=core_attn"),
+    "recompute_modules.transformer_engine": (
+        {"without_te": True},
+        "recompute=selective recompute_modules=layernorm",
+    ),
     "fp8.transformer_engine": ({"without_te": True}, "fp8=hybrid"),
     "activation_offload.release": (
         {"lacking": frozenset({"activation_offload"})},
@@ -484,7 +489,15 @@ def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, er
         (
             {"has_transformer_engine": False},
             {"transformer_impl", "no_persist_layer_norm", "no_rope_fusion"},
-            {"no_gradient_accumulation_fusion", "no_bias_swiglu_fusion"},
+            {
+                *("no_gradient_accumulation_fusion", "no_masked_softmax_fusion"),
+                "no_bias_swiglu_fusion",
+            },
+        ),
+        (
+            {"has_transformer_engine": False, "has_apex": False},
+            {"transformer_impl", "no_gradient_accumulation_fusion", "no_masked_softmax_fusion"},
+            {"no_bias_swiglu_fusion"},
         ),
     ],
 )
@@ -500,8 +513,18 @@ def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, un
 def test_a_gpu_without_transformer_engine_has_no_fused_attention(tmp_path):
     bare = dataclasses.replace(A100, has_transformer_engine=False)
     assert "transformer-engine" in MegatronEngine(job(tmp_path), bare).lacks()
+    unfused = dataclasses.replace(A100, has_apex=False)
+    assert "Apex" in MegatronEngine(job(tmp_path), unfused).lacks()
     assert not MegatronEngine(job(tmp_path), A100).lacks()
     assert not task_of(job(tmp_path), bare).fused_attention
+
+
+def test_a_baseline_is_split_over_tensor_parallel_ranks_without_transformer_engine(tmp_path):
+    bare = dataclasses.replace(A100, has_transformer_engine=False)
+    rungs = list(MegatronEngine(job(tmp_path), bare).ladder())
+    split = [each for rung in rungs for each in rung if each.tp > 1]
+    assert split
+    assert not any(each["sequence_parallel"] for each in split)
 
 
 def test_a_device_without_bf16_has_no_fused_attention(tmp_path):

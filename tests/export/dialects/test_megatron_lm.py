@@ -1,5 +1,6 @@
 """Layouts as a run of Megatron-LM's pretrain_gpt.py: against its flags, and its own parser."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from autotune.app.planning import open_outlook
 from autotune.base.errors import JobError, RenderError
+from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.flags import flags, newest_release, release_of, releases
 from autotune.export.door import export_handout, handout_of, read_export
 from autotune.job.job import CHECKOUT_WORKLOAD
@@ -34,14 +36,35 @@ LAYOUTS = [
 ]
 
 
-def exported(folder, job, settings, to="megatron", **more):
+def exported(folder, job, settings, to="megatron", there=None, **more):
     outlook = open_outlook(None, job, FleetWishes(gpu="H100"), engine="megatron")
     candidate = estimate_candidate(outlook, settings.split()).candidate
-    handout = handout_of(
-        candidate, engine=outlook.engine, job=outlook.job, environment=outlook.environment
-    )
+    environment = dataclasses.replace(outlook.environment, **(there or {}))
+    engine = MegatronEngine(outlook.job, environment)
+    handout = handout_of(candidate, engine=engine, job=outlook.job, environment=environment)
     export_handout(handout, folder, to=to, **more)
     return folder
+
+
+@pytest.mark.parametrize("to", ["megatron", "megatron-deepspeed", "megatron-bridge", "nemo"])
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"has_apex": False},
+        {"has_transformer_engine": False},
+        {"has_transformer_engine": False, "has_apex": False},
+    ],
+    ids=["no Apex", "no Transformer Engine", "neither"],
+)
+def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_path, there, to):
+    """NeMo and Megatron-Bridge bring them, Megatron-DeepSpeed has layers of its own."""
+    out = exported(tmp_path, DENSE, "tp=1 pp=1", to=to, there=there)
+    written = "\n".join(f.read_text() for f in out.iterdir() if f.suffix in {".sh", ".yaml"})
+    has_both = to in {"megatron", "megatron-deepspeed"}
+    is_local = has_both and "has_transformer_engine" in there
+    assert ("--transformer-impl" in written) == is_local
+    knows_apex = has_both and "has_apex" in there
+    assert ("--no-gradient-accumulation-fusion" in written) == knows_apex
 
 
 def program(folder):
