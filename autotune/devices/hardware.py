@@ -164,10 +164,16 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
     if devices and torch_cuda_version() is not None:
         return "cuda", devices
     if asked == "cuda":
+        what, fix = (
+            ("torch is built without CUDA", "install a torch for CUDA")
+            if devices
+            else (
+                "NVML shows no visible GPU",
+                "see that nvidia-smi lists one here and CUDA_VISIBLE_DEVICES does not hide it",
+            )
+        )
         raise FleetError(
-            "DS_ACCELERATOR=cuda, but "
-            + ("torch is built without CUDA" if devices else "NVML shows no visible GPU"),
-            "python -m autotune doctor says more; DS_ACCELERATOR=cpu trains on the cores",
+            f"DS_ACCELERATOR=cuda, but {what}", f"{fix}; DS_ACCELERATOR=cpu trains on the cores"
         )
     return "cpu", []
 

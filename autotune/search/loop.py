@@ -231,8 +231,8 @@ class _StagedSearch:
         typical_s = history.typical_s
         if stage is Stage.DONE:
             return 0.0
-        if typical_s is None:
-            return None
+        if typical_s is None or self._context.interrupt.draining:
+            return None  # what still runs ends it
         n_search = 0 if stage is Stage.CONFIRM else self._proposals.n_left
         left_s = n_search / self._context.capacity * typical_s
         left_s += self._comparison_left_s()
