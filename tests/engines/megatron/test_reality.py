@@ -17,7 +17,7 @@ import pytest
 from autotune.cost import predict
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
-from autotune.engines.megatron.rules import RULES
+from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, RULES
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from tests.engines.megatron.reality_driver import STEPS
@@ -290,6 +290,13 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
             "Megatron-LM's script refuses",
         ),
         "optimizer_offload.sharded": "the hybrid optimizer needs a GPU",
+        **dict.fromkeys(
+            (
+                f"{knob}.transformer_engine"
+                for knob in (*OF_TRANSFORMER_ENGINE, "recompute_modules")
+            ),
+            "they are about GPUs alone",
+        ),
     }
     theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
     assert theirs == REFUSED.keys() | unseen.keys()
