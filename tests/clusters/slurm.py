@@ -188,7 +188,7 @@ def slurm_cluster(
             nodes: CANCEL or REQUEUE.
     """
     host = socket.gethostname()
-    own_ports = _free_ports(n_nodes + 1)
+    own_ports = free_ports(n_nodes + 1)
     nodes = "\n".join(
         f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={own_ports[i]} CPUs={cpus}"
         + (f" Gres=gpu:{gpus}" if gpus else "")
@@ -244,7 +244,7 @@ def _environment(cluster: SlurmCluster) -> dict[str, str]:
     return {**kept, **cluster.variables}
 
 
-def _free_ports(n: int) -> list[int]:
+def free_ports(n: int) -> list[int]:
     """Some on which nobody listens, of those that no client and no trial takes meanwhile."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

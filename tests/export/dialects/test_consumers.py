@@ -15,6 +15,7 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import trainer
+from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.dialects.test_command import TRAINS, exported, handed_out
 from tests.export.handed import GPUS, export, handed
@@ -386,10 +387,12 @@ def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[
     """Train, and read the loss of each step from what was printed."""
     is_ours = python == sys.executable
     lent = extensions_environment("cpu") if is_ours else activated(Path(python))
+    # What runs beside this test may have taken a launcher's own port.
+    port = {"MASTER_PORT": str(free_ports(1)[0])}
     done = subprocess.run(
         ["bash", out / "launch.sh", *arguments],
         cwd=out.parent,
-        env={**os.environ, **lent, "PYTHON": python, "AXOLOTL_DO_NOT_TRACK": "1"},
+        env={**os.environ, **lent, **port, "PYTHON": python, "AXOLOTL_DO_NOT_TRACK": "1"},
         capture_output=True,
         text=True,
         timeout=900,
