@@ -137,7 +137,10 @@ def state_of(study: Study) -> State:
 
 def _best_so_far(study: Study) -> float | None:
     """Samples/s of the trial that leads while there is no answer."""
-    rows = read_report(study).rows
+    try:
+        rows = read_report(study).rows
+    except StudyError:  # damage of what was searched, which `report` names; the trials stand
+        return None
     return None if not rows or rows[0].figure is None else rows[0].figure.samples_per_s
 
 
