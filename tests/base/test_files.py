@@ -106,7 +106,6 @@ def test_one_s_own_file_keeps_its_mode(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
-@is_root
 def test_a_full_disk_sends_nobody_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +118,7 @@ def test_a_full_disk_sends_nobody_to_another_folder(
     assert caught.value.hint.startswith("free some space")
 
 
+@is_root
 def test_nothing_is_written_into_a_folder_that_another_has_prepared(tmp_path: Path) -> None:
     theirs = tmp_path / "open" / "theirs"
     theirs.mkdir(parents=True)
