@@ -21,6 +21,7 @@ from autotune.job.command import as_typed
 from autotune.job.observed import Observed
 from autotune.record.study import Study
 from autotune.record.table import make_table, write_table
+from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.explain.trial import Explanation
 from autotune.report.results.study import read_report
@@ -30,10 +31,7 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
-_PARTS = (
-    *("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered"),
-    *("workspace", "fragmentation", "context", "host"),
-)
+_PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
 _SLACK_S = 60.0
 """Time beyond its own limit that a trial gets to end."""

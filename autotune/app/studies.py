@@ -1,6 +1,8 @@
 """Studies of a folder: which there are, how each stands, what one trial of it says."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -9,12 +11,14 @@ from autotune.base.names import did_you_mean
 from autotune.base.text import named
 from autotune.contract import Origin, Outcome
 from autotune.record.answer import answer_of
-from autotune.record.facts import left_out_of, origin_of
+from autotune.record.facts import context_of, left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
-from autotune.report.results.study import read_report
+from autotune.report.results.rows import make_rows
+from autotune.report.results.study import objective_at, read_report
 from autotune.report.terminal.overview import State
+from autotune.search.history import History
 from autotune.search.recorded import history_of
 
 DEFAULT_RESULTS = Path("results")
@@ -115,7 +119,7 @@ def state_of(study: Study) -> State:
     history = history_of(recorded, facts)
     answer = answer_of(facts, study, recorded)
     if answer is None:
-        best_samples_per_s = _best_so_far(study)
+        best_samples_per_s = _best_so_far(history, facts)
     else:
         best_samples_per_s = None if answer.best is None else answer.best.samples_per_s
     speedup = None if answer is None else answer.speedup
@@ -135,12 +139,11 @@ def state_of(study: Study) -> State:
     )
 
 
-def _best_so_far(study: Study) -> float | None:
+def _best_so_far(history: History, facts: Mapping[str, Any]) -> float | None:
     """Samples/s of the trial that leads while there is no answer."""
-    try:
-        rows = read_report(study).rows
-    except StudyError:  # damage of what was searched, which `report` names; the trials stand
-        return None
+    if context_of(facts) is None:
+        return None  # nobody knows what was searched
+    rows = make_rows(history, objective_at(facts))
     return None if not rows or rows[0].figure is None else rows[0].figure.samples_per_s
 
 

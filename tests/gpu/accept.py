@@ -125,16 +125,8 @@ STAGES: Sequence[Stage] = (
         "script",
         "a command of a user's own",
         (
-            *(
-                *AUTOTUNE,
-                "diagnose",
-                "--results",
-                "{results}",
-                "--study",
-                "script",
-                "--json",
-                "--",
-            ),
+            *(*AUTOTUNE, "diagnose"),
+            *("--results", "{results}", "--study", "script", "--json", "--"),
             *("torchrun", "--nproc-per-node", "1", "examples/trainer/train.py", "--bf16"),
             *("--deepspeed", "examples/trainer/ds_config.json", "--output_dir", "{results}/out"),
             *("--per_device_train_batch_size", "64"),

@@ -163,6 +163,7 @@ OF_TRANSFORMER_ENGINE = {
     "fp8": "megatron/core/fp8_utils.py: HAVE_TE",
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
+_INSTALL_TE = ", or install transformer-engine for your GPUs"
 OF_SOME_RELEASES = ("activation_offload", "offload_modules")
 """Knobs whose flag not every release has that is known."""
 
@@ -180,6 +181,18 @@ def _is_default_unless(knob: str, fact: str) -> Callable[..., Truth]:
     """The knob is at its default where the fact of the task holds."""
     return _with_parameters(
         lambda code, holds: (code == 0) | np.full(code.shape, not holds), knob, fact
+    )
+
+
+def _recomputes_no_norm_unless(fact: str) -> Callable[..., Truth]:
+    """No norm is computed again where the fact of the task holds."""
+    return _with_parameters(
+        lambda recompute, modules, holds: (
+            (recompute != Recompute.SELECTIVE)
+            | ~has("layernorm", RECOMPUTED, modules)
+            | (not holds)
+        ),
+        *("recompute", "recompute_modules", fact),
     )
 
 
@@ -639,27 +652,19 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take distributed_optimizer=true",
         f"{_ARGUMENTS}: fp8_param_gather",
     ),
-    _rule(
-        "recompute_modules.gpu",
-        lambda recompute, recompute_modules, on_cpu: (
-            (recompute != Recompute.SELECTIVE)
-            | ~has("layernorm", RECOMPUTED, recompute_modules)
-            | (not on_cpu)
-        ),
-        "recompute_modules with layernorm needs Transformer Engine, and so a GPU",
-        "leave layernorm out of recompute_modules",
-        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
-    ),
-    _rule(
-        "recompute_modules.transformer_engine",
-        lambda recompute, recompute_modules, without_te: (
-            (recompute != Recompute.SELECTIVE)
-            | ~has("layernorm", RECOMPUTED, recompute_modules)
-            | (not without_te)
-        ),
-        "recompute_modules with layernorm needs Transformer Engine, which is not installed",
-        "leave layernorm out of recompute_modules, or install transformer-engine for your GPUs",
-        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
+    *(
+        _rule(
+            f"recompute_modules.{name}",
+            _recomputes_no_norm_unless(fact),
+            f"recompute_modules with layernorm needs Transformer Engine, {why}",
+            f"leave layernorm out of recompute_modules{fix}",
+            "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: "
+            "FP8GlobalStateManager",
+        )
+        for name, fact, why, fix in (
+            ("gpu", "on_cpu", "and so a GPU", ""),
+            ("transformer_engine", "without_te", "which is not installed", _INSTALL_TE),
+        )
     ),
     *(
         _rule(
@@ -676,7 +681,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
             f"{knob}.transformer_engine",
             _is_default_unless(knob, "without_te"),
             f"{knob} needs Transformer Engine, which is not installed",
-            f"leave {knob} out, or install transformer-engine for your GPUs",
+            f"leave {knob} out{_INSTALL_TE}",
             source,
         )
         for knob, source in OF_TRANSFORMER_ENGINE.items()

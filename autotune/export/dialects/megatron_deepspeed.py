@@ -94,7 +94,7 @@ def arguments_of(run: MegatronRun, config: dict[str, Any]) -> Arguments:
     kernels = {
         name: value
         for name, value in run.kernels.items()
-        if run.task.on_cpu or f"--{name.replace('_', '-')}" in flags()
+        if run.task.on_cpu or _flag(name) in flags()
     }
     given = {**run.model, **kernels, **run.layout, **run.training}
     found: Arguments = {
@@ -116,6 +116,10 @@ def arguments_of(run: MegatronRun, config: dict[str, Any]) -> Arguments:
     return found
 
 
+def _flag(argument: str) -> str:
+    return f"--{argument.replace('_', '-')}"
+
+
 def lines_of(arguments: Arguments) -> list[list[str]]:
     """Arguments as words of a command line, a list each.
 
@@ -124,7 +128,7 @@ def lines_of(arguments: Arguments) -> list[list[str]]:
     """
     lines = []
     for name, value in arguments.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = _flag(name)
         if flag not in flags():
             raise RenderError(
                 f"--to megatron-deepspeed: it has no {flag}",

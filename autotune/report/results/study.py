@@ -110,6 +110,11 @@ class StudyReport:
         return self.row_of(self.baseline_trial)
 
 
+def objective_at(facts: Mapping[str, Any]) -> Objective:
+    """What a study was searched for, and what memory it allowed."""
+    return Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
+
+
 def read_report(study: Study) -> StudyReport:
     """Everything that the report of a study shows.
 
@@ -118,7 +123,7 @@ def read_report(study: Study) -> StudyReport:
     """
     facts, recorded = study.read_state(), study.read()
     history = history_of(recorded, facts)
-    objective = Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
+    objective = objective_at(facts)
     context = context_of(facts)
     if context is None:
         raise StudyError(
