@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from autotune.base.errors import RenderError
 from autotune.base.templates import canonical_json
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from tests.counting import calls_of
 from tests.jobs import CPU, canonical_candidate, raw_candidate, tiny_job
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "render"
@@ -135,18 +135,12 @@ def test_a_template_that_writes_auto_is_refused(tmp_path):
         DeepSpeedEngine(job, CPU).setup(canonical_candidate(job))
 
 
-def test_rendering_is_fast_enough_for_a_lattice(tmp_path):
+def test_rendering_again_is_little_work(tmp_path):
     job = tiny_job(tmp_path)
     engine = DeepSpeedEngine(job, CPU)
     candidate = canonical_candidate(job, zero__stage=3)
     engine.setup(candidate)
-    times_s = []
-    for _ in range(200):
-        start = time.perf_counter()
-        engine.setup(candidate)
-        times_s.append(time.perf_counter() - start)
-    # About 80 us on an idle core; the fastest of many is what a busy machine does not blur.
-    assert min(times_s) < 400e-6
+    assert calls_of(lambda: engine.setup(candidate)) < 4000  # 1,400 today
 
 
 def base_job(tmp_path: Path, config: dict, **changes):

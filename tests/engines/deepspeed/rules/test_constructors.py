@@ -3,7 +3,6 @@
 import math
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +18,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     scheduler_of,
 )
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import setup
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -316,8 +316,9 @@ def test_tens_of_thousands_of_parameters_are_told_in_bounds(made):
     """Each was compared with every known one, and each got a finding of its own."""
     kind = "AdamW" if made is optimizer else "WarmupLR"
     config = made(kind, **{f"p{number}": number for number in range(40_000)})
-    began_s = time.process_time()
-    told = judge(setup(config))
-    assert time.process_time() - began_s < 5
+    told = []
+    assert (
+        calls_of(lambda: told.extend(judge(setup(config)))) < 30 * 40_000
+    )  # 6 to 11 of each today
     assert 0 < len(told) < 100
     assert sum(len(one.message) + len(one.fix) for one in told) < 100_000

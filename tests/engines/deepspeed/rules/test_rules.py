@@ -1,6 +1,5 @@
 """What holds for every rule: its witnesses break it alone, and no configuration makes it raise."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.plain import environment
+from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witnesses
 
 WITNESSES = [pytest.param(rule, witness, id=name) for name, rule, witness in witnesses()]
@@ -220,9 +220,9 @@ def test_keys_that_are_no_text_are_refused_by_name(config):
     assert judge(setup(config))
 
 
-def test_judging_a_legal_setup_is_cheap():
-    """A lattice judges tens of thousands; 40 us each is the aim, 400 allows for a loaded CI."""
-    setups = [
+def test_judging_a_legal_setup_is_little_work():
+    """A lattice judges tens of thousands; benchmarks/lattice_speed.py says how long each takes."""
+    first, second = (
         setup(
             {
                 "train_batch_size": 4,
@@ -244,12 +244,7 @@ def test_judging_a_legal_setup_is_cheap():
             precision="bf16",
             global_batch=4,
         )
-        for _ in range(500)
-    ]
-    times_s = []
-    for one in setups:
-        start = time.perf_counter()
-        assert not judge(one)
-        times_s.append(time.perf_counter() - start)
-    # The fastest of many is what a busy machine does not blur.
-    assert min(times_s) < 400e-6
+        for _ in range(2)
+    )
+    assert not judge(first)
+    assert calls_of(lambda: judge(second)) < 3000  # 900 today
