@@ -17,6 +17,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from autotune.base.text import TEXTLESS
+
 HIDDEN = "***"
 """Stands where a secret did."""
 
@@ -415,12 +417,8 @@ def scrubbed(data: Any, secrets: tuple[str, ...] | None = None) -> Any:
     return _scrubbed(data, "", known_secrets() if secrets is None else secrets)
 
 
-_FIGURES = frozenset({int, float, bool, type(None)})
-"""Types of what holds no text: most of a record is such."""
-
-
 def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
-    if type(data) in _FIGURES:
+    if type(data) in TEXTLESS:
         return data
     if isinstance(data, str):
         is_digest = _names_digest(under) and _HEX.fullmatch(data)
@@ -441,7 +439,7 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
             kept[name] = HIDDEN if hides else _scrubbed(value, str(key), secrets)
         return kept
     if isinstance(data, list | tuple):
-        if _FIGURES.issuperset(map(type, data)):
+        if TEXTLESS.issuperset(map(type, data)):
             return list(data)
         return [_of_list(one, under, secrets) for one in _command_line(data)]
     return data

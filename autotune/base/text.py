@@ -21,7 +21,6 @@ LONGEST_NAMED = 200
 _LONGEST_MESSAGE = 8_000
 """Characters of one message: three screens."""
 
-_SUSPECT = re.compile(r"[^\x20-\x7e]")
 _LINKED = re.compile(r"\b(?:https?|ftp|mailto|xmpp):|\bwww\.", re.IGNORECASE)
 """What GitHub's Markdown makes a link of by itself."""
 _AFTER_BREAK = re.compile(r"([;\t\r\n][ ]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
@@ -44,21 +43,25 @@ def lines(text: str) -> str:
 
 def visible(text: str, *, kept: str = "") -> str:
     """A text with the escape of whatever acts or cannot be seen, but for characters to keep."""
-    if _SUSPECT.search(text) is None:
+    if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in kept or _is_seen(c) else _escaped(c) for c in text)
 
 
+TEXTLESS = frozenset({int, float, bool, type(None)})
+"""Types of what holds no text: most of a record is such."""
+
+
 def each_on_one_line(data: Any) -> Any:
     """A JSON value with every text made safe by `one_line`, keys included."""
+    if type(data) in TEXTLESS:
+        return data
     if isinstance(data, str):
         return one_line(data)
-    if isinstance(data, int | float):
-        return data
     if isinstance(data, Mapping):
         return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        if set(map(type, data)) <= {int, float}:  # step times and the like, by the thousand
+        if TEXTLESS.issuperset(map(type, data)):  # step times and the like, by the thousand
             return list(data)
         return [each_on_one_line(item) for item in data]
     return data

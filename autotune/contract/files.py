@@ -30,6 +30,7 @@ _MAX_INT = 2**63 - 1
 """Largest whole number of the table, and of whatever else counts in 64 bits."""
 MAX_FILE_BYTES = 64 * 2**20
 """Largest file that is read whole; a soak of days leaves reports of a few of these bytes."""
+_PIECE_BYTES = 2**16
 _HANDED = re.compile(r"/dev/stdin|/dev/fd/[0-9]{1,9}|/proc/(self|[0-9]{1,9})/fd/[0-9]{1,9}")
 """Pipes that a shell hands over, such as `<(command)`: they end. One with a name of its own may
 have no writer."""
@@ -162,12 +163,15 @@ def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     except ValueError as error:  # a path with a zero byte
         raise OSError(errno.EINVAL, str(error), str(path)) from error
     with open(handle, "rb") as file:
-        is_larger = os.fstat(handle).st_size > most_bytes
+        data, is_larger = bytearray(), os.fstat(handle).st_size > most_bytes
+        # In pieces: memory for the most that may be there would be taken for each small file.
         # Some files of the kernel's have no end yet: they answer nothing instead.
-        data = b"" if is_larger else file.read(most_bytes + 1) or b""
-    if is_larger or len(data) > most_bytes:
+        while not is_larger and (piece := file.read(_PIECE_BYTES)):
+            data += piece
+            is_larger = len(data) > most_bytes
+    if is_larger:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", str(path))
-    return data
+    return bytes(data)
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:

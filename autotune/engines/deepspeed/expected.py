@@ -68,8 +68,9 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
 def config_value(config: Mapping[str, Any], knob: str) -> KnobValue:
     """Value of a knob in a configuration; the engine's default where it is silent."""
     value = KNOBS[knob].read(config)
-    stage = KNOBS["zero.stage"].read(config) or 0
-    return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
+    if value is not None:
+        return value
+    return KNOBS[knob].default_for({"zero.stage": KNOBS["zero.stage"].read(config) or 0})
 
 
 def optimizer_class(setup: Setup) -> str:

@@ -10,6 +10,7 @@ is judged by its name and its value.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from autotune.base.secrecy import HIDDEN
@@ -63,7 +64,7 @@ def _without_paths(
     kept: dict[str, Any] = {}
     for key, value in section.items():
         where = f"{prefix}{key}"
-        if _VALUES.match(str(key)):  # a table of paths
+        if _looks_like_a_path(str(key)):  # a table of paths
             notes[where] = (value, None)
         elif isinstance(value, Mapping):
             kept[key] = _without_paths(value, notes, f"{where}.")
@@ -80,9 +81,20 @@ def _is_path(key: str, value: Any) -> bool:
         return any(_is_path(key, item) for item in value)
     if isinstance(value, Mapping):  # inside of a list
         return any(
-            bool(_VALUES.match(str(name))) or _is_path(str(name), item)
+            _looks_like_a_path(str(name)) or _is_path(str(name), item)
             for name, item in value.items()
         )
     if not isinstance(value, str) or not value.strip():
         return False
-    return bool(_NAMES.search(_WORDS.sub("_", key)) or _VALUES.match(value))
+    return _names_a_path(key) or _looks_like_a_path(value)
+
+
+# A lattice asks of the same keys and values by the thousand.
+@lru_cache(maxsize=4096)
+def _names_a_path(key: str) -> bool:
+    return _NAMES.search(_WORDS.sub("_", key)) is not None
+
+
+@lru_cache(maxsize=4096)
+def _looks_like_a_path(text: str) -> bool:
+    return _VALUES.match(text) is not None
