@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from autotune.base.errors import FleetError, JobError, RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.names import did_you_mean
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
@@ -56,6 +57,11 @@ class CheckFlags:
     ignore: Sequence[str] = ()
     """Rules that the user does not want to hear of."""
 
+    @cached_property
+    def on_gpu(self) -> dict[str, Any]:
+        """The fields of a launch that the kind of GPU says; a JobError where it is not known."""
+        return {} if self.gpu is None else on_gpu(self.gpu, where="--gpu")
+
     def check(self) -> None:
         """Raise a JobError where a flag is not one of its values."""
         flags = (
@@ -81,11 +87,7 @@ class CheckFlags:
                     f"--deepspeed-version {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
-        if self.gpu is not None:
-            try:
-                on_gpu(self.gpu)
-            except FleetError as error:
-                raise JobError(f"--gpu: {error.message}", error.hint) from error
+        _ = self.on_gpu  # refuses an unknown name
         if self.megatron_release is not None:
             known_release(self.megatron_release, where="--megatron-release")
         known_rules(self.ignore, "--ignore")
@@ -199,10 +201,7 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
         return []
     release = flags.megatron_release or version_of("megatron-core") or newest_release()
     named = known_release(release, where="--megatron-release")
-    launches = read_launches(path, release=named)
-    if flags.gpu is not None:
-        launches = [replace(each, **on_gpu(flags.gpu)) for each in launches]
-    return launches
+    return [replace(each, **flags.on_gpu) for each in read_launches(path, release=named)]
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:

@@ -43,7 +43,7 @@ def open_outlook(
     Raises:
         JobError: The job, the space, the table or a description is not valid, or there is no such
             engine.
-        FleetError: The accelerator is in no table.
+        FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse everything.
     """
     find_engine(engine, where="--engine")

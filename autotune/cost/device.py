@@ -21,7 +21,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
     """The columns of the device and its links: what was measured, else as the table has them.
 
     Raises:
-        FleetError: There are no figures for that precision.
+        JobError: There are no figures for that precision.
     """
     link_bytes_per_s, domain = accelerator.links(per_node)
     found = accelerator.measured or MeasuredRates()

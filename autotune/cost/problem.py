@@ -100,7 +100,8 @@ def fleet_columns(
     A reduced trial has a `world` of its own, and a candidate may have a `precision` of its own.
 
     Raises:
-        FleetError: The accelerator is in no table, or lacks the precision.
+        FleetError: The accelerator is in no table.
+        JobError: There are no figures for the precision.
     """
     found = accelerator_of(environment, table)
     per_node = float(min(world or job.world, environment.n_devices))

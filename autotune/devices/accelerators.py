@@ -83,10 +83,10 @@ class Accelerator:
         """FLOP/s that large matrix products reach.
 
         Raises:
-            FleetError: There are no figures for that precision.
+            JobError: There are no figures for that precision.
         """
         if precision not in self.achieved_flops:
-            raise FleetError(
+            raise JobError(
                 f"no figures for {precision} on {self.name}; there are some for "
                 + ", ".join(self.achieved_flops),
                 "choose one of these, or add it to a table of your own",
@@ -180,6 +180,25 @@ def find_accelerator(
         return found[0]
     wanted_bytes = memory_gib * 2**30
     return min(found, key=lambda entry: abs(entry.memory_bytes - wanted_bytes))
+
+
+def named_accelerator(
+    name: str, *, where: str, table: Sequence[Accelerator] | None = None
+) -> Accelerator:
+    """The entry of a name that a person typed.
+
+    Args:
+        name: Name of the accelerator.
+        where: The flag or key it came from, for the error.
+        table: Where to look; the shipped table by default.
+
+    Raises:
+        JobError: There is no such entry.
+    """
+    try:
+        return find_accelerator(name, table=table)
+    except FleetError as error:
+        raise JobError(f"{where}: {error.message}", error.hint) from error
 
 
 @cache

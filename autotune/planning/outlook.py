@@ -17,7 +17,7 @@ from autotune.cost.device import LinkName, link_columns
 from autotune.cost.errors import Margin, doubt_of, load_errors
 from autotune.cost.knowledge import Lesson
 from autotune.cost.problem import accelerator_of, situation_of
-from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
+from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job
@@ -154,10 +154,20 @@ class Outlook:
         )
 
 
-def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerator]) -> Environment:
-    """An environment that nobody has here: the accelerator's figures, this machine's versions."""
+def described(
+    wishes: FleetWishes,
+    here: Environment,
+    table: Sequence[Accelerator],
+    *,
+    where: str = "--gpu",
+) -> Environment:
+    """An environment that nobody has here: the accelerator's figures, this machine's versions.
+
+    Raises:
+        JobError: The table has no such accelerator; `where` is the flag that named it.
+    """
     assert wishes.gpu is not None
-    found = find_accelerator(wishes.gpu, table=table)
+    found = named_accelerator(wishes.gpu, where=where, table=table)
     is_cpu = found.name == "CPU"
     known = tuple(name for name in ("fp32", "bf16", "fp16") if name in found.peak_flops)
     return Environment(

@@ -182,9 +182,9 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
     return change
 
 
-def _with_gpu(outlook: Outlook, value: str, _: str) -> Outlook:
+def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
-    environment = described(wishes, outlook.environment, outlook.table)
+    environment = described(wishes, outlook.environment, outlook.table, where=where)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
-from autotune.base.errors import ExitCode, FleetError, JobError, NothingFeasibleError, RenderError
+from autotune.base.errors import ExitCode, JobError, NothingFeasibleError, RenderError
 from autotune.cost import predict
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
@@ -161,8 +161,8 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
         ({"space": "zero"}, None, JobError, "space"),
         ({"model": "gpt2", "seq_len": 2048}, None, NothingFeasibleError, "1024 positions"),
         ({"global_batch": 1, "world": 4099}, None, NothingFeasibleError, "batch.product"),
-        ({}, FleetWishes(gpu="Abacus"), FleetError, "H100"),
-        ({}, FleetWishes(gpu="V100-32GB"), FleetError, "bf16 on V100"),
+        ({}, FleetWishes(gpu="Abacus"), JobError, "--gpu: no figures"),
+        ({}, FleetWishes(gpu="V100-32GB"), JobError, "bf16 on V100"),
     ],
 )
 def test_absurd_input_is_answered(changes, wishes, error, said):

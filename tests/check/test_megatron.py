@@ -7,6 +7,7 @@ import pytest
 
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
+from autotune.devices import accelerators
 from autotune.report.check.sarif import sarif_log
 
 SCRIPT = """#!/bin/bash
@@ -92,6 +93,25 @@ def test_each_launch_of_a_file_is_mended(tmp_path):
     assert found_in(first) == []
     assert "megatron.batch.product" in dict(found_in(second))
     assert path.read_text() == line.format(1) + line.format(4)
+
+
+def test_a_gpu_is_looked_up_once_for_all_launches_of_a_file(tmp_path, monkeypatch):
+    asked = []
+    find = accelerators.find_accelerator
+    monkeypatch.setattr(
+        accelerators,
+        "find_accelerator",
+        lambda name, **table: asked.append(name) or find(name, **table),
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(2 * SCRIPT.replace("torchrun", "torchrun --nnodes 1"))
+    reports = check_files([str(path)], CheckFlags(megatron_release="0.16", gpu="A100")).reports
+    assert (len(reports), asked) == (2, ["A100"])
+
+
+def test_an_unknown_gpu_is_refused(tmp_path):
+    with pytest.raises(JobError, match=r"--gpu: no figures .* 'H1000'"):
+        checked(tmp_path / "run.sh", SCRIPT, gpu="H1000")
 
 
 def test_a_flag_that_goes_takes_its_line_along(tmp_path):

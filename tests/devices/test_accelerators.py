@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.base.errors import FleetError, JobError
+from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.devices.accelerators import (
     accelerators_with,
     find_accelerator,
+    named_accelerator,
     read_accelerators,
     shipped_accelerators,
 )
@@ -55,6 +56,14 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
     assert "MI300X" in error.value.message
     assert "H100" in error.value.message
     assert "--accelerators" in error.value.hint
+
+
+def test_a_mistyped_name_is_the_users_input_and_no_missing_fleet() -> None:
+    with pytest.raises(JobError, match=r"--gpu: no figures .* 'H1000'") as error:
+        named_accelerator("H1000", where="--gpu")
+    assert error.value.exit_code is ExitCode.INVALID_INPUT
+    assert error.value.hint.startswith("did you mean H100")
+    assert named_accelerator("h100", where="--gpu").name == "H100"
 
 
 def test_nothing_reaches_more_than_its_peak() -> None:
@@ -121,7 +130,7 @@ def test_a_slice_of_a_device_is_not_the_device() -> None:
 def test_a_precision_without_figures_is_named() -> None:
     v100 = find_accelerator("V100-32GB")
     assert v100.half == "fp16"
-    with pytest.raises(FleetError, match="bf16 on V100"):
+    with pytest.raises(JobError, match="bf16 on V100"):
         v100.rate("bf16")
 
 

@@ -154,7 +154,7 @@ def plan(
 
     Raises:
         JobError: A flag or what it names is not valid.
-        FleetError: The accelerator is in no table.
+        FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse every candidate.
     """
     if price is not None and not price > 0:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from autotune.base.errors import FleetError, JobError, RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
@@ -284,22 +284,23 @@ def _yaml_value(text: str, path: Path) -> Any:
         return text
 
 
-def on_gpu(name: str) -> dict[str, Any]:
+def on_gpu(name: str, *, where: str) -> dict[str, Any]:
     """The fields of a launch on GPUs of that kind.
 
     Raises:
-        FleetError: That kind is not known.
+        JobError: That kind is not known; `where` is what named it.
     """
-    from autotune.devices.accelerators import find_accelerator  # its table is checked by pydantic
+    from autotune.devices.accelerators import named_accelerator  # its table needs pydantic
 
-    device = find_accelerator(name)
+    device = named_accelerator(name, where=where)
     return {"gpu": device.name, "gpu_precisions": frozenset(device.peak_flops)}
 
 
 def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
+    name = slurm.gpu_of(options)
     try:
-        return on_gpu(slurm.gpu_of(options)) if slurm.gpu_of(options) else {}
-    except FleetError:  # a site's own name of it
+        return on_gpu(name, where="Slurm") if name else {}
+    except JobError:  # a site's own name of it
         return {}
 
 

@@ -296,9 +296,9 @@ def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
 
 def test_fp8_is_refused_where_the_gpu_has_none():
     found = launch("--fp8-format hybrid --bf16")
-    (told,) = judge_launch(replace(found, **on_gpu("A100")))
+    (told,) = judge_launch(replace(found, **on_gpu("A100", where="--gpu")))
     assert (told.rule, told.fix) == ("fp8.device", "remove --fp8-format")
-    assert judge_launch(replace(found, **on_gpu("H100"))) == []
+    assert judge_launch(replace(found, **on_gpu("H100", where="--gpu"))) == []
 
 
 RECIPE = (
