@@ -35,6 +35,7 @@ from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
 from autotune.base.text import lines
 from autotune.base.units import format_bytes
+from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 
 MAX_TEMPLATE_BYTES = 2**20
@@ -121,7 +122,9 @@ class Templates:
                 "mend the template at that line",
             ) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise RenderError(f"template {name}: {error}", "make it a readable file") from error
+            raise RenderError(
+                f"template {name}: {unread(error)}", "make it a text file"
+            ) from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
             reason = _over_limit(error) or str(error) or type(error).__name__

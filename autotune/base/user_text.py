@@ -15,6 +15,15 @@ MAX_BYTES = 4 * 2**20
 _NAME_ONE = "name a configuration or a launch script"
 
 
+def unread(error: Exception) -> str:
+    """Why a file could not be read, in words after its name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is no text: byte {error.start + 1} is not UTF-8"
+    if isinstance(error, NotAFileError):
+        return str(error.strerror)
+    return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
 def read_text(path: Path) -> str:
     """The text of a user's file, its line ends and a byte order mark as they are.
 
@@ -30,17 +39,12 @@ def read_text(path: Path) -> str:
         if len(data) > MAX_BYTES:
             raise _too_large(path)
         return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RenderError(f"{path}: is no text in UTF-8", _NAME_ONE) from error
-    except NotAFileError as error:
-        raise RenderError(f"{path}: {error.strerror}", _NAME_ONE) from error
+    except (UnicodeDecodeError, NotAFileError) as error:
+        raise RenderError(f"{path}: {unread(error)}", _NAME_ONE) from error
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise _too_large(path) from error
-        said = error.strerror or error
-        raise RenderError(
-            f"{path}: cannot be read: {said}", "name a file that is there"
-        ) from error
+        raise RenderError(f"{path}: {unread(error)}", "name a file that is there") from error
 
 
 def _too_large(path: Path) -> RenderError:

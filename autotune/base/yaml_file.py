@@ -15,7 +15,8 @@ import yaml
 
 from autotune.base.errors import JobError
 from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
-from autotune.contract import NotAFileError, read_bounded
+from autotune.base.user_text import unread
+from autotune.contract import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
 _MAX_NUMBER_BITS = 4096
@@ -254,10 +255,8 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or error
-        if isinstance(error, NotAFileError):
-            raise JobError(f"{path}: {said}", "name a YAML file") from error
-        raise JobError(f"{path}: cannot be read: {said}", "name a readable YAML file") from error
+        expected = f"name a YAML file that can be read, as text in UTF-8: {hint}"
+        raise JobError(f"{path}: {unread(error)}", expected) from error
     return _mapping(text, path, _CoreLoader, hint)
 
 
@@ -308,6 +307,9 @@ def _mapping(
         raise JobError(
             f"{path}{place}: not valid YAML: {said}", hint if "'\\t'" in said else "mend it there"
         ) from error
+    except yaml.reader.ReaderError as error:
+        said = f"character {error.position + 1}, #x{error.character:04x}, stands in no text"
+        raise JobError(f"{path}: is no text: {said}", f"name a YAML file: {hint}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error
     if data is None:

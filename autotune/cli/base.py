@@ -198,6 +198,16 @@ def say(line: str) -> None:
     PROGRESS.print(scrubbed_text(line), markup=False, highlight=False)
 
 
+@contextmanager
+def in_place() -> Iterator[Callable[[str], None] | None]:
+    """What shows progress in one line of the terminal; None off a terminal."""
+    if not PROGRESS.is_terminal or PROGRESS.is_dumb_terminal:
+        yield None
+        return
+    with PROGRESS.status("") as status:
+        yield lambda line: status.update(Text(scrubbed_text(line)))
+
+
 def explain(error: AutotuneError | OSError) -> None:
     """Say what is wrong and how to mend it; the traceback only where it was asked for."""
     if is_debugging():

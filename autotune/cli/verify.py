@@ -21,6 +21,7 @@ from autotune.cli.base import (
     cli,
     emit,
     explain,
+    in_place,
     obtained_fleet,
     print_json,
     say,
@@ -272,8 +273,9 @@ def doctor(
         from autotune.devices.hardware import detect_environment
 
         accelerator = detect_environment().accelerator
-        for engine in plugin_names("engine"):
-            load_plugin("engine", engine).build(accelerator, say)
+        with in_place() as on_progress:
+            for engine in plugin_names("engine"):
+                load_plugin("engine", engine).build(accelerator, say, on_progress)
         return
     from autotune.doctor import Level, diagnose
     from autotune.report.terminal.overview import print_diagnosis

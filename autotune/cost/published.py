@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import JobError
+from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
@@ -59,8 +60,7 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
         text = read_bounded(path).decode("utf-8-sig")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise JobError(f"{path}: cannot be read: {reason}", hint) from error
+        raise JobError(f"{path}: {unread(error)}", hint) from error
     if not lines or not any(cell.strip() for cell in lines[0]):
         raise JobError(f"{path}: has no header", hint)
     header = tuple(cell.strip() for cell in lines[0])

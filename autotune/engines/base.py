@@ -315,8 +315,18 @@ class EnginePlugin(ABC):
         """Names of what `build` has built for an accelerator, and of what is missing."""
         return Compiled()
 
-    def build(self, accelerator: str, note: Callable[[str], None]) -> None:  # noqa: B027
+    def build(  # noqa: B027
+        self,
+        accelerator: str,
+        note: Callable[[str], None],
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
         """Build once what every trial loads, and say what is built, a line at a time.
+
+        Args:
+            accelerator: `cpu` or `cuda`.
+            note: Takes a line.
+            on_progress: Takes how far it is instead, where a terminal shows it in place.
 
         Raises:
             FleetError: A build failed; the message names its log.

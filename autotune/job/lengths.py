@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.errors import JobError
+from autotune.base.user_text import unread
 from autotune.base.yaml_file import number_of
 from autotune.contract import read_bounded
 from autotune.trial.scripts.lengths import batch_lengths, rounded_up
@@ -163,8 +164,7 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
     try:
         rows = list(csv.reader(read_bounded(path).decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise JobError(f"lengths: {path}: cannot be read: {reason}", _ALLOWED) from error
+        raise JobError(f"lengths: {path}: {unread(error)}", _ALLOWED) from error
     weights: dict[int, float] = {}
     for number, row in enumerate(rows, start=1):
         if not row:

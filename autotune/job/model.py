@@ -20,6 +20,7 @@ from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.base.nested import kind_in_words
 from autotune.base.secrecy import scrubbed
+from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
 from autotune.job.hub import config_of, is_repository
@@ -205,7 +206,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"model: {path}: no such file", "name a Hugging Face folder or its config.json"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"model: {path}: {error}", "name a readable config.json") from error
+        raise JobError(f"model: {path}: {unread(error)}", "name a readable config.json") from error
     except (ValueError, RecursionError) as error:
         raise JobError(f"model: {path}: not valid JSON: {error}", "mend it there") from error
     if not isinstance(config, dict):

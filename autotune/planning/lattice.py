@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.grid import grid_rows
 from autotune.space.judged import Verdicts
 from autotune.space.knob import Context
-from autotune.space.knobs import canonical
+from autotune.space.knobs import canonical, settings_of
 from autotune.space.rows import MANY, CandidateRows
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space_file import Space
@@ -212,8 +212,12 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
     if len(rows) and not len(legal):
         closest = rows[int(np.argmin(total))]
         said = f"space {space.name}: none of its {len(rows)} candidates is legal for this job"
+        settings = settings_of(closest, engine.context)
         raise nothing_legal(
-            f"{said}; refused most by", counts, str(closest), engine.judge(closest)
+            f"{said}; refused most by",
+            counts,
+            {name: format_value(value) for name, value in settings.items()},
+            engine.judge(closest),
         )
     return Lattice(
         candidates=rows.take(legal),

@@ -13,6 +13,9 @@ from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
+_MOST_NAMES = 3
+"""Knobs that an error names in place of one that is none."""
+
 
 def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """Find a knob.
@@ -22,8 +25,9 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """
     knob = knobs.get(name)
     if knob is None:
-        near = near_names(name, knobs)
-        near += [known for known in knobs if known.endswith(f".{name}") and known not in near]
+        near = [known for known in knobs if known.endswith(f".{name}")]
+        near += [known for known in near_names(name, knobs) if known not in near]
+        del near[_MOST_NAMES:]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise JobError(
             f"{where}: {shortened(name)!r} is not a knob",

@@ -1,6 +1,7 @@
 """Legality: what a rule is, whatever the engine, and what it says of what it refuses."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ Moves = Mapping[tuple[str, ...], tuple[str, ...]]
 """Paths of keys that go -> where they come again, with their values."""
 
 _NO_MOVES: Moves = {}
+_MOST_SETTINGS = 3
+"""Settings of the nearest candidate that an error shows."""
+_WORD = re.compile(r"[a-z_][a-z0-9_.]*[a-z0-9_]")
 
 Level = Literal["error", "warning", "note"]
 """How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
@@ -194,21 +198,25 @@ def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:
 
 
 def nothing_legal(
-    refused: str, counts: Counter[str], nearest: str, found: Sequence[Violation]
+    refused: str, counts: Counter[str], nearest: Mapping[str, str], found: Sequence[Violation]
 ) -> NothingFeasibleError:
     """The error where the rules refuse every candidate; its hint names the nearest change.
 
     Args:
         refused: The candidates, in words that end before the names of rules.
         counts: Rule -> candidates that it refuses.
-        nearest: The candidate that breaks the fewest rules, in words.
+        nearest: The candidate that breaks the fewest rules: knob -> value in words. Three are
+            shown, those that the clashes speak of first.
         found: What it breaks.
     """
     most = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common(3) if count)
     clashes = "; ".join(violation.message for violation in found)
     fixes = "; ".join(violation.fix for violation in found)
+    words = set(_WORD.findall(f"{clashes} {fixes}"))
+    shown = sorted(nearest, key=lambda name: name not in words)  # stable: else in their order
+    settings = named([f"{name}={nearest[name]}" for name in shown], most=_MOST_SETTINGS)
     return NothingFeasibleError(
-        f"{refused} {most}", f"the nearest is [{nearest}]: {clashes}. {fixes}"
+        f"{refused} {most}", f"the nearest is [{settings}]: {clashes}. {fixes}"
     )
 
 

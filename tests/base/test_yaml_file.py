@@ -192,3 +192,19 @@ def test_a_tab_is_answered_with_what_to_write(file):
     with pytest.raises(JobError) as caught:
         read(file, "model: gpt2\n\tworld: 8")
     assert "takes no tab" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"a: \xb6\xff", r"file\.yaml: is no text: byte 4 is not UTF-8"),
+        (b"a: \0\1", r"file\.yaml: is no text: character 4, #x0000"),
+    ],
+)
+def test_a_file_that_is_no_text_is_told_so_in_our_words(file, data, said):
+    file.write_bytes(data)
+    with pytest.raises(JobError, match=said) as error:
+        read_yaml(file, hint="a mapping of knobs")
+    assert "codec" not in str(error.value)
+    assert error.value.hint.startswith("name a YAML file")
+    assert error.value.hint.endswith("a mapping of knobs")

@@ -65,6 +65,8 @@ def test_what_is_wrong_is_said_with_its_place(lengths: Any, says: str) -> None:
 
 def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
+    path.write_bytes(b"8,\xb6\n")
+    assert "lengths.csv: is no text: byte 3 is not UTF-8" in complaint(str(path)).message
     for text, says in (
         ("8,1\n16;2\n", "line 2: '16;2' is not length,count"),
         ("8,1\n16,2,3\n", "line 2"),

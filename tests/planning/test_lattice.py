@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
 from autotune.space.knob import Context
-from autotune.space.rule import Violation
+from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space import load_space
 
 ENVIRONMENT = Environment(
@@ -127,6 +129,13 @@ def test_nothing_legal_says_which_rules_and_what_would_do(space_file):
     assert "8 != 12" in caught.value.hint
     assert "micro_batch 2" in caught.value.hint
     assert "stage 2" not in caught.value.hint
+
+
+def test_the_nearest_is_told_by_three_settings_those_of_the_clash_first():
+    clash = Violation(rule="zero.host", message="zero.stage 0 holds all", fix="zero.stage 1")
+    nearest = {"tp": "1", "pp": "1", "sp": "1", "micro_batch": "8", "zero.stage": "0"}
+    told = nothing_legal("refused by", Counter({"zero.host": 2}), nearest, [clash])
+    assert told.hint.startswith("the nearest is [zero.stage=0, tp=1, pp=1, 2 more]: zero.stage 0")
 
 
 def test_values_are_those_that_vary(zero):

@@ -161,7 +161,7 @@ def test_aliases_cannot_explode(tmp_path):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(JobError, match="cannot be read"):
+    with pytest.raises(JobError, match="is no text: byte 1"):
         load_space(str(path), KNOBS)
     path.write_bytes(b"#" * 2_000_000)
     with pytest.raises(JobError, match="larger than"):

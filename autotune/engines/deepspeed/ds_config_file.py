@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up, without
 from autotune.base.secrecy import HIDDEN, holds_secret, scrubbed, scrubbed_text, texts_of
 from autotune.base.user_text import read_text
@@ -104,12 +104,17 @@ def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in rest.items() if value != {}}
 
 
-def precision_of(config: Mapping[str, Any]) -> str:
-    """`bf16`, `fp16` or `fp32`, as DeepSpeed would read it."""
-    for name in ("bf16", "fp16"):
-        if config.get(name, {}).get("enabled") is True:
-            return name
-    return "fp32"
+def precision_of(config: Mapping[str, Any], path: Path) -> str:
+    """`bf16`, `fp16` or `fp32`, as DeepSpeed would read it.
+
+    Raises:
+        JobError: A switch of theirs is neither on nor off.
+    """
+    switches = {name: config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")}
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise JobError(f"{path}: {name}.enabled is {value!r}", "write true or false there")
+    return next((name for name, is_on in switches.items() if is_on), "fp32")
 
 
 def _holds_auto(value: Any) -> bool:

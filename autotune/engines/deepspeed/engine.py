@@ -214,11 +214,15 @@ class DeepSpeedEngine(Engine):
         """
         theirs = read_run(path, world=self._job.world, hidden=self._job.model.shape.hidden)
         config, notes = theirs.config, theirs.notes
-        self._check_same_training(config, notes, path)
+        # Wrong values first: a file that means nothing trains in no precision either.
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         sp = _whole(config, "sequence_parallel_size", path) or 1
+        for key in _BATCH:
+            _whole(config, key, path)
+        named = knobs_of(config, path)
+        self._check_same_training(config, notes, path)
         micro_batch = _micro_batch(config, self._job, tp, sp, path)
-        chosen = {**theirs.knobs, **knobs_of(config, path), "micro_batch": micro_batch}
+        chosen = {**theirs.knobs, **named, "micro_batch": micro_batch}
         context = replace(self.context, base=_chosen_by(self._job))
         knobs = canonical(chosen, context)
         for name, value in chosen.items():
@@ -245,7 +249,7 @@ class DeepSpeedEngine(Engine):
     def _check_same_training(
         self, config: Mapping[str, Any], notes: Mapping[str, Note], path: Path
     ) -> None:
-        precision = precision_of(config)
+        precision = precision_of(config, path)
         if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
             precision = self._job.precision  # "auto": the caller's to decide
         if precision != self._job.precision:
@@ -383,11 +387,12 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
 
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
-    total = _whole(config, "train_batch_size", path)
-    micro = _whole(config, "train_micro_batch_size_per_gpu", path)
-    accum = _whole(config, "gradient_accumulation_steps", path)
+    total, micro, accum = (_whole(config, key, path) for key in _BATCH)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
         raise JobError(

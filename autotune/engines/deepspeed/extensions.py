@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from autotune.base.private import (
     open_new,
     user_cache,
 )
+from autotune.base.units import format_seconds
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED
 
@@ -42,6 +44,10 @@ _SUFFIX = re.compile(r"(?<=\d)[af](?=\+|$)")
 _ARCHITECTURE = re.compile(r"\d+\.\d+(\+PTX)?")
 _LONGEST_BUILD_S = 3600.0
 """Time of one extension's build; minutes are usual."""
+TOLD_EVERY_S = 15.0
+"""Time after which a log is told again what compiles."""
+_LOOK_S = 1.0
+"""Time between two looks at the compilers."""
 
 
 def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.environ) -> Path:
@@ -98,7 +104,13 @@ def stale_locks(accelerator: str) -> list[Path]:
         return []
 
 
-def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = False) -> None:
+def build(
+    accelerator: str,
+    on_line: Callable[[str], None],
+    *,
+    nvme: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> None:
     """Build what is missing, and remove stale locks; returns at once if all is built.
 
     It returns at once even while another process builds extensions that are not asked for here.
@@ -106,6 +118,12 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
     The compilers run in sessions of their own, so that an interrupt never kills one half way. If
     this process is killed they end with it, and hold the lock until all of them have: the next
     build finds torch's lock files stale, and begins those extensions anew.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        on_line: Takes a line of what happens; of a compiler at work every `TOLD_EVERY_S`.
+        nvme: Whether trials swap to a disk.
+        on_progress: Takes the latter instead, every second: whoever redraws a line of a terminal.
 
     Raises:
         FleetError: A build failed; the message names its log, and the hint is for the cause. Or
@@ -123,7 +141,8 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
             return
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
         builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
-        _wait_for(builders, folder, on_line)
+        progress = _Progress(builders, on_line, on_progress)
+        _wait_for(builders, folder, on_line, progress.tell)
 
 
 def _check_own(folder: Path) -> None:
@@ -236,13 +255,49 @@ def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
         )
 
 
-def _wait_for(builders: dict[str, Kept], folder: Path, on_line: Callable[[str], None]) -> None:
+class _Progress:
+    """Tells which extensions still compile, how many are done, and the time so far."""
+
+    def __init__(
+        self,
+        builders: Mapping[str, Kept],
+        on_line: Callable[[str], None],
+        on_progress: Callable[[str], None] | None,
+    ) -> None:
+        self._builders = builders
+        self._tell = on_progress or on_line
+        self._period_s = TOLD_EVERY_S if on_progress is None else _LOOK_S
+        self._started_s = self._told_s = time.monotonic()
+
+    def tell(self) -> None:
+        """Tell it, unless it was told just now."""
+        now_s = time.monotonic()
+        if now_s - self._told_s < self._period_s:
+            return
+        self._told_s = now_s
+        at_work = [name for name, builder in self._builders.items() if builder.poll() is None]
+        if at_work:
+            n, n_done = len(self._builders), len(self._builders) - len(at_work)
+            # They compile side by side.
+            so_far = format_seconds(now_s - self._started_s)
+            self._tell(f"compiling {', '.join(at_work)}: {n_done} of {n} done, {so_far} so far")
+
+
+def _wait_for(
+    builders: Mapping[str, Kept],
+    folder: Path,
+    on_line: Callable[[str], None],
+    meanwhile: Callable[[], None],
+) -> None:
     interrupted = False
     for name, builder in builders.items():
         while True:
             try:
-                code = builder.wait()
+                meanwhile()
+                code = builder.wait(_LOOK_S)
                 break
+            except subprocess.TimeoutExpired:
+                continue
             except KeyboardInterrupt:
                 interrupted = True
                 on_line("the compiler is not interrupted half way: ending once it is done")

@@ -94,9 +94,14 @@ class DeepSpeed(EnginePlugin):
             misread=extensions.misread(accelerator),
         )
 
-    def build(self, accelerator: str, note: Callable[[str], None]) -> None:
+    def build(
+        self,
+        accelerator: str,
+        note: Callable[[str], None],
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
         """Build the extensions that every trial loads."""
-        extensions.build(accelerator, note)
+        extensions.build(accelerator, note, on_progress=on_progress)
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
         """DeepSpeed for a job."""

@@ -188,6 +188,6 @@ def _kept(
     raise nothing_legal(
         "no Megatron layout is legal for this job; the last ones are refused by",
         Counter({name: int((~truth).sum()) for name, truth in held.items()}),
-        " ".join(f"{name}={layout[name][0]}" for name in LATTICE_KNOBS if name in layout),
+        {name: str(layout[name][0]) for name in LATTICE_KNOBS if name in layout},
         judge_by(rules, LayoutRows(task=task, columns=layout)),
     )

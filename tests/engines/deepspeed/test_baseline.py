@@ -116,6 +116,24 @@ def test_a_contradicting_batch_is_answered_with_the_arithmetic(tmp_path, engine,
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"zero_optimization": {"stage": "two"}},
+            "zero_optimization.stage: .*'two' is not a whole",
+        ),
+        ({"tensor_parallel": {"autotp_size": "two"}}, "autotp_size is 'two'"),
+        ({"bf16": {"enabled": "treu"}}, "bf16.enabled is 'treu'"),
+    ],
+)
+def test_a_wrong_value_is_named_before_what_else_differs(tmp_path, engine, config, said):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(config))
+    with pytest.raises(JobError, match=said):
+        engine.baseline(file)
+
+
 def test_another_precision_is_another_job(tmp_path, engine):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"train_batch_size": 8, "fp16": {"enabled": True}}))

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 
@@ -230,6 +231,53 @@ def test_a_build_dies_with_its_parent_and_the_next_one_does_not_wait(folder, mon
     assert said[:2] == stale
     assert extensions.built("cpu") == list(extensions.needed("cpu"))
     assert list(folder.glob("*/lock")) == []
+
+
+def simulate_two_compilers(folder, monkeypatch):
+    """Compilers that end once a file lets them."""
+    names = extensions.needed("cpu")[:2]
+    for name in names:
+        (folder / name / BUILT_FILE).unlink()
+
+    def compiles(command, **options):
+        name, folder = command[-2:]
+        script = 'until [ -e "$2/$1.go" ]; do sleep 0.01; done; touch "$2/$1/$3"'
+        return Kept(["sh", "-c", script, "sh", name, folder, BUILT_FILE], **options)
+
+    monkeypatch.setattr(extensions, "Kept", compiles)
+    monkeypatch.setattr(extensions, "_LOOK_S", 0.01)
+    return names
+
+
+def test_a_build_says_what_compiles_how_many_are_done_and_for_how_long(folder, monkeypatch):
+    first, second = simulate_two_compilers(folder, monkeypatch)
+    monkeypatch.setattr(extensions, "TOLD_EVERY_S", 0.0)
+    said = []
+
+    def on_line(line):
+        said.append(line)
+        if "0 of 2 done" in line:
+            (folder / f"{first}.go").touch()
+        if "1 of 2 done" in line:
+            (folder / f"{second}.go").touch()
+
+    extensions.build("cpu", on_line)
+    assert re.fullmatch(rf"compiling {first}, {second}: 0 of 2 done, [0-9.]+ m?s so far", said[1])
+    assert any(line.startswith(f"compiling {second}: 1 of 2 done, ") for line in said)
+
+
+def test_where_a_line_is_redrawn_the_log_stays_short(folder, monkeypatch):
+    names = simulate_two_compilers(folder, monkeypatch)
+    said, shown = [], []
+
+    def on_progress(line):
+        shown.append(line)
+        for name in names:
+            (folder / f"{name}.go").touch()
+
+    extensions.build("cpu", said.append, on_progress=on_progress)
+    assert len(said) == 1
+    assert shown[0].startswith("compiling ")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of others")

@@ -333,6 +333,13 @@ def test_every_default_is_legal_and_every_knob_is_explained(knob):
     assert not knob.pattern or re.compile(knob.pattern)
 
 
+def test_at_most_three_knobs_may_have_been_meant_the_likeliest_first():
+    knobs = {f"{section}.size": KNOBS["micro_batch"] for section in ("ab", "cd", "ef", "gh")}
+    with pytest.raises(JobError) as error:
+        knob_named("size", {"sizes": KNOBS["micro_batch"], **knobs}, where="--set")
+    assert error.value.hint.startswith("did you mean ab.size or cd.size or ef.size? ")
+
+
 def test_every_knob_reaches_the_run():
     """By a key of ds_config, by the training script, or by what the ranks start with."""
     by_start = {knob.name for knob in (*process.ENTRIES, *communication.ENTRIES)}

@@ -186,7 +186,8 @@ def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rul
     with pytest.raises(NothingFeasibleError) as error:
         lay_out(task(**changes))
     assert rule in error.value.message
-    assert "the nearest is [tp=" in error.value.hint
+    assert "the nearest is [" in error.value.hint
+    assert "tp=" in error.value.hint
 
 
 def test_more_layouts_than_memory_holds_are_refused():
