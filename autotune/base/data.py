@@ -1,6 +1,8 @@
 """Folders of the shipped data: templates, spaces, records; in a checkout and in a wheel alike."""
 
 import re
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from autotune import DEFAULT_ENGINE
@@ -24,6 +26,20 @@ def data_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"{name}: neither inside {_PACKAGE} nor beside it")
+
+
+@cache
+def installed_files() -> tuple[tuple[str, int, int], ...]:
+    """Path, size in bytes and time of each file of code and of each shipped template.
+
+    Where two processes see the same, they run the same code.
+    """
+    roots = (_PACKAGE.rglob("*.py"), data_folder("templates").rglob("*.j2"))
+    found = []
+    for path in sorted(chain.from_iterable(roots)):
+        state = path.stat()
+        found.append((str(path), state.st_size, state.st_mtime_ns))
+    return tuple(found)
 
 
 def shipped_spaces(engine: str = "") -> list[str]:

@@ -174,6 +174,8 @@ class EngineSettings:
     """Environment variables that the candidate sets for its ranks."""
     binds_cores: bool = False
     """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
+    rendering_digest: str = ""
+    """Digest of all that the candidate's files follow from besides itself; empty: nobody says."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,14 @@ class Engine(ABC):
         """
         return None
 
+    @property
+    def rendering_digest(self) -> str:
+        """Digest of all that `files` of a candidate follow from besides it; empty: unknown.
+
+        A record of thousands of trials is resumed by it, without rendering each again.
+        """
+        return ""
+
     @abstractmethod
     def judge(self, candidate: Candidate) -> Sequence[Violation]:
         """The rules that a candidate breaks; empty for a legal one.

@@ -124,6 +124,7 @@ def make_spec(
             overridden={key: list(pair) for key, pair in engine.overridden(candidate).items()},
             environment=dict(ranks.environment),
             binds_cores=ranks.binds_cores,
+            rendering_digest=engine.rendering_digest,
         ),
         measure=dataclasses.replace(
             measure,

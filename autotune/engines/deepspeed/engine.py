@@ -5,12 +5,15 @@ the knobs that act, the user's base configuration, the job (precision, optimizer
 candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import installed_files
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
@@ -112,6 +115,16 @@ class DeepSpeedEngine(Engine):
         """The context that decides which knobs act, with what the base configuration sets."""
         base = {**_chosen_by(self._job), **self._base_knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
+
+    @property
+    def rendering_digest(self) -> str:
+        """See `Engine.rendering_digest`; empty where the user's templates may read anything."""
+        # What derives from this class may render otherwise.
+        if type(self) is not DeepSpeedEngine or self._job.templates is not None:
+            return ""
+        if self._rendering is None:
+            self._rendering = self._digest()
+        return self._rendering
 
     @property
     def optimizer(self) -> str:
@@ -271,6 +284,7 @@ class DeepSpeedEngine(Engine):
         optimizer: Mapping[str, Any] | None = None,
     ) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
+        self._rendering: str | None = None
         theirs = config.get("optimizer")
         ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
         if theirs is not None and _same_type(ours, theirs):
@@ -293,6 +307,20 @@ class DeepSpeedEngine(Engine):
         self._stage = {
             "zero.stage": self._base_knobs.get("zero.stage", KNOBS["zero.stage"].default)
         }
+
+    def _digest(self) -> str:
+        """Digest of what `_render` reads of this engine, and of the code that reads it."""
+        read = {
+            "installed": installed_files(),
+            "precision": self._job.precision,
+            "base": self._base,
+            "notes": self._notes,
+            "constants": self._constants,
+            "optimizer": [self._optimizer_section, self._optimizer, self._implementation],
+            "stage": self._stage,
+        }
+        text = json.dumps(read, sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _render(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, Note]]:
         """The configuration, and the keys of the base that give way to it."""

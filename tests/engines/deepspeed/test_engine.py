@@ -143,6 +143,23 @@ def test_rendering_again_is_little_work(tmp_path):
     assert calls_of(lambda: engine.setup(candidate)) < 4000  # 1,400 today
 
 
+def test_a_digest_stands_for_all_that_is_rendered_besides_the_candidate(tmp_path):
+    base = tmp_path / "base.json"
+
+    def digest(text="", **changes):
+        base.write_text(text)
+        return DeepSpeedEngine(tiny_job(tmp_path, **changes), CPU).rendering_digest
+
+    plain = digest()
+    assert plain
+    assert digest(trials=7, seed=5) == plain
+    assert digest(optimizer={"type": "SGD", "params": {"lr": 0.5}}) != plain
+    assert digest(precision="fp32") != plain
+    clipped = digest('{"gradient_clipping": 0.5}', base_config=str(base))
+    assert len({plain, clipped, digest('{"gradient_clipping": 0.7}', base_config=str(base))}) == 3
+    assert digest(templates=str(tmp_path)) == "", "a template of the user's may read anything"
+
+
 def base_job(tmp_path: Path, config: dict, **changes):
     file = tmp_path / "base.json"
     file.write_text(json.dumps(config))
