@@ -99,6 +99,7 @@ class DeepSpeedEngine(Engine):
         """
         known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
         super().__init__(job, replace(environment, deepspeed_version=known))
+        self._rendering: str | None = None
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
@@ -284,7 +285,7 @@ class DeepSpeedEngine(Engine):
         optimizer: Mapping[str, Any] | None = None,
     ) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
-        self._rendering: str | None = None
+        self._rendering = None
         theirs = config.get("optimizer")
         ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
         if theirs is not None and _same_type(ours, theirs):
