@@ -152,6 +152,8 @@ class Surroundings:
     """Time that the cores' virtual machine wanted to run and did not get a processor."""
     throttled_s: float
     """Time for which a CPU quota kept the rank's cgroup from running."""
+    children_s: float = 0.0
+    """Processor time of the rank's child processes, such as those that load data."""
 
 
 @dataclass(kw_only=True)
@@ -253,7 +255,7 @@ class RankReport(Stored):
         if (seen := self.surroundings) is not None:
             check_figures("Surroundings: number of cores", [len(seen.cores)])
             times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
-            check_figures("Surroundings", times_s, zero=True)
+            check_figures("Surroundings", (*times_s, seen.children_s), zero=True)
         if self.diagnosis is None:
             return
         if self.diagnosis.split is not None:

@@ -43,7 +43,7 @@ def _load(reports: Sequence[RankReport]) -> str:
     for report in reports:
         seen, cpu_s = report.surroundings, report.cpu_s
         if seen is not None and cpu_s is not None:
-            groups.setdefault(tuple(seen.cores), []).append((seen, cpu_s))
+            groups.setdefault(tuple(seen.cores), []).append((seen, cpu_s + seen.children_s))
     worst, where = 0.0, ""
     for cores, ranks in groups.items():
         elapsed_s = min(seen.elapsed_s for seen, _ in ranks)

@@ -31,7 +31,7 @@ class Aftermath:
         """Take the engine, before anything watches it."""
         self._live = live
         # A GPU's rank may be bound as well, but its steps are not made on these cores.
-        is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
+        is_watched = self._spec.layout.accelerator == "cpu" and self._has_cores()
         self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
         measure = self._spec.measure
         if measure.checkpoint is not None:
@@ -67,6 +67,10 @@ class Aftermath:
             self._meter.settle()
         self._watch.begin()
         self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
+
+    def _has_cores(self) -> bool:
+        """Whether other processes on this rank's cores are none of the trial's other ranks."""
+        return bool(os.environ.get(CORES_ENV))
 
     def on_measured(self) -> None:
         """The last step was measured."""

@@ -1,8 +1,8 @@
 """Surroundings of a CPU rank while it measures: other load, stolen time, CPU quotas.
 
-The figures come from /proc/stat of the cores that the rank is bound to, at both ends of the
-measured steps. Time in interrupts is left out, since it includes gloo's own packets. GPU ranks are
-not watched, bound to cores or not, so that all candidates are judged alike.
+The figures come from /proc/stat of the cores that the rank may use, at both ends of the measured
+steps. Time in interrupts is left out, since it includes gloo's own packets. GPU ranks are not
+watched, bound to cores or not, so that all candidates are judged alike.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.contract import Surroundings
 
 _STAT = Path("/proc/stat")
+_PROCESSES = Path("/proc")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -52,6 +53,7 @@ def _read(cores: set[int]) -> dict[str, float] | None:
         "busy_s": busy / _TICKS_PER_S,
         "stolen_s": stolen / _TICKS_PER_S,
         "throttled_s": _throttled_s(),
+        "children_s": _children_ticks() / _TICKS_PER_S,
     }
 
 
@@ -64,6 +66,33 @@ def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
             busy += sum(int(ticks) for ticks in columns[:3])
             stolen += int(columns[7]) if len(columns) > 7 else 0
     return busy, stolen
+
+
+def _children_ticks() -> int:
+    """Ticks of all processes below this one, such as those that load data.
+
+    Those that have ended count by their parent, which has waited for them. Source of the
+    columns: proc(5).
+    """
+    total, left = _times(os.getpid())[1], _children(os.getpid())
+    while left:
+        pid = left.pop()
+        total += sum(_times(pid))
+        left += _children(pid)
+    return total
+
+
+def _times(pid: int) -> tuple[int, int]:
+    """Ticks of a process, and of its children that have ended; 0 where it has ended itself."""
+    columns = text_of(_PROCESSES / str(pid) / "stat").rpartition(")")[2].split()
+    own, waited_for = columns[11:13], columns[13:15]
+    return sum(map(int, own)), sum(map(int, waited_for))
+
+
+def _children(pid: int) -> list[int]:
+    """Children of a process, whichever of its threads began them."""
+    tasks = (_PROCESSES / str(pid) / "task").glob("*/children")
+    return [int(word) for task in tasks for word in text_of(task).split()]
 
 
 def _throttled_s() -> float:

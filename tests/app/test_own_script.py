@@ -156,6 +156,22 @@ def test_tokens_of_a_command_are_those_that_were_counted(
 
 
 @pytest.mark.usefixtures("launchers")
+def test_other_work_beside_the_command_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, folder = studied(tmp_path / "results")
+    monkeypatch.chdir(folder)
+    results = tmp_path / "results"
+    said = diagnose(command, {"study": "own"}, results=results, fresh=False, note=print)
+    assert "disturbed" not in dict(describe_script(said))
+    assert said.as_dict()["disturbed"] == ""
+    why = "other processes took 40% of core 0, 1"
+    said = dataclasses.replace(said, result=dataclasses.replace(said.result, disturbed=why))
+    assert dict(describe_script(said))["disturbed"].startswith(f"{why}: ")
+    assert said.as_dict()["disturbed"] == why
+
+
+@pytest.mark.usefixtures("launchers")
 def test_the_parts_of_a_commands_memory_are_the_predicted_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """What is taken for interference, and what is not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,6 +48,13 @@ def test_other_processes_on_one_core_are_named_with_their_share():
 def test_ranks_that_share_a_core_are_no_others_to_each_other():
     shared = [rank(n, cpu_s=0.95, busy_s=1.95) for n in (0, 1)]
     assert disturbance(SPEC, shared) == ""
+
+
+def test_processes_that_load_data_are_no_others_to_their_rank():
+    seen = rank(cpu_s=0.9, busy_s=1.95)
+    assert disturbance(SPEC, [seen]) != ""
+    beside = dataclasses.replace(seen.surroundings, children_s=1.0)
+    assert disturbance(SPEC, [dataclasses.replace(seen, surroundings=beside)]) == ""
 
 
 def test_a_rank_that_waits_is_not_disturbed_by_itself():

@@ -61,6 +61,11 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     assert said["energy"] == "40 J/sample", "3200 J over 5 steps of 16 samples"
 
 
+def test_no_advice_is_no_claim_that_nothing_helps(study: Study) -> None:
+    seen = dataclasses.replace(explain_trial(study, number_at(study, 3)), advice=[])
+    assert "try" not in dict(describe(seen))
+
+
 def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:
     seen = explain_trial(study, number_at(study, 3))
     alone = dataclasses.replace(seen.diagnosis.collectives[0], group_size=1, calls=1)

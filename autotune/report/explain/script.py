@@ -78,6 +78,7 @@ class ScriptDiagnosis:
             "row": {name: _json(value) for name, value in self.row.items()},
             "explanation": None if self.explanation is None else self.explanation.as_dict(),
             "remarks": list(self.remarks),
+            "disturbed": self.result.disturbed,
             "is_predicted": self.is_predicted,
             "changes": [dataclasses.asdict(change) for change in self.changes],
             "notes": list(self.notes),
@@ -91,6 +92,12 @@ def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
     yield "batch", _batch(diagnosis.settings)
     yield "set by", ", ".join(f"{name}: {where}" for name, where in diagnosis.origins.items())
     yield "speed", ", ".join(_speeds(diagnosis))
+    if diagnosis.result.disturbed:
+        yield (
+            "disturbed",
+            f"{diagnosis.result.disturbed}: the command alone is faster. A search runs it once "
+            "more; --fresh does so now",
+        )
     yield "memory", _memory(diagnosis)
     if diagnosis.explanation is not None:
         yield from ((n, text) for n, text in describe(diagnosis.explanation) if n != "speed")

@@ -99,8 +99,6 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
         facts.append(("step", _step(diagnosis, diagnosis.split)))
         facts.append(("bound by", _bound(explanation, found)))
         facts += [("try", describe_advice(each)) for each in explanation.advice[:_MAX_ADVICE]]
-        if not explanation.advice:
-            facts.append(("try", "no knob that acts here addresses that"))
         facts.append(("speed", _speed(explanation)))
     if phases := describe_phases(explanation.result):
         facts.append(("phases", phases))

@@ -52,6 +52,10 @@ class GuestAftermath(Aftermath):
         self._describe()
         return super().finale()
 
+    def _has_cores(self) -> bool:
+        """The ranks of the user's own command share theirs, and are counted as one."""
+        return True
+
     def _diagnostic_pass(self, live: LiveEngine) -> Any:
         return _GuestPass(live, self._guest)
 
