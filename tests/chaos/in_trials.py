@@ -98,16 +98,14 @@ def _hang(action: str, place: str, start: Start) -> Fault:
 
 
 _SHORT = {
-    ("sigsegv", "forward", Start.WARM),
     ("sigstop", "forward", Start.WARM),
-    ("oom", "backward", Start.WARM),
-    ("raise", "forward", Start.WARM),
-    ("nan", "forward", Start.WARM),
     ("collective", "forward", Start.WARM),
-    ("data", "build", Start.WARM),
     ("compiler", "initialize", Start.WARM),
 }
-"""One place for each; tests/fleet/test_local.py has the same endings, from cold starts as well."""
+"""One place for each."""
+_ENDINGS = "tests/fleet/test_local.py::test_an_ending_is_told_by_its_cause"
+ASKED = dict.fromkeys(("out of memory", "exception on one rank", "non-finite loss"), _ENDINGS)
+"""Tests that ask the same in every run: the short form does not ask again."""
 
 
 def _inject(

@@ -26,16 +26,23 @@ _CONFIG_FAULTS = {
 }
 
 
+ASKED = {
+    "platform fault": "tests/fleet/transports/test_hostfile.py::"
+    "test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here",
+    "configuration's fault": "tests/search/test_loop.py::test_config_faults_are_never_repeated",
+}
+"""Tests that ask the same in every run: the short form does not ask again."""
+
+
 def faults() -> Iterator[Fault]:
     """All of them."""
-    yield Fault(name="platform fault: once, and tried again", inject=_once, in_short=True)
+    yield Fault(name="platform fault: once, and tried again", inject=_once)
     yield Fault(name="platform fault: always, tried thrice and left", inject=_always)
     yield Fault(name="platform fault: on one slot, which is left out", inject=_bad_slot)
     for factory, (outcome, flags) in _CONFIG_FAULTS.items():
         yield Fault(
             name=f"configuration's fault: {outcome}, never tried again",
             inject=functools.partial(_never_again, factory, outcome, flags),
-            in_short=outcome is Outcome.INVALID,
         )
 
 

@@ -12,7 +12,7 @@ from autotune.contract import Role
 from autotune.record.study import Trial
 from autotune.search.history import History
 from tests import trials
-from tests.chaos import in_coordinators
+from tests.chaos import in_coordinators, in_nodes, in_trials, retries
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, must
 from tests.chaos.records import write_record
@@ -22,6 +22,8 @@ from tests.search.scripted import ok
 from tests.trials import changed
 
 FAULTS = all_faults()
+ASKED = in_trials.ASKED | in_nodes.ASKED | retries.ASKED
+"""Kinds of fault that other tests inject already -> such a test."""
 REPOSITORY = Path(__file__).parents[2]
 RECORDS = REPOSITORY / "results" / "recorded" / "chaos"
 
@@ -49,8 +51,15 @@ def test_every_fault_has_a_name_of_its_own_and_every_kind_a_short_form():
     names = [fault.name for fault in FAULTS]
     assert len(names) == len(set(names))
     kinds = {f.subject for room in ROOMS if room not in NOT_SHORT for f in all_faults(room)}
-    assert kinds == {fault.subject for fault in FAULTS if fault.in_short}
+    assert kinds == {*ASKED, *(fault.subject for fault in FAULTS if fault.in_short)}
     assert sum(fault.rounds for fault in FAULTS) >= 200
+
+
+@pytest.mark.parametrize(("kind", "test"), ASKED.items())
+def test_what_the_short_form_leaves_out_is_asked_elsewhere(kind, test):
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (REPOSITORY / file).read_text(encoding="utf-8")
+    assert not any(fault.in_short for fault in FAULTS if fault.subject == kind)
 
 
 @pytest.mark.parametrize("room", [r for r in ROOMS if (RECORDS / f"{r}.json").exists()])

@@ -5,7 +5,6 @@
 
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -117,15 +116,6 @@ def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search
     assert code == 0
     assert len(search.study.trials()) == n_trials, "the same command again runs nothing twice"
     assert json.loads(stdout.splitlines()[-1])["best"] == answer["best"]
-
-    # Without the one that passes, the same comparison has nothing left but the baseline.
-    for trial in search.study.trials():
-        if trial.spec.identity.knobs["micro_batch"] == 2:
-            shutil.rmtree(trial.folder)
-    code, stdout, stderr = search.run("--trials", "1", "--seed", "3", "--no-diagnose")
-    left = json.loads(stdout.splitlines()[-1])
-    assert (code, left["best"]) == (0, left["baseline"]), stderr
-    assert left["drifted"]["guard"]["verdict"] == "fail"
 
 
 def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
