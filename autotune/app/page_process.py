@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.pages import line_of, write_page
-from autotune.record.answer import Standing
+from autotune.record.answer import Speedup, Standing
 from autotune.record.study import Study
-from autotune.search.base import Snapshot, Stage
+from autotune.search.base import RaceState, Snapshot, Stage
 from autotune.space.candidate import Candidate
 
 _NICE = 19
@@ -25,8 +25,17 @@ _NICE = 19
 def heard(told: Mapping[str, Any]) -> Snapshot:
     """A snapshot from what `PageWriter` tells of it; its trials are in the record."""
     ends = {name: _standing(told[name]) for name in ("best", "baseline")}
-    kept = {**told, **ends, "stage": Stage(told["stage"])}
+    kept = {**told, **ends, "stage": Stage(told["stage"]), "race": _race(told["race"])}
     return Snapshot(**kept, counts={}, trials=(), running=())
+
+
+def _race(told: Mapping[str, Any] | None) -> RaceState | None:
+    if told is None:
+        return None
+    ends = {name: _standing(told[name]) for name in ("leader", "baseline")}
+    others = tuple(filter(None, map(_standing, told["others"])))
+    gain = None if told["gain"] is None else Speedup(**told["gain"])
+    return RaceState(n_rounds=told["n_rounds"], others=others, gain=gain, **ends)
 
 
 def _standing(told: Mapping[str, Any] | None) -> Standing | None:

@@ -27,6 +27,8 @@ _BYTES_PER_S_PER_UNIT = {
 """A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SECONDS_PER_SMALL_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3}
+_SIZE = "write it as 24GiB, 800MiB or 16GB; units: B, KB, MB, GB, TB, and KiB, MiB, GiB, TiB"
+_DURATION = "write it as 90s, 20m or 1.5h; units: s, m or min, h, d"
 _SAYS_NOTHING = 100.0
 """How many times to either side of a gain its interval reaches where it says nothing."""
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z/]*)\s*")
@@ -42,9 +44,9 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     Raises:
         JobError: The text is not a positive size.
     """
-    how = "write it as 24GiB, 800MiB or 16GB"
-    size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, f"{text!r} is not a size", how)
-    _refuse_bare(text, "GiB", where, "a size")
+    said = f"{text!r} is not a size"
+    size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, said, _SIZE)
+    _refuse_bare(text, "GiB", where, "a size", _SIZE)
     return int(_in_range(size_bytes if size_bytes >= 1 else 0, text, where))
 
 
@@ -54,9 +56,9 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     Raises:
         JobError: The text is not a positive duration with its unit.
     """
-    how, said = "write it as 90s, 20m or 1.5h", f"{text!r} is not a duration"
-    found_s = _parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, how)
-    _refuse_bare(text, "m", where, "a duration")
+    said = f"{text!r} is not a duration"
+    found_s = _parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, _DURATION)
+    _refuse_bare(text, "m", where, "a duration", _DURATION)
     return _in_range(found_s, text, where)
 
 
@@ -88,12 +90,20 @@ def format_bytes(size_bytes: float | None) -> str:
     """Format a size for people: three significant digits and a binary unit."""
     if size_bytes is None or size_bytes != size_bytes:
         return "-"
-    size = float(size_bytes)
+    unit, unit_bytes = size_unit(size_bytes)
+    size = float(size_bytes) / unit_bytes
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+
+
+def size_unit(size_bytes: float) -> tuple[str, int]:
+    """The unit that a size is written in, and its bytes: `MiB` for 800 MiB."""
+    unit_bytes = 1
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < (1024 if unit == "B" else 999.5):  # 1,000 would take a fourth digit
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
+        # 1,000 would take a fourth digit.
+        if abs(size_bytes) < (1024 if unit == "B" else 999.5 * unit_bytes):
+            return unit, unit_bytes
+        unit_bytes *= 1024
+    return "TiB", unit_bytes
 
 
 def format_seconds(duration_s: float | None) -> str:
@@ -182,10 +192,10 @@ def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: st
     return float(match[1]) * units[match[2]]
 
 
-def _refuse_bare(text: str | float, unit: str, where: str, what: str) -> None:
+def _refuse_bare(text: str | float, unit: str, where: str, what: str, how: str) -> None:
     """Raise a JobError for a number alone: 20 may be seconds or minutes, and was both."""
     if str(text).strip()[-1].isdigit():
-        hint = f"such as {str(text).strip()}{unit}"
+        hint = f"such as {str(text).strip()}{unit}; {how}"
         raise JobError(f"{where}: {text!r} is not {what} with a unit", hint)
 
 

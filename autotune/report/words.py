@@ -1,12 +1,19 @@
 """Figures in words, the same in the live view, the report and the files."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from autotune.base.units import format_bytes, format_interval, format_rate
+from autotune.base.units import (
+    format_bytes,
+    format_gain_interval,
+    format_interval,
+    format_rate,
+)
 from autotune.contract import Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
+from autotune.record.study import Trial
+from autotune.search.base import RaceState
 from autotune.search.history import History
 
 
@@ -16,10 +23,57 @@ def describe_standing(standing: Standing) -> str:
         f", peak {format_bytes(standing.peak_memory_bytes)}" if standing.peak_memory_bytes else ""
     )
     interval = format_interval(standing.samples_per_s_low, standing.samples_per_s_high)
+    if standing.n_runs > 1:
+        interval += f", {standing.n_runs} runs"
     return (
         f"{format_rate(standing.samples_per_s)} samples/s ({interval}){memory}, "
         f"trial {standing.trial}"
     )
+
+
+def describe_race(race: RaceState) -> str:
+    """`2 rounds, trial 5 leads: 1.20x the baseline (1.05 to 1.36)`."""
+    if race.leader is None:
+        return "no round is over"
+    rounds = f"{race.n_rounds} round{'' if race.n_rounds == 1 else 's'}"
+    said = f"{rounds}, trial {race.leader.trial} leads"
+    if race.leader == race.baseline:
+        said += ", the baseline"
+    elif race.gain is not None:
+        interval = format_gain_interval(race.gain.low, race.gain.high)
+        said += f": {race.gain.ratio:.2f}x the baseline ({interval})"
+    return said
+
+
+def describe_others(race: RaceState) -> str:
+    """`trial 7: 58.1 samples/s (2 runs)`: who is compared besides; empty: nobody has run."""
+    return "; ".join(
+        f"trial {one.trial}: {format_rate(one.samples_per_s)} samples/s "
+        f"({one.n_runs} run{'' if one.n_runs == 1 else 's'})"
+        for one in race.others
+    )
+
+
+def why_lower(before: Standing, trials: Sequence[Trial]) -> str:
+    """Why the best so far is slower than one before it; empty: its objective is not speed.
+
+    Args:
+        before: The best before.
+        trials: Those of the record.
+    """
+    key, was = before.candidate.hash, f"trial {before.trial}, {format_rate(before.samples_per_s)}"
+    for trial in trials:
+        result = trial.result
+        if result is None or trial.spec.identity.candidate_hash != key:
+            continue
+        if trial.spec.provenance.repeat_of == before.trial and result.outcome.is_measured:
+            rate = format_rate(result.samples_per_s)
+            return f"{was}, was disturbed: its repeat, trial {result.number}, counts ({rate})"
+        if result.outcome.is_config_fault:
+            return f"{was}, does not count any more: trial {result.number} of it ended with " + (
+                result.outcome.value
+            )
+    return ""
 
 
 def describe_counts(counts: Mapping[Outcome, int]) -> str:

@@ -13,7 +13,7 @@ from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
-from autotune.search.base import StopReason
+from autotune.search.base import RaceState, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.front import RULE, Figure, front_of
 from autotune.search.history import History, counting, results
@@ -64,6 +64,25 @@ class RecordStandings:
             return None
         standing = self._standing(best, verdict.figures[best])
         return standing.trial, self.guards(baseline)[best]
+
+    def race(self, comparison: confirm.FinalComparison) -> RaceState:
+        """The state of a comparison that runs."""
+        race, figures = confirm.race_so_far(comparison, self._history, self._objective)
+        standings = {
+            key: self._standing(key, figure)
+            for key, figure in sorted(figures.items(), key=lambda item: -item[1].samples_per_s)
+        }
+        leader = race.best if race.n_rounds and race.logs else None
+        base, gain = comparison.baseline, None
+        if leader is not None and base in standings and leader != base and race.n_rounds > 1:
+            gain = race.gain(leader, base)
+        return RaceState(
+            n_rounds=race.n_rounds,
+            leader=None if leader is None else standings.get(leader),
+            baseline=None if base is None else standings.get(base),
+            others=tuple(s for key, s in standings.items() if key not in (leader, base)),
+            gain=gain,
+        )
 
     def final(
         self,

@@ -315,6 +315,14 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     return Verdict(figures=figures, race=at.race) if at.race.can_judge else None
 
 
+def race_so_far(
+    comparison: FinalComparison, history: History, objective: Objective
+) -> tuple[Race, dict[str, Figure]]:
+    """The race after its last whole round, and the figures of all runs so far by hash."""
+    at = _replay(comparison, history, objective)
+    return at.race, _figures(comparison, history, objective)
+
+
 def recorded_verdict(history: History, objective: Objective) -> Verdict | None:
     """Result of the record's last comparison, whoever was the baseline; None: there was none."""
     numbers = [number_of(trial) for trial in history.trials]

@@ -220,9 +220,15 @@ class _StagedSearch:
             running=self.flight.running(),
             baseline=standings.baseline(self._baseline.candidate),
             best=standings.best(),
+            race=None
+            if self._comparison is None or stage is not Stage.CONFIRM
+            else standings.race(self._comparison.planned),
             elapsed_s=used_s,
             time_left_s=self._time_left_s(stage, used_s),
-            note=self._context.notes[-1] if self._context.notes else "",
+            # What was said of a trial is no news once all have ended.
+            note=self._context.notes[-1]
+            if self._context.notes and stage is not Stage.DONE
+            else "",
         )
 
     def _time_left_s(self, stage: Stage, used_s: float) -> float | None:

@@ -120,7 +120,9 @@
     if (String(chosen) !== location.hash.slice(1)) history.replaceState(null, "", "#" + chosen);
   }
 
-  /* Sorting: by numbers where both are such; what is empty comes last either way. */
+  /* Sorting: by numbers where both are such; what is empty comes last either way. Equals, such as the
+     runs of one candidate, keep the order of the page. */
+  const rank = new Map(rows.map((row, i) => [row, i]));
   const heads = all("thead th", table);
   function sort(index, falls) {
     const key = (row) => row.cells[index].dataset.key;
@@ -129,19 +131,27 @@
       const [x, y] = [key(a), key(b)];
       if (isEmpty(x) !== isEmpty(y)) return isEmpty(x) ? 1 : -1;
       const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
-      return (falls ? -order : order) || a.dataset.trial - b.dataset.trial;
+      return (falls ? -order : order) || rank.get(a) - rank.get(b);
     });
+    place(index, falls ? "descending" : "ascending");
+  }
+  function place(index, direction) {
     for (const row of rows) {
       const detail = detailOf(row);
       body.append(row);
       if (detail) body.append(detail);
     }
-    heads.forEach((head, i) => head.setAttribute("aria-sort", i !== index ? "none" : falls ? "descending" : "ascending"));
+    heads.forEach((head, i) => head.setAttribute("aria-sort", i === index ? direction : "none"));
   }
   heads.forEach(function (head, index) {
     head.querySelector("button").addEventListener("click", function () {
-      const now = head.getAttribute("aria-sort");
-      sort(index, now === "none" ? head.classList.contains("right") : now === "ascending");
+      const [now, falls] = [head.getAttribute("aria-sort"), head.classList.contains("right")];
+      if (now === "none") sort(index, falls);
+      else if (now === (falls ? "descending" : "ascending")) sort(index, !falls);
+      else {
+        rows.sort((a, b) => rank.get(a) - rank.get(b));
+        place(index, "none");
+      }
     });
   });
 

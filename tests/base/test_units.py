@@ -1,5 +1,7 @@
 """Rates: bits and bytes are told apart, and what is no rate says what is."""
 
+import re
+
 import pytest
 
 from autotune.base.errors import JobError
@@ -9,6 +11,7 @@ from autotune.base.units import (
     parse_bytes,
     parse_rate,
     parse_seconds,
+    size_unit,
     typed_bytes,
     typed_seconds,
 )
@@ -43,6 +46,25 @@ def test_what_is_no_rate_is_named(text):
 )
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize("text", ["20", "20x", "x"])
+def test_a_wrong_quantity_is_answered_with_the_units_and_an_example(text):
+    """Each unit that is named is read."""
+    for parse in (parse_bytes, parse_seconds):
+        with pytest.raises(JobError) as error:
+            parse(text, where="--flag")
+        example, _, units = error.value.hint.partition("; units: ")
+        assert "write it as " in example
+        for unit in re.split(", and |, | or ", units):
+            assert parse(f"3{unit}", where="--flag") > 0
+
+
+@pytest.mark.parametrize("size_bytes", [5, 900 * 2**10, 243 * 2**20, 2**30, 3e12])
+def test_a_size_is_written_in_its_unit(size_bytes):
+    """An axis takes the unit of its largest value."""
+    unit, unit_bytes = size_unit(size_bytes)
+    assert format_bytes(size_bytes) == f"{size_bytes / unit_bytes:.3g} {unit}"
 
 
 @pytest.mark.parametrize(

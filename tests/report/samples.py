@@ -1,11 +1,12 @@
 """Standings and snapshots to show."""
 
+import dataclasses
 from pathlib import Path
 
 from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
-from autotune.record.answer import Standing
-from autotune.search.base import Running, Snapshot, Stage
+from autotune.record.answer import Speedup, Standing
+from autotune.search.base import RaceState, Running, Snapshot, Stage
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 
@@ -32,6 +33,21 @@ def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
         config=Path(f"trials/{trial:04d}/config/ds_config.json"),
         n_runs=1,
         n_disturbed=0,
+    )
+
+
+def race() -> RaceState:
+    """Two rounds of a final comparison; its figures are lower than those of the search."""
+
+    def ran(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
+        return dataclasses.replace(standing(trial, samples_per_s, **knobs), n_runs=2)
+
+    return RaceState(
+        n_rounds=2,
+        leader=ran(5, 55.0, zero__stage=1, micro_batch=4, overlap_comm=True),
+        baseline=ran(1, 50.0, zero__stage=0, micro_batch=8),
+        others=(ran(7, 54.0, zero__stage=2, micro_batch=4),),
+        gain=Speedup(ratio=1.1, low=1.02, high=1.19),
     )
 
 

@@ -34,6 +34,7 @@ from autotune.report.terminal.study import (
 )
 from autotune.report.terminal.tables import SettingsCell
 from autotune.report.terminal.worth import print_ladder
+from autotune.search.base import Stage
 from tests.report import samples
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
@@ -54,6 +55,11 @@ def report(console: Console) -> None:
 def live(console: Console) -> None:
     rates = (40.0, 50.0, 48.0, 60.0, 57.0)
     console.print(draw(dataclasses.replace(samples.snapshot(), rates=rates), samples.CONTEXT))
+
+
+def comparing(console: Console) -> None:
+    racing = dataclasses.replace(samples.snapshot(), stage=Stage.CONFIRM, race=samples.race())
+    console.print(draw(racing, samples.CONTEXT))
 
 
 def ladder(console: Console) -> None:
@@ -168,6 +174,7 @@ def models(console: Console) -> None:
     [
         report,
         live,
+        comparing,
         ladder,
         compare,
         status,

@@ -11,7 +11,7 @@ from autotune.report.terminal.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
 from tests.report.samples import CONTEXT
-from tests.trials import spec
+from tests.trials import changed, spec
 
 
 @pytest.fixture
@@ -127,6 +127,71 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
         "confirm: running the finalists and the baseline again",
         "best so far: 70.0 samples/s (68.6 to 71.4), peak 800 MiB, trial 9",
     ]
+
+
+def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) -> None:
+    racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race(), rates=(1, 2))
+    screen = console(100)
+    screen.print(draw(racing, CONTEXT))
+    text = text_of(screen)
+    assert "55.0 samples/s (53.9 to 56.1, 2 runs)" in text
+    assert "50.0 samples/s (49.0 to 51.0, 2 runs)" in text
+    assert "2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)" in text
+    assert "trial 7: 54.0 samples/s (2 runs)" in text
+    assert "60.0 samples/s" not in text, "the search's own trial of the best"
+    assert "trial by trial" not in text
+
+
+def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
+    screen = console(200)
+    with LineView(screen, CONTEXT) as view:
+        racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race())
+        begun = dataclasses.replace(samples.race(), n_rounds=0, leader=None, gain=None)
+        for race in (begun, samples.race(), samples.race()):
+            view.on_snapshot(dataclasses.replace(racing, race=race))
+    said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
+    assert [line for line in said if line.startswith("comparison: ")] == [
+        "comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19); 55.0 samples/s "
+        "(53.9 to 56.1, 2 runs), peak 800 MiB, trial 5; trial 7: 54.0 samples/s (2 runs)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        (Outcome.OK, "trial 5, 60.0, was disturbed: its repeat, trial 9, counts (40.0)"),
+        (Outcome.OOM, "trial 5, 60.0, does not count any more: trial 9 of it ended with oom"),
+    ],
+)
+def test_a_best_that_is_slower_than_before_says_why(
+    snapshot: Snapshot, after: Outcome, why: str
+) -> None:
+    assert snapshot.best is not None
+    its = snapshot.best.candidate.hash
+    repeat = ended(9, after)
+    assert repeat.result is not None
+    repeat = Trial(
+        folder=repeat.folder,
+        spec=changed(repeat.spec, candidate_hash=its, repeat_of=5),
+        result=dataclasses.replace(repeat.result, samples_per_s=40.0),
+    )
+    lower = dataclasses.replace(
+        snapshot, trials=(repeat,), best=samples.standing(9, 40.0, micro_batch=2)
+    )
+    higher = dataclasses.replace(lower, best=samples.standing(11, 70.0, micro_batch=1))
+    screen = console(300)
+    with LineView(screen, CONTEXT) as view:
+        for one in (snapshot, lower, higher):
+            view.on_snapshot(one)
+    said = [line.partition("best so far: ")[2] for line in text_of(screen).splitlines()]
+    first, second, third = filter(None, said)
+    assert second == f"40.0 samples/s (39.2 to 40.8), peak 800 MiB, trial 9; {why}"
+    assert ";" not in first + third
+    screen = console(300, terminal=True)
+    with LiveView(screen, CONTEXT) as live:
+        live.on_snapshot(snapshot)
+        live.on_snapshot(lower)
+    assert f"trial 9; {why}" in text_of(screen)
 
 
 def test_a_note_is_text_and_never_markup() -> None:

@@ -10,7 +10,7 @@ def test_the_table_has_a_row_per_candidate_with_the_report_s_figures(wide: Study
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + len(report.rows)
     assert all(line.count("|") == rows[0].count("|") for line in rows)
-    for row, line in zip(report.rows, rows[2:], strict=True):
+    for row, line in zip(report.ranked_rows, rows[2:], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         rate = format_rate(row.figure.samples_per_s if row.figure else None)
         assert cells[:2] == [str(row.trial), rate]

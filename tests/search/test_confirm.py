@@ -334,6 +334,40 @@ def test_the_view_counts_the_runs_that_are_missing_in_the_round(study: Study):
     assert left[-1] == 0.0
 
 
+def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alone(study: Study):
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = three_ways(spec)
+        assert result.samples_per_s is not None
+        share = 0.5 if spec.identity.role is Role.CONFIRM else 1.0
+        return ok(spec, share * result.samples_per_s)
+
+    own = candidate(JOB, zero__stage=0, micro_batch=2)
+    job, notes = make(baseline="mine.json"), Notebook()
+    engine = ScriptedEngine(job, own=own)
+    answer = search(study, job, behave, lattice=narrow(), engine=engine, observer=notes)
+    assert answer.best is not None
+    assert answer.baseline is not None
+    races = [s.race for s in notes.snapshots if s.stage is Stage.CONFIRM]
+    assert {s.race for s in notes.snapshots if s.stage is not Stage.CONFIRM} == {None}
+    rounds = [race.n_rounds for race in races if race is not None]
+    assert (rounds[0], len(rounds)) == (0, len(races))
+    assert rounds == sorted(rounds)
+    last = races[-1]
+    assert last is not None
+    assert last.leader == answer.best
+    assert last.baseline == answer.baseline
+    assert last.gain == answer.speedup
+    assert races[0] is not None
+    assert (races[0].leader, races[0].others, races[0].gain) == (None, (), None)
+
+
+def test_once_the_search_has_ended_no_note_of_a_trial_stays(study: Study):
+    notes = Notebook()
+    search(study, JOB, three_ways, lattice=narrow(), observer=notes)
+    assert any(s.note for s in notes.snapshots)
+    assert (notes.snapshots[-1].stage, notes.snapshots[-1].note) == (Stage.DONE, "")
+
+
 def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():
     def history(*import_s: float) -> History:
         return History(

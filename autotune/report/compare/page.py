@@ -22,7 +22,7 @@ from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
 from autotune.report.page.scale import scale_of
 from autotune.report.page.shapes import Bar, Chart, LegendEntry
-from autotune.report.page.words import capitalized, gib
+from autotune.report.page.words import capitalized
 
 _MOST_RATIOS = 60
 """Candidates whose ratios are drawn; the table has them all."""
@@ -53,7 +53,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "verdicts": list(map(str, comparison.verdicts)),
         "named": {"bests": _bests(comparison), "ratios": _ratios(comparison)},
         "outcomes": _table(outcome_columns(comparison), outcome_rows(comparison)),
-        "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison, gib)),
+        "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison)),
         "kinds": describe_kinds(comparison.kinds),
         "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
         "own_knobs": comparison.own_knobs,

@@ -1,7 +1,7 @@
 """A comparison of studies in a terminal, down to 80 columns."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -59,11 +59,9 @@ def outcome_rows(comparison: StudyComparison) -> list[list[str]]:
 BEST_COLUMNS = ("best of", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
 
 
-def best_rows(
-    comparison: StudyComparison, spelled: Callable[[float | None], str] = format_bytes
-) -> list[list[str]]:
-    """A row per study; `spelled` writes a size."""
-    return [_best(row, spelled) for row in comparison.bests.to_dict("records")]
+def best_rows(comparison: StudyComparison) -> list[list[str]]:
+    """A row per study."""
+    return [_best(row) for row in comparison.bests.to_dict("records")]
 
 
 def knob_rows(comparison: StudyComparison) -> list[list[str]]:
@@ -84,7 +82,7 @@ def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
     return [_candidate(row, two) for row in comparison.candidates.to_dict("records")]
 
 
-def _best(row: dict[Any, Any], spelled: Callable[[float | None], str]) -> list[str]:
+def _best(row: dict[Any, Any]) -> list[str]:
     figures: dict[Any, Any] = {k: None if pd.isna(value) else value for k, value in row.items()}
     trial, speedup = figures["trial"], figures["speedup"]
     gain = ["-", "-"]
@@ -95,7 +93,7 @@ def _best(row: dict[Any, Any], spelled: Callable[[float | None], str]) -> list[s
         "-" if trial is None else f"{trial:.0f}",
         format_rate(figures["samples_per_s"]),
         format_interval(figures["samples_per_s_low"], figures["samples_per_s_high"]),
-        spelled(figures["peak_memory_bytes"]),
+        format_bytes(figures["peak_memory_bytes"]),
         *gain,
     ]
 

@@ -6,7 +6,13 @@ Each comes with a sentence that says what it shows, for those who do not see it.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.base.units import format_interval, format_rate, format_seconds
+from autotune.base.units import (
+    format_bytes,
+    format_interval,
+    format_rate,
+    format_seconds,
+    size_unit,
+)
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
@@ -26,7 +32,7 @@ from autotune.report.page.shapes import (
     path_of,
     steps_of,
 )
-from autotune.report.page.words import GIB, best_word, gib
+from autotune.report.page.words import best_word
 from autotune.report.results.details import (
     LEAST_SHARE,
     describe_front,
@@ -97,7 +103,7 @@ def needs(report: StudyReport) -> Chart | None:
     bars = [
         Bar(
             label=f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}",
-            value=gib(need),
+            value=format_bytes(need),
             tone="limit" if need > allowed_bytes else "candidate",
             width=scale.at(need),
         )
@@ -105,7 +111,7 @@ def needs(report: StudyReport) -> Chart | None:
     ]
     alt = (
         f"Peak memory per device of the {len(bars)} candidates that need least, predicted where a "
-        f"trial ran out of it; the line is what is allowed: {gib(allowed_bytes)}."
+        f"trial ran out of it; the line is what is allowed: {format_bytes(allowed_bytes)}."
     )
     limit = scale.at(allowed_bytes)
     return Chart(name="needs", alt=alt, kind="bars", bars=bars, limit=limit)
@@ -348,9 +354,10 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
         return None
     base = standings["baseline"]
     is_relative = report.objective.wish.name == "pareto" and bool(base and base.peak_memory_bytes)
-    per_rate, per_bytes = 1.0, float(GIB)
+    unit, unit_bytes = size_unit(max(row.peak_bytes for row in rows))
+    per_rate, per_bytes = 1.0, float(unit_bytes)
     if is_relative and base is not None:
-        per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or GIB)
+        per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or unit_bytes)
     front = pareto_front([row for row in rows if not report.drifts(row)])
     limit_bytes = report.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
@@ -388,7 +395,8 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
                 tone=kind,
                 symbol=_SYMBOLS[kind],
                 tip=f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
-                f"{gib(row.peak_bytes)}; {describe_candidate(row.candidate, report.context)}",
+                f"{format_bytes(row.peak_bytes)}; "
+                f"{describe_candidate(row.candidate, report.context)}",
                 trial=row.trial,
             )
             for row in own
@@ -407,10 +415,10 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     if front:
         alt += f"; {describe_front(front)}"
     if is_limit_drawn:
-        alt += f". Upright line: the limit of {gib(limit_bytes)}"
-    title = (
-        "cost: peak memory over the baseline's" if is_relative else "peak memory per device, GiB"
-    )
+        alt += f". Upright line: the limit of {format_bytes(limit_bytes)}"
+    title = f"peak memory per device, {unit}"
+    if is_relative:
+        title = "cost: peak memory over the baseline's"
     return Chart(
         name="memory", alt=f"{alt}.", kind="plot", keys=keys, x_title=title, panels=[panel]
     )

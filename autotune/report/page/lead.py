@@ -11,6 +11,7 @@ import pandas as pd
 
 from autotune.base.units import (
     format_amount,
+    format_bytes,
     format_gain_interval,
     format_interval,
     format_rate,
@@ -22,14 +23,17 @@ from autotune.record.answer import SearchAnswer, Speedup, Standing
 from autotune.record.facts import no_comparison_of, origin_of
 from autotune.record.study import Trial
 from autotune.report.page.charts import Standings, needs_of
-from autotune.report.page.words import best_word, capitalized, gib
+from autotune.report.page.words import best_word, capitalized
 from autotune.report.results.details import describe_setting, pareto_front
 from autotune.report.results.effects import changes_of
 from autotune.report.results.study import StudyReport
+from autotune.report.results.verdict import describe_peaks, describe_ties
+from autotune.report.words import describe_others, describe_race
 from autotune.search.base import Snapshot
 from autotune.space.knobs import describe_candidate, describe_difference
 
 _MOST_PICKS = 8
+_MOST_TIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class Lead:
     """Knob, the baseline's value, the best's."""
     figures: Sequence[tuple[str, str, str]] = field(default=())
     """Name and unit, the baseline's, the best's."""
+    doubts: Sequence[tuple[str, str]] = ()
+    """What else to know before it is believed, as (name, text)."""
     advice: Sequence[str] = ()
     """Changes that may help where nothing ran."""
 
@@ -59,7 +65,9 @@ def lead_of(
     best, baseline = standings["best"], standings["baseline"]
     if best is None:
         return _without_best(report, running)
-    figure, words, tone = _so_far(standings) if running else _headline(report, best, baseline)
+    figure, words, tone = (
+        _so_far(report, standings, running) if running else _headline(report, best, baseline)
+    )
     is_baseline = baseline is not None and baseline.trial == best.trial
     changes = [] if baseline is None else changes_of(report, best.trial, baseline.trial)
     command, about = ("", "") if running else _use(report, best)
@@ -73,8 +81,38 @@ def lead_of(
             (each.knob, describe_setting(each.before), describe_setting(each.after))
             for each in changes
         ],
+        doubts=doubts_of(report),
         figures=_figures(frame, None if is_baseline else baseline, best),
     )
+
+
+def doubts_of(report: StudyReport) -> list[tuple[str, str]]:
+    """Disturbances, ties and the convergence guard in a line each, as (name, text)."""
+    found, answer = [], report.answer
+    measured = [
+        t for t in report.history.trials if t.result is not None and t.result.outcome.is_measured
+    ]
+    n = sum(bool(t.result and t.result.disturbed) for t in measured)
+    if n:
+        found.append(("disturbed", f"{n} of {len(measured)} trials{_behind(answer)}"))
+    if answer is None or answer.best is None:
+        return found
+    if answer.ties:
+        found.append(("ties", describe_ties(answer.ties, most=_MOST_TIES)))
+    is_baseline = answer.baseline is not None and answer.baseline.trial == answer.best.trial
+    if answer.guard is not None and not is_baseline:
+        # The first clause: the section on the guard has the rest.
+        found.append(("guard", re.split(r"[;(]", str(answer.guard))[0].strip()))
+    return found
+
+
+def _behind(answer: SearchAnswer | None) -> str:
+    """How many of the compared runs of the best and the baseline were; empty: there are none."""
+    if answer is None or answer.speedup is None:
+        return ""
+    sides = {s.trial: s for s in (answer.best, answer.baseline) if s is not None}.values()
+    n, of = sum(s.n_disturbed for s in sides), sum(s.n_runs for s in sides)
+    return f", and {n or 'none'} of the {of} runs of the best and the baseline"
 
 
 def banner_of(report: StudyReport) -> str:
@@ -102,7 +140,7 @@ def picks_of(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
     ]
     return [
         {
-            "memory": gib(row.peak_bytes),
+            "memory": format_bytes(row.peak_bytes),
             "trial": str(row.trial),
             "rate": format_rate(row.rate),
             "gain": f"{row.rate / base.samples_per_s:.2f}x" if base else "-",
@@ -159,9 +197,9 @@ def _headline(
     wish = report.objective.wish.name
     if wish == "pareto":
         words = f"The knee of the front: {rate} is {gain} ({interval}): {said}."
-        return f"Knee: {rate} in {gib(best.peak_memory_bytes)}", words, ""
+        return f"Knee: {rate} in {format_bytes(best.peak_memory_bytes)}", words, ""
     if wish == "peak_memory":
-        peaks = f"{gib(best.peak_memory_bytes)}, the baseline {gib(baseline.peak_memory_bytes)}"
+        peaks = describe_peaks(best, baseline)
         return f"Peak {peaks}", f"{rate} is {gain} ({interval}): {said}.", ""
     # The large print must not claim what the interval does not.
     others = _drifted(answer)
@@ -215,15 +253,24 @@ def _drifted(answer: SearchAnswer) -> str:
     )
 
 
-def _so_far(standings: Standings) -> tuple[str, str, str]:
+def _so_far(report: StudyReport, standings: Standings, running: Snapshot) -> tuple[str, str, str]:
     best, baseline = standings["best"], standings["baseline"]
     assert best is not None
+    figure = f"{format_rate(best.samples_per_s)} samples/s so far"
+    if (race := running.race) is not None:
+        others = f" Others: {said}." if (said := describe_others(race)) else ""
+        words = f"Final comparison: {describe_race(race)}.{others} A gain is claimed at its end."
+        return figure, words, ""
     words = f"The best so far is trial {best.trial}, one run"
     interval = format_interval(best.samples_per_s_low, best.samples_per_s_high)
     words += f" ({interval}). No gain is claimed before the final comparison."
     if baseline is not None and baseline.trial == best.trial:
         words = "The baseline, so far: nothing has beaten it yet."
-    return f"{format_rate(best.samples_per_s)} samples/s so far", words, ""
+    trial = report.trial(best.trial)
+    again = None if trial is None else trial.spec.provenance.repeat_of
+    if again is not None:
+        words += f" It repeats trial {again}, which was disturbed, and counts instead."
+    return figure, words, ""
 
 
 def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
@@ -239,8 +286,9 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
     if needed and needed[0][0] > allowed:
         need, row = needed[0]
         how = "has" if row.peak_bytes else "is predicted to need"
+        sizes = f"{format_bytes(need)} of {format_bytes(allowed)}"
         return Lead(
-            figure=f"Nothing fits: the smallest candidate needs {gib(need)} of {gib(allowed)}",
+            figure=f"Nothing fits: the smallest candidate needs {sizes}",
             words=f"Trial {row.trial} {how} the least memory of {len(report.rows)} candidates: "
             f"{describe_candidate(row.candidate, report.context)}.",
             tone="bad",
@@ -302,7 +350,7 @@ def _figures(
     rows = {int(row["trial"]): row for row in frame.to_dict("records")}
     sides = [baseline, best]
     rates = [format_rate(each.samples_per_s) if each else "" for each in sides]
-    peaks = [gib(each.peak_memory_bytes) if each else "" for each in sides]
+    peaks = [format_bytes(each.peak_memory_bytes) if each else "" for each in sides]
     found = [("samples/s", *rates), ("peak memory", *peaks)]
     for column, name, spelled in _FIGURES:
         values = [_scaled(rows, each, column) if each else None for each in sides]

@@ -11,7 +11,7 @@ from autotune import __version__
 from autotune.base.clock import date_of
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_seconds
+from autotune.base.units import format_bytes, format_seconds
 from autotune.engines.base import find_engine
 from autotune.job.command import as_typed
 from autotune.record.worth import read_ladder
@@ -22,7 +22,7 @@ from autotune.report.page.charts import Standings
 from autotune.report.page.lead import banner_of, cost_of, docs_links, lead_of, picks_of
 from autotune.report.page.trials import details, trials
 from autotune.report.page.waterfall import ladder_view
-from autotune.report.page.words import best_word, gib
+from autotune.report.page.words import best_word
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_place, describe_verdict
 from autotune.search.base import Snapshot, Stage
@@ -45,12 +45,7 @@ def render_page(
         RenderError: A template of the user's does not render.
     """
     running = None if snapshot is None or snapshot.stage is Stage.DONE else snapshot
-    # The best so far, or the answer's.
-    shown = running or report.answer
-    standings: Standings = {
-        "best": shown.best if shown else None,
-        "baseline": shown.baseline if shown else None,
-    }
+    standings = _standings(report, running)
     has_figures = any(row.figure for row in report.rows)
     fits = any(row.figure and row.fits for row in report.rows)
     shares = importance_of(report) if has_figures else None
@@ -95,6 +90,8 @@ def render_page(
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": rows,
+        "has_compared": any(row["is_compared"] for row in rows),
+        "has_repeats": any(row["is_again"] for row in rows),
         "details": details(report, frame, rows),
         "foretold": any(trial.spec.provenance.predicted for trial in report.history.trials),
         "is_difference": standings["baseline"] is not None,
@@ -121,6 +118,15 @@ def page_values() -> dict[str, Any]:
         "written_at": date_of(time.time(), "%Y-%m-%d %H:%M:%S UTC"),
         "docs": docs_links(urls),
     }
+
+
+def _standings(report: StudyReport, running: Snapshot | None) -> Standings:
+    """Those of the answer; of a running search those of its comparison, or the best so far."""
+    shown = running or report.answer
+    best, baseline = (shown.best, shown.baseline) if shown else (None, None)
+    if running is not None and (race := running.race) is not None:
+        best, baseline = race.leader or best, race.baseline or baseline
+    return {"best": best, "baseline": baseline}
 
 
 def _running(snapshot: Snapshot) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def _job(report: StudyReport) -> str:
     return (
         f"{sequence}global batch {context.global_batch}, world {context.world}, "
         f"{context.precision}"
-        + (f", at most {gib(limit)} per device" if limit is not None else "")
+        + (f", at most {format_bytes(limit)} per device" if limit is not None else "")
     )
 
 

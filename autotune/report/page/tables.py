@@ -11,7 +11,6 @@ from autotune.base.secrecy import scrubbed
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
 from autotune.report.page.charts import Standings
-from autotune.report.page.words import gib
 from autotune.report.results.details import describe_cost, describe_gain, describe_setting
 from autotune.report.results.effects import changes_of
 from autotune.report.results.rows import describe_evidence
@@ -33,7 +32,7 @@ def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
                 "after": describe_setting(one.after),
                 "help": one.help,
                 "brought": describe_gain(one.pairs),
-                "cost": describe_cost(one.pairs, gib),
+                "cost": describe_cost(one.pairs),
             }
             for one in changes_of(report, best.trial, baseline.trial)
         ],

@@ -10,17 +10,17 @@ import pandas as pd
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import canonical_json
 from autotune.base.text import lines
-from autotune.base.units import format_interval, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_interval, format_rate, format_seconds
 from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, open_regular
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
-from autotune.report.explain.predictions import predicted_rate
+from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
 from autotune.report.page.tables import config_of
-from autotune.report.page.words import best_word, gib
-from autotune.report.results.rows import describe_evidence
+from autotune.report.page.words import best_word
+from autotune.report.results.rows import Row, describe_evidence, ranked
 from autotune.report.results.study import StudyReport
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate, describe_difference
@@ -34,48 +34,54 @@ _MOST_DETAILS = 600_000
 
 
 def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
-    """Every trial of the record: the fastest first, those without a figure last."""
-    base = standings.get("baseline")
+    """Every trial of the record, those of a candidate together, in the order of the answer.
+
+    The first of a candidate holds the figure that the candidate is judged by.
+    """
+    base, best = standings.get("baseline"), standings.get("best")
     baseline = report.row_of(base.trial) if base else None
+    first = report.row_of(best.trial) if best else None
     words = {"best": best_word(report), "baseline": "baseline", "drifts": "drifts"}
-    drifting = {key for key, guard in report.guards.items() if guard.is_drift}
     # Where one trial is both, it is the best.
-    named = [(name, standings.get(name)) for name in ("baseline", "best")]
-    marks = {s.trial: name for name, s in named if s is not None}
-    kin = {
-        trial.spec.identity.candidate_hash: marks[number]
-        for number in marks
-        if (trial := report.trial(number)) is not None
-    }
-    rows = []
+    marks = {s.trial: name for name, s in (("baseline", base), ("best", best)) if s is not None}
+    runs: dict[str, list[Trial]] = {}
     for trial in report.history.trials:
-        candidate, result = candidate_of(trial.spec), trial.result
-        settings = describe_candidate(candidate, report.context)
+        runs.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
+    is_final = any(row.is_compared for row in report.rows)
+    found = []
+    for row in ranked(report.rows, first.trial if first else None):
+        settings = describe_candidate(row.candidate, report.context)
         if baseline is not None:
-            settings = describe_difference(candidate, baseline.candidate, report.context)
-        number = trial.spec.identity.number
-        drifts = trial.spec.identity.candidate_hash in drifting
-        mark = marks.get(number, "drifts" if drifts else "")
-        rate = None if result is None or not is_figure(result) else result.samples_per_s
-        rows.append(
-            {
-                "number": number,
-                "mark": mark,
-                "word": words.get(mark, ""),
-                "again_of": "" if mark else kin.get(trial.spec.identity.candidate_hash, ""),
-                "role": _role(trial, report),
-                "outcome": "running" if result is None else result.outcome.value,
-                "rate": "" if rate is None else format_rate(rate),
-                "rate_key": rate or 0.0,
-                "interval": _interval(trial, report),
-                "memory": "" if result is None else _blank(gib(result.peak_memory_bytes)),
-                "memory_key": (result and result.peak_memory_bytes) or 0,
-                **_predicted(trial),
-                "settings": settings,
-                "evidence": _said_by(trial),
-            }
-        )
-    return sorted(rows, key=lambda row: (-row["rate_key"], row["number"]))
+            settings = describe_difference(row.candidate, baseline.candidate, report.context)
+        own = runs[row.candidate.hash]
+        kin = next((n for t in own if (n := marks.get(t.spec.identity.number))), "")
+        heads = {row.trial, *marks}
+        own = sorted(own, key=lambda t: (t.spec.identity.number not in heads, _number(t)))
+        for place, trial in enumerate(own):
+            result, number = trial.result, _number(trial)
+            mark = marks.get(number, "drifts" if report.drifts(row) else "")
+            peak_bytes = None if result is None else result.peak_memory_bytes
+            rate = None if result is None or not is_figure(result) else result.samples_per_s
+            found.append(
+                {
+                    "number": number,
+                    "mark": mark,
+                    "word": words.get(mark, ""),
+                    "is_again": place > 0,
+                    "again_of": kin if place > 0 else "",
+                    "role": _role(trial, report),
+                    "outcome": "running" if result is None else result.outcome.value,
+                    **_judged(row, is_first=place == 0, is_final=is_final),
+                    "rate": "" if rate is None else format_rate(rate),
+                    "rate_key": rate or 0.0,
+                    "memory": _blank(format_bytes(peak_bytes)),
+                    "memory_key": peak_bytes or 0,
+                    **_predicted(trial),
+                    "settings": settings,
+                    "evidence": _said_by(trial),
+                }
+            )
+    return found
 
 
 def details(
@@ -120,11 +126,27 @@ def _role(trial: Trial, report: StudyReport) -> str:
     return f"{identity.role.value}, round {identity.confirm_round}"
 
 
-def _interval(trial: Trial, report: StudyReport) -> str:
-    if trial.result is None or not is_figure(trial.result):
-        return ""
-    predicted = report.history.spread.interval([trial.result])
-    return format_interval(predicted.low, predicted.high)
+def _judged(row: Row, *, is_first: bool, is_final: bool) -> dict[str, Any]:
+    """The figure of a candidate, and what it rests on; in words in its first row alone."""
+    figure, said = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
+    if figure is None or not is_first:
+        return said | {"figure_key": row.rate, "is_compared": row.is_compared}
+    runs = f"{figure.n_runs} run{'' if figure.n_runs == 1 else 's'}"
+    if is_final:
+        runs += " compared" if row.is_compared else ", not compared"
+    if row.is_compared and figure.n_disturbed:
+        runs += f", {figure.n_disturbed} disturbed"
+    return {
+        "figure": format_rate(figure.samples_per_s),
+        "interval": format_interval(figure.low, figure.high),
+        "rests_on": runs,
+        "figure_key": row.rate,
+        "is_compared": row.is_compared,
+    }
+
+
+def _number(trial: Trial) -> int:
+    return trial.spec.identity.number
 
 
 def _predicted(trial: Trial) -> dict[str, Any]:
@@ -134,8 +156,7 @@ def _predicted(trial: Trial) -> dict[str, Any]:
     return {
         "predicted_rate": predicted_rate(trial.spec),
         "predicted_key": 1 / said.step_time_s,
-        "predicted_memory": f"{gib(said.peak_memory_bytes)} "
-        f"({gib(said.peak_memory_low_bytes)} to {gib(said.peak_memory_high_bytes)})",
+        "predicted_memory": predicted_memory(trial.spec),
     }
 
 

@@ -5,7 +5,6 @@ from typing import Any
 from autotune.base.units import format_rate
 from autotune.record.worth import Ladder
 from autotune.report.page.shapes import Bar, Chart
-from autotune.report.page.words import gib
 from autotune.report.results.worth import ladder_facts, ladder_tables
 
 
@@ -17,7 +16,7 @@ def ladder_view(ladder: Ladder) -> dict[str, Any]:
         "chart": _chart(ladder),
         # Every column but the first is of figures.
         "tables": [
-            {**one, "numbers": range(1, len(one["columns"]))} for one in ladder_tables(ladder, gib)
+            {**one, "numbers": range(1, len(one["columns"]))} for one in ladder_tables(ladder)
         ],
         "facts": ladder_facts(ladder),
     }

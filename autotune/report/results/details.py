@@ -4,7 +4,7 @@ A share of importance or time is rounded to a whole per cent; what would round t
 without one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Phase, TrialResult
@@ -55,12 +55,12 @@ def describe_gain(pairs: Sequence[Pair]) -> str:
     return text
 
 
-def describe_cost(pairs: Sequence[Pair], spelled: Callable[[float], str] = format_bytes) -> str:
-    """Effect of one change alone on the peak memory; `spelled` writes a size."""
+def describe_cost(pairs: Sequence[Pair]) -> str:
+    """Effect of one change alone on the peak memory."""
     memory_bytes = pairs[0].memory_bytes if pairs else None
     if memory_bytes is None:
         return "-"
-    return f"{'-' if memory_bytes < 0 else '+'}{spelled(abs(memory_bytes))}"
+    return f"{'-' if memory_bytes < 0 else '+'}{format_bytes(abs(memory_bytes))}"
 
 
 def describe_setting(value: KnobValue | None) -> str:

@@ -1,5 +1,6 @@
-"""The rows of the terminal report: one per candidate, the fastest first, failures last."""
+"""The rows of a report: one per candidate, and their order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.contract import Outcome, TrialResult
@@ -28,6 +29,8 @@ class Row:
     """Whether it keeps the memory limit."""
     evidence: str
     """Why it failed, with the place where it says so; empty where it did not."""
+    is_compared: bool = False
+    """Whether its figure is that of the final comparison."""
     is_disturbed: bool = False
     """Whether something else on the machine disturbed the trial that its figure rests on."""
 
@@ -52,6 +55,22 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
+def ranked(rows: Sequence[Row], best: int | None) -> list[Row]:
+    """Rows in the order of the answer, given the trial of the best.
+
+    The best comes first, then whom it was compared with, then those that were tried once: the
+    luckiest of many single runs is faster than a mean of several, and no better for it. What
+    breaks the memory limit follows what keeps it, and those without a figure are last.
+    """
+
+    def place(row: Row) -> tuple[bool, bool, bool, bool, float, int]:
+        is_best = best is not None and row.trial == best
+        has_none = row.figure is None
+        return not is_best, has_none, not row.fits, not row.is_compared, -row.rate, row.trial
+
+    return sorted(rows, key=place)
+
+
 def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
     # A fault comes before a measurement that another run of the same candidate reached.
     ended = [t.result for t in tried.trials if t.result is not None]
@@ -65,6 +84,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
         figure=figure,
         n_runs=1 if figure is None else figure.n_runs,
         outcome=None if result is None else result.outcome,
+        is_compared=confirmed is not None,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
         is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
         evidence=describe_evidence(result) if result and result.outcome is not Outcome.OK else "",

@@ -17,7 +17,7 @@ from autotune.record.facts import (
 )
 from autotune.record.guard import GuardVerdict, guards_of
 from autotune.record.study import Recorded, Study, Trial
-from autotune.report.results.rows import Row, make_rows
+from autotune.report.results.rows import Row, make_rows, ranked
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.recorded import history_of
@@ -66,6 +66,11 @@ class StudyReport:
     def sound_rows(self) -> Sequence[Row]:
         """The rows that the guard does not fail."""
         return [row for row in self.rows if not self.drifts(row)]
+
+    @property
+    def ranked_rows(self) -> Sequence[Row]:
+        """The rows in the order of the answer."""
+        return ranked(self.rows, None if self.best_row is None else self.best_row.trial)
 
     def trial(self, number: int) -> Trial | None:
         """A trial of the job; None where the record does not hold it."""

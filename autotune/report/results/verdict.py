@@ -137,9 +137,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     if extrapolated := describe_extrapolated(report.history):
         facts.append(("extrapolated", extrapolated))
     if answer.ties:
-        ties = ", ".join(str(tie.trial) for tie in answer.ties)
-        trials = "trial" if len(answer.ties) == 1 else "trials"
-        facts.append(("ties", f"{trials} {ties}: no proven difference from the best"))
+        facts.append(("ties", describe_ties(answer.ties)))
     facts += [("disturbed", text) for text in _disturbed(report)]
     facts += [("own log", text) for text in _other_witnesses(report)]
     if front := answer.front:
@@ -153,6 +151,15 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
         facts.append(("page", str(page)))
     return facts
+
+
+def describe_ties(ties: Sequence[Standing], most: int | None = None) -> str:
+    """`trials 5, 7: no proven difference from the best`; `most` of them by number."""
+    named = ", ".join(str(tie.trial) for tie in ties[:most])
+    if more := len(ties) - len(ties[:most]):
+        named += f" and {more} more"
+    word = "trial" if len(ties) == 1 else "trials"
+    return f"{word} {named}: no proven difference from the best"
 
 
 def describe_figure(standing: Standing) -> str:

@@ -1,6 +1,6 @@
 """What a ladder says, as tables and facts: the same in a terminal and on the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.base.units import format_bytes, format_gain_interval, format_rate
@@ -8,14 +8,8 @@ from autotune.record.answer import Speedup
 from autotune.record.worth import Interaction, Ladder, LadderStep
 
 
-def ladder_tables(
-    ladder: Ladder, spelled: Callable[[float | None], str] = format_bytes
-) -> list[dict[str, Any]]:
+def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
     """The steps up; with several changes also each alone, and each as the last one.
-
-    Args:
-        ladder: The ladder.
-        spelled: Writes a size.
 
     Returns:
         `columns` and `rows` of each table.
@@ -26,7 +20,7 @@ def ladder_tables(
     return [
         {
             "columns": [title, "samples/s", "gain", "memory", *_losses(ladder)],
-            "rows": _rows(ladder, steps, spelled, with_start=steps is ladder.up),
+            "rows": _rows(ladder, steps, with_start=steps is ladder.up),
         }
         for title, steps in parts.items()
     ]
@@ -73,32 +67,20 @@ def _losses(ladder: Ladder) -> list[str]:
     return ["loss"] if ladder.loss_step else []
 
 
-def _rows(
-    ladder: Ladder,
-    steps: Sequence[LadderStep],
-    spelled: Callable[[float | None], str],
-    *,
-    with_start: bool,
-) -> list[list[str]]:
-    rows = [_row(ladder, step.change, step.place, step, spelled) for step in steps]
+def _rows(ladder: Ladder, steps: Sequence[LadderStep], *, with_start: bool) -> list[list[str]]:
+    rows = [_row(ladder, step.change, step.place, step) for step in steps]
     if with_start and steps:
-        rows.insert(0, _row(ladder, "the baseline", steps[0].before, None, spelled))
+        rows.insert(0, _row(ladder, "the baseline", steps[0].before, None))
     return rows
 
 
-def _row(
-    ladder: Ladder,
-    name: str,
-    place: int,
-    step: LadderStep | None,
-    spelled: Callable[[float | None], str],
-) -> list[str]:
+def _row(ladder: Ladder, name: str, place: int, step: LadderStep | None) -> list[str]:
     its = ladder.configurations[place]
     return [
         name,
         "-" if its.samples_per_s is None else format_rate(its.samples_per_s),
         "" if step is None else describe_gain(step.gain),
-        spelled(its.peak_memory_bytes) + _memory_change(ladder, step),
+        format_bytes(its.peak_memory_bytes) + _memory_change(ladder, step),
         *(["-" if its.loss is None else f"{its.loss:.4f}"] if ladder.loss_step else []),
     ]
 

@@ -14,8 +14,16 @@ from rich.text import Text
 
 from autotune.base.units import format_rate, format_seconds
 from autotune.job.fidelity import describe_fidelity
-from autotune.report.words import describe_counts, describe_ending, describe_standing
-from autotune.search.base import Observer, Running, Snapshot, Stage
+from autotune.record.answer import Standing
+from autotune.report.words import (
+    describe_counts,
+    describe_ending,
+    describe_others,
+    describe_race,
+    describe_standing,
+    why_lower,
+)
+from autotune.search.base import Observer, RaceState, Running, Snapshot, Stage
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -43,6 +51,7 @@ class LiveView(View):
 
     def __init__(self, console: Console, context: Context) -> None:
         self._context = context
+        self._best = _BestSoFar()
         self._live = Live(console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -54,7 +63,8 @@ class LiveView(View):
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Draw the state of the search."""
-        self._live.update(draw(snapshot, self._context), refresh=True)
+        why = self._best.see(snapshot)
+        self._live.update(draw(snapshot, self._context, why=why), refresh=True)
 
     def on_note(self, note: str) -> None:
         """Print a note above the view."""
@@ -70,7 +80,8 @@ class LineView(View):
         self._started_at_s = time.monotonic()
         self._stage: Stage | None = None
         self._running: dict[int, Running] = {}
-        self._best_trial: int | None = None
+        self._best = _BestSoFar()
+        self._n_rounds = 0
 
     def __exit__(self, *_: object) -> None:
         return None
@@ -90,9 +101,19 @@ class LineView(View):
         for number, trial in running.items():
             if number not in self._running:
                 self._say(f"trial {number} started: {_described(trial, self._context)}")
-        if snapshot.best is not None and snapshot.best.trial != self._best_trial:
-            self._best_trial = snapshot.best.trial
-            self._say(f"best so far: {describe_standing(snapshot.best)}")
+        before, why = self._best.trial, self._best.see(snapshot)
+        if snapshot.best is not None and snapshot.best.trial != before:
+            said = f"best so far: {describe_standing(snapshot.best)}"
+            self._say(f"{said}; {why}" if why else said)
+        if (race := snapshot.race) is not None and race.n_rounds != self._n_rounds:
+            self._n_rounds = race.n_rounds
+            if race.leader is not None:
+                parts = [
+                    describe_race(race),
+                    describe_standing(race.leader),
+                    describe_others(race),
+                ]
+                self._say(f"comparison: {'; '.join(filter(None, parts))}")
         self._running = running
 
     def on_note(self, note: str) -> None:
@@ -105,8 +126,30 @@ class LineView(View):
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def draw(snapshot: Snapshot, context: Context) -> Group:
-    """The live view of one moment."""
+class _BestSoFar:
+    """The best of the search's trials, and why it is slower than one before it."""
+
+    def __init__(self) -> None:
+        self._standing: Standing | None = None
+        self._why = ""
+
+    @property
+    def trial(self) -> int | None:
+        """Its trial; None: there is none."""
+        return None if self._standing is None else self._standing.trial
+
+    def see(self, snapshot: Snapshot) -> str:
+        """Why the best is slower than the one before it; empty: it is not."""
+        best, before = snapshot.best, self._standing
+        if best is not None and before is not None and best.trial != before.trial:
+            is_lower = best.samples_per_s < before.samples_per_s
+            self._why = why_lower(before, snapshot.trials) if is_lower else ""
+        self._standing = best
+        return self._why
+
+
+def draw(snapshot: Snapshot, context: Context, *, why: str = "") -> Group:
+    """The live view of one moment; `why` the best is slower than one before it, if it is."""
     left_s = snapshot.time_left_s
     left = "" if left_s is None else f", about {format_seconds(left_s)} left"
     head = Text(_TITLES[snapshot.stage], style="bold")
@@ -119,11 +162,17 @@ def draw(snapshot: Snapshot, context: Context) -> Group:
     facts.add_column(style="cyan", no_wrap=True)
     facts.add_column(overflow="fold")
     facts.add_row("trials", progress)
-    baseline = snapshot.baseline
+    race = snapshot.race
+    baseline = snapshot.baseline if race is None else race.baseline or snapshot.baseline
     facts.add_row("baseline", describe_standing(baseline) if baseline else "none yet")
-    facts.add_row("best", _best(snapshot, context))
-    if line := sparkline([*accumulate(snapshot.rates, max)]):
-        facts.add_row("fastest", Text(line, no_wrap=True, style="green"))
+    if race is not None:
+        facts.add_row("compared", _race(race, context))
+        if others := describe_others(race):
+            facts.add_row("others", others)
+    else:
+        facts.add_row("best", _best(snapshot, context, why))
+        if line := sparkline([*accumulate(snapshot.rates, max)]):
+            facts.add_row("fastest", Text(line, no_wrap=True, style="green"))
     facts.add_row("outcomes", describe_counts(snapshot.counts))
     for trial in snapshot.running:
         facts.add_row(f"trial {trial.number}", _running(trial, context))
@@ -149,11 +198,25 @@ def sparkline(values: Sequence[float]) -> str:
     return f"{bars}  {format_rate(low)} to {format_rate(high)} samples/s, trial by trial"
 
 
-def _best(snapshot: Snapshot, context: Context) -> Text:
+def _race(race: RaceState, context: Context) -> Text:
+    """Who leads the final comparison, and its settings."""
+    leader, baseline = race.leader, race.baseline
+    if leader is None:
+        return Text(describe_race(race))
+    text = Text(describe_standing(leader), style="green").append(f"\n{describe_race(race)}")
+    if baseline is None or baseline == leader:
+        return text
+    changes = describe_difference(leader.candidate, baseline.candidate, context)
+    return text.append(f"\n{changes}")
+
+
+def _best(snapshot: Snapshot, context: Context, why: str) -> Text:
     best, baseline = snapshot.best, snapshot.baseline
     if best is None:
         return Text("none yet")
     text = Text(describe_standing(best), style="green")
+    if why:
+        text.append(f"; {why}")
     if baseline is None:
         return text.append(f"\n{describe_candidate(best.candidate, context)}")
     text.append(f"\n{best.samples_per_s / baseline.samples_per_s:.2f}x the baseline so far: ")

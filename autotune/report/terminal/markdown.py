@@ -15,7 +15,7 @@ def render_markdown(report: StudyReport) -> str:
     if place := describe_place(report):
         lines += [markdown(place), ""]
     lines += [f"| {' | '.join([*CELLS, 'settings'])} |", "|--:|--:|---|--:|---|---|"]
-    for row in report.rows:
+    for row in report.ranked_rows:
         settings = markdown_code(describe_candidate(row.candidate, report.context))
         lines.append(f"| {' | '.join([*map(markdown, describe_cells(row, report)), settings])} |")
     lines.append("")

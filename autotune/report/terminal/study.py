@@ -52,7 +52,7 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
         console.print()
         console.print(_table(report))
         console.print()
-    for row in report.rows:
+    for row in report.ranked_rows:
         if row.evidence:
             outcome = "" if row.outcome is None else row.outcome.value
             console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
@@ -93,7 +93,7 @@ def _table(report: StudyReport) -> Table:
     last = "change of the baseline" if has_baseline else "settings that vary"
     table = plain_table(*columns, f"*{last}")
     described = _changes(report) if has_baseline else _varying(report)
-    for row, text in zip(report.rows, described, strict=True):
+    for row, text in zip(report.ranked_rows, described, strict=True):
         table.add_row(*_cells(row, report), text)
     return table
 
@@ -102,7 +102,7 @@ def _changes(report: StudyReport) -> Iterator[SettingsCell]:
     """What a user changes in the baseline; of the baseline itself, what it is."""
     baseline = report.baseline_row
     assert baseline is not None
-    for row in report.rows:
+    for row in report.ranked_rows:
         if row == baseline:
             yield SettingsCell(describe_candidate(row.candidate, report.context), style="dim")
         else:
@@ -112,7 +112,7 @@ def _changes(report: StudyReport) -> Iterator[SettingsCell]:
 
 def _varying(report: StudyReport) -> Iterator[SettingsCell]:
     """Settings that are not the same everywhere: while there is no baseline to differ from."""
-    settings = [settings_of(row.candidate, report.context) for row in report.rows]
+    settings = [settings_of(row.candidate, report.context) for row in report.ranked_rows]
     knobs = report.context.knobs
     varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
     for chosen in settings:
