@@ -12,7 +12,7 @@ from autotune.record.bottleneck import Bound
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.results.ratios import describe_ratio
 from autotune.search.history import History
-from autotune.space.candidate import candidate_of
+from autotune.space.candidate import Candidate, candidate_of
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from tests.report.diagnosed import collective, diagnosed, diagnosis
@@ -86,6 +86,16 @@ def test_only_what_would_be_another_run_is_advised() -> None:
         reduce_bucket_size=1000,
     )
     assert "reduce_bucket_size=4000" in small
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_one_rank_shares_its_cores_with_no_other(world: int) -> None:
+    on_gpu = Context.of(JOB, replace(scripted.ENVIRONMENT, accelerator="cuda"))
+    knobs = canonical({**scripted.candidate(JOB).values, "core_binding": "none"}, on_gpu)
+    candidate = Candidate.of(knobs, world=world, global_batch=16)
+    trial = spec_of(knobs=candidate.values, world=world, dp=world, accelerator="cuda")
+    found = advise(Bound.HOST, trial, diagnosis(), candidate, on_gpu, History())
+    assert ("core_binding" in {each.knob for each in found}) == (world > 1)
 
 
 def test_buckets_are_no_matter_where_messages_are_large() -> None:

@@ -247,6 +247,31 @@ def test_the_plan_counts_what_answers_for_the_job(tmp_path: Path) -> None:
         assert plan_search(session, fresh=False).n_recorded == n_recorded
 
 
+def test_the_plan_says_what_the_engine_lacks(tmp_path: Path) -> None:
+    class Lacking(ScriptedEngine):
+        def lacks(self) -> str:
+            return "a kernel is not installed"
+
+    job = make()
+    for engine, said in ((Lacking(job), "a kernel is not installed"), (ScriptedEngine(job), "")):
+        session = Session(
+            job=job,
+            job_data={},
+            environment=ENVIRONMENT,
+            engine=engine,
+            lattice=lattice_of(job),
+            study=Study(tmp_path, "planned"),
+            place=Here(ENVIRONMENT, {}),
+            make_fleet=lambda: ScriptedFleet(realistic),
+        )
+        plan = plan_search(session, fresh=True)
+        assert plan.lacks == said
+        console = Console(file=io.StringIO(), width=200)
+        print_plan(console, plan, reasons=False)
+        assert isinstance(console.file, io.StringIO)
+        assert ("missing" in console.file.getvalue()) == bool(said)
+
+
 def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     study = finished(tmp_path / "results", objective="pareto")
     (tmp_path / "results").rename(tmp_path / "moved")

@@ -281,6 +281,15 @@ def model_arguments(model: Model, seq_len: int) -> Arguments:
     return found | _experts(model)
 
 
+def has_layer_norm(model: Model, seq_len: int) -> bool:
+    """Whether the norms of a model are LayerNorm, and none of RMS.
+
+    Raises:
+        JobError: Megatron's GPT model cannot be this one.
+    """
+    return bool(_shape(model, seq_len)["norm"] != "rms")
+
+
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     """Sizes as of `shape_of`; a mixture of experts has those of the dense model beside them."""
     config = model.source.get("config", {})

@@ -24,6 +24,7 @@ from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
     arguments_of,
+    has_layer_norm,
     kernel_arguments,
     layout_arguments,
 )
@@ -275,6 +276,8 @@ class MegatronEngine(Engine):
         out_of_reach: Sequence[str] = ON_GPU_ALONE if self._task.on_cpu else ()
         if self._task.without_te:
             out_of_reach = tuple(OF_TRANSFORMER_ENGINE)
+        if self._task.has_torch_norms:
+            out_of_reach = (*out_of_reach, "sequence_parallel")
         engine._notes = {
             **notes,
             **{name: (knobs[name], None) for name in out_of_reach if name in knobs},
@@ -447,6 +450,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         lacking=_lacking(release),
         release=release,
         without_te=lacks_te,
+        has_torch_norms=lacks_te
+        and not (environment.has_apex and has_layer_norm(job.model, job.seq_len)),
         # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=(
             environment.accelerator != "cpu"

@@ -44,7 +44,7 @@ def _rung(
         "pp": pp,
         "micro_batch": micro_batch,
         "recompute": recompute,
-        "sequence_parallel": tp > 1 and not task.without_te,
+        "sequence_parallel": tp > 1 and not task.has_torch_norms,
         "distributed_optimizer": dp > 1,
     }
     return Candidate.of(chosen, world=task.world, global_batch=task.global_batch)

@@ -29,7 +29,9 @@ def probe_ranks(candidate: Candidate, *, task: LayoutTask, job: Job) -> Sequence
         JobError: The layout is illegal or needs a GPU, the checkout has no fake process group, or
             a rank fails.
     """
-    here = dataclasses.replace(task, on_cpu=True, without_te=False, fused_attention=False)
+    here = dataclasses.replace(
+        task, on_cpu=True, without_te=False, has_torch_norms=False, fused_attention=False
+    )
     rows = rows_of(here, [candidate])
     if broken := judge_by(RULES, rows):
         raise JobError(

@@ -53,6 +53,9 @@ class LayoutTask:
     """Whether the ranks have no GPU."""
     without_te: bool = False
     """Whether the ranks have a GPU, and no Transformer Engine is installed for it."""
+    has_torch_norms: bool = False
+    """Whether the norms on a GPU are torch's, which know no sequence parallelism: those of
+    Transformer Engine do, and Apex's LayerNorm."""
     in_fp32: bool = False
     """Whether the job trains in 32 bits."""
     has_fp8: bool = True
@@ -153,7 +156,6 @@ ON_GPU_ALONE = (
 )
 """Knobs that have to stay at their default on CPU ranks."""
 OF_TRANSFORMER_ENGINE = {
-    "sequence_parallel": "megatron/core/transformer/torch_norm.py: sequence_parallel",
     "optimizer_offload": "megatron/core/optimizer/__init__.py: bias_correction, which "
     "torch's Adam does not take",
     "activation_offload": "megatron/core/transformer/transformer_block.py: "
@@ -675,6 +677,13 @@ RULES: tuple[Rule[LayoutRows], ...] = (
             "ours: what runs on no CPU rank",
         )
         for knob in ON_GPU_ALONE
+    ),
+    _rule(
+        "sequence_parallel.transformer_engine",
+        _is_default_unless("sequence_parallel", "has_torch_norms"),
+        "sequence_parallel needs Transformer Engine, or for LayerNorm Apex, which is not there",
+        f"leave sequence_parallel out{_INSTALL_TE}",
+        "megatron/core/transformer/torch_norm.py: sequence_parallel; models/backends.py: LNImpl",
     ),
     *(
         _rule(

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -103,7 +103,8 @@ class RemoteTransport(ABC):
 
     def problems(self) -> tuple[str, ...]:
         """See `Transport.problems`."""
-        return tuple(f"{name} is left out: {why}" for name, why in self.reasons.items())
+        left_out = (f"{name} is left out: {why}" for name, why in self.reasons.items())
+        return (*left_out, *_uneven(self._asked[0]))
 
     def ended(self) -> str:
         """See `Transport.ended`: a machine may always come back."""
@@ -422,6 +423,26 @@ class Elsewhere(Place):
         except (FleetError, ValueError, KeyError):
             return ""
         return found
+
+
+_NOT_EVERYWHERE = {
+    "has_transformer_engine": "Transformer Engine",
+    "has_apex": "Apex",
+    "has_flash_attention": "flash-attn",
+}
+"""Flag of an environment -> a package that speeds trials up where it is installed."""
+
+
+def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
+    """Packages that some nodes have and others lack: no trial uses them then."""
+    for flag, package in _NOT_EVERYWHERE.items():
+        lacking = [name for name, each in found.items() if not getattr(each.environment, flag)]
+        if 0 < len(lacking) < len(found):
+            verb = "lacks" if len(lacking) == 1 else "lack"
+            yield (
+                f"{', '.join(lacking)} {verb} {package}, which the other nodes have: trials run "
+                "without it everywhere; install it there too"
+            )
 
 
 def common_environment(transport: RemoteTransport) -> Environment:

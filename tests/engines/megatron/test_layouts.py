@@ -15,6 +15,7 @@ from autotune.base.errors import FleetError, JobError, NothingFeasibleError
 from autotune.cost import Recompute, predict
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
+from autotune.engines.megatron import knobs
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
@@ -269,7 +270,7 @@ BROKEN = {
     "tp_comm_overlap.gpu": ({"on_cpu": True}, "tp=2 sequence_parallel=true tp_comm_overlap=true"),
     "fp8.gpu": ({"on_cpu": True}, "fp8=hybrid"),
     "sequence_parallel.transformer_engine": (
-        {"without_te": True},
+        {"has_torch_norms": True},
         "tp=2 sequence_parallel=true",
     ),
     "optimizer_offload.transformer_engine": (
@@ -526,6 +527,30 @@ def test_a_baseline_is_split_over_tensor_parallel_ranks_without_transformer_engi
     split = [each for rung in rungs for each in rung if each.tp > 1]
     assert split
     assert not any(each["sequence_parallel"] for each in split)
+
+
+@pytest.mark.parametrize(
+    ("model", "has_apex", "is_parallel"),
+    [("gpt2", True, True), ("gpt2", False, False), ("llama-3.2-1b", True, False)],
+    ids=["Apex has LayerNorm", "torch's knows none", "Apex has no RMSNorm"],
+)
+def test_sequences_are_split_where_apex_has_the_norm(tmp_path, model, has_apex, is_parallel):
+    bare = dataclasses.replace(A100, has_transformer_engine=False, has_apex=has_apex)
+    engine = MegatronEngine(job(tmp_path, model=model), bare)
+    rungs = [each for rung in engine.ladder() for each in rung if each.tp > 1]
+    assert rungs
+    assert {bool(each["sequence_parallel"]) for each in rungs} == {is_parallel}
+    asked = task_of(job(tmp_path, model=model), bare)
+    assert not judge_by(RULES, knobs.rows_of(asked, rungs[:1]))
+    split = Candidate.of(
+        {**rungs[0].values, "sequence_parallel": True},
+        world=rungs[0].world,
+        global_batch=rungs[0].global_batch,
+    )
+    told = judge_by(RULES, knobs.rows_of(asked, [split]))
+    assert [each.rule for each in told] == (
+        [] if is_parallel else ["sequence_parallel.transformer_engine"]
+    )
 
 
 def test_a_device_without_bf16_has_no_fused_attention(tmp_path):

@@ -282,6 +282,28 @@ def test_a_fleet_has_what_all_its_nodes_have() -> None:
     assert found.device_memory_bytes == 2**30 * 2 // 3
 
 
+@pytest.mark.parametrize(
+    ("flag", "package"),
+    [
+        ("has_transformer_engine", "Transformer Engine"),
+        ("has_apex", "Apex"),
+        ("has_flash_attention", "flash-attn"),
+    ],
+)
+def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, package) -> None:
+    has_it, lacks_it = (
+        dataclasses.replace(A100, **{flag: is_there}) for is_there in (True, False)
+    )
+    uneven = fleet_of(a=has(has_it), b=has(lacks_it), c=has(has_it))
+    (problem,) = uneven.problems()
+    assert problem.startswith(f"b lacks {package}, which the other nodes have")
+    assert getattr(common_environment(uneven), flag) is False
+    for environment in (has_it, lacks_it):
+        alike = fleet_of(a=has(environment), b=has(environment))
+        assert alike.problems() == ()
+        assert getattr(common_environment(alike), flag) is getattr(environment, flag)
+
+
 def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
     machines = Machines(good="")
     os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR", "")
