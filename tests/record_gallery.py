@@ -1,8 +1,9 @@
 """The pages that docs/gallery.md shows, and their pictures: `python -m tests.record_gallery`.
 
 Pages of simulated searches any machine makes anew in a minute. `--measure` runs the others on this
-machine first, which takes minutes and two idle CPU cores, and keeps their records in
-results/recorded/studies/: the site makes their pages from those. Pictures need chromium.
+machine first, or those that it names, which takes minutes and two idle CPU cores (with
+`DS_ACCELERATOR=cpu` where there are GPUs), and keeps their records in results/recorded/studies/:
+the site makes their pages from those. Pictures need chromium.
 """
 
 import argparse
@@ -42,8 +43,15 @@ MEASURED: dict[str, Sequence[str]] = {
         *("--engine", "megatron", "--model", "tiny-gpt2", "--seq-len", "64", "--global-batch"),
         *("8", "--world", "2", "--trials", "6", "--budget", "150s"),
     ),
+    "own-script": (
+        *("--trials", "8", "--budget", "8m", "--", "torchrun", "--nproc-per-node", "2"),
+        *("train.py", "--deepspeed", "ds_config.json", "--use_cpu", "--bf16"),
+        *("--per_device_train_batch_size", "4", "--output_dir", "out"),
+    ),
 }
 """Study -> flags of its search on CPU ranks."""
+SCRIPTS = {"own-script": REPOSITORY / "examples" / "trainer"}
+"""Study -> folder of the user's script that it tunes: its search runs in a copy."""
 _KEPT = ("study.json", "job.yaml", "trials/*/*.json", "trials/*/config/*", "trials/*/std*.log")
 """Files of a study that its page is made from."""
 _FOLDERS = re.compile(r"/[^\s\"']*/site-packages/")
@@ -53,7 +61,13 @@ _FOLDERS = re.compile(r"/[^\s\"']*/site-packages/")
 def main() -> None:
     """Search, and write pages and pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measure", action="store_true", help="run the real searches as well")
+    parser.add_argument(
+        "--measure",
+        nargs="*",
+        choices=[*MEASURED],
+        metavar="STUDY",
+        help=f"run the real searches as well, or some of them: {', '.join(MEASURED)}",
+    )
     parser.add_argument("--results", type=Path, help="keep real searches that ran there before")
     wish = parser.parse_args()
     GALLERY.mkdir(exist_ok=True)
@@ -69,7 +83,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = wish.results or Path(folder, "results")
         for study, flags in MEASURED.items():
-            if wish.measure:
+            # `--measure` without a name is an empty list: all of them.
+            if wish.measure is not None and (not wish.measure or study in wish.measure):
+                if study in SCRIPTS:
+                    shutil.copytree(SCRIPTS[study], folder, dirs_exist_ok=True)
                 _autotune(folder, *_search(study, flags))
             if (results / study).exists():
                 keep(results / study, _search(study, flags))
@@ -83,12 +100,12 @@ def main() -> None:
 def keep(study: Path, command: Sequence[str]) -> None:
     """Write the record of a study as one file, without the folders of this machine."""
     paths = sorted(path for pattern in _KEPT for path in study.glob(pattern))
-    files = {
-        path.relative_to(study).as_posix(): _FOLDERS.sub(
-            "site-packages/", path.read_text(encoding="utf-8")
-        )
-        for path in paths
-    }
+    # Where its search ran, which a script's paths begin with.
+    here = str(study.parent.parent.resolve())
+    files = {}
+    for path in paths:
+        text = _FOLDERS.sub("site-packages/", path.read_text(encoding="utf-8"))
+        files[path.relative_to(study).as_posix()] = text.replace(f"{here}/", "").replace(here, ".")
     RECORDED.mkdir(exist_ok=True)
     record = {"command": shlex.join(["python", "-m", "autotune", *command]), "files": files}
     text = json.dumps(record, indent=1) + "\n"
