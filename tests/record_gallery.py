@@ -44,7 +44,7 @@ MEASURED: dict[str, Sequence[str]] = {
         *("8", "--world", "2", "--trials", "6", "--budget", "150s"),
     ),
     "own-script": (
-        *("--trials", "8", "--budget", "8m", "--", "torchrun", "--nproc-per-node", "2"),
+        *("--trials", "6", "--budget", "15m", "--", "torchrun", "--nproc-per-node", "2"),
         *("train.py", "--deepspeed", "ds_config.json", "--use_cpu", "--bf16"),
         *("--per_device_train_batch_size", "4", "--output_dir", "out"),
     ),
