@@ -141,7 +141,7 @@ def build(
             return
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
         builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
-        progress = _Progress(builders, on_line, on_progress)
+        progress = _Compilation(builders, on_line, on_progress)
         _wait_for(builders, folder, on_line, progress.tell)
 
 
@@ -255,7 +255,7 @@ def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
         )
 
 
-class _Progress:
+class _Compilation:
     """Tells which extensions still compile, how many are done, and the time so far."""
 
     def __init__(
