@@ -1,6 +1,7 @@
 """The engine of a user's script, watched as that of a built-in trial is."""
 
 import math
+import os
 import statistics
 import time
 from typing import Any, NoReturn
@@ -53,8 +54,12 @@ class GuestAftermath(Aftermath):
         return super().finale()
 
     def _has_cores(self) -> bool:
-        """The ranks of the user's own command share theirs, and are counted as one."""
-        return True
+        """The ranks of the user's own command share theirs, and are counted as one.
+
+        Where another trial may run beside this one, it would be taken for other work.
+        """
+        n_local = int(os.environ.get("LOCAL_WORLD_SIZE", self._spec.layout.world))
+        return n_local >= len(os.sched_getaffinity(0))
 
     def _diagnostic_pass(self, live: LiveEngine) -> Any:
         return _GuestPass(live, self._guest)

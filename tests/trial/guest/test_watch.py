@@ -1,6 +1,7 @@
 """A rank of a user's script: what lies between two steps is done for several at once."""
 
 import math
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 from autotune.contract import Measure
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.guest.intake import Intake
-from autotune.trial.guest.watch import GuestStopwatch
+from autotune.trial.guest.watch import GuestAftermath, GuestStopwatch
 from autotune.trial.reporter import Reporter
 
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=100, target_half_width=1e-9, budget_s=1e9)
@@ -155,3 +156,13 @@ def test_a_loss_among_others_that_is_not_finite_is_named(
     with pytest.raises(NonFiniteLossError, match=f"^loss nan in optimizer step {bad + 1}$"):
         rank.run(100, 0.01)
     assert rank.n_steps > bad + 1, "it was agreed on with later ones"
+
+
+@pytest.mark.parametrize(("n_cores", "is_watched"), [(2, True), (4, False)])
+def test_other_work_is_looked_for_where_no_other_trial_may_run(
+    monkeypatch: pytest.MonkeyPatch, n_cores: int, is_watched: bool
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n_cores)))
+    aftermath: Any = SimpleNamespace(_spec=SimpleNamespace(layout=SimpleNamespace(world=2)))
+    assert GuestAftermath._has_cores(aftermath) == is_watched
