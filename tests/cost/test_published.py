@@ -247,7 +247,7 @@ def test_a_table_is_read_as_text(tmp_path: Path) -> None:
 def test_binary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(JobError, match="cannot be read"):
+    with pytest.raises(JobError, match="is no text: byte 1 is not UTF-8"):
         read_table(path)
 
 
