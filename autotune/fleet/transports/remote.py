@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -434,7 +434,7 @@ _NOT_EVERYWHERE = {
 
 
 def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
-    """Packages that some nodes have and others lack: no trial uses them then."""
+    """Packages that some nodes have and others lack, or have otherwise: no trial uses them."""
     for flag, package in _NOT_EVERYWHERE.items():
         lacking = [name for name, each in found.items() if not getattr(each.environment, flag)]
         if 0 < len(lacking) < len(found):
@@ -443,6 +443,15 @@ def _uneven(found: Mapping[str, Inventory]) -> Iterator[str]:
                 f"{', '.join(lacking)} {verb} {package}, which the other nodes have: trials run "
                 "without it everywhere; install it there too"
             )
+    releases: dict[str, list[str]] = {}
+    for name, each in found.items():
+        releases.setdefault(each.environment.megatron_core or "none", []).append(name)
+    if len(releases) > 1:
+        told = "; ".join(f"{', '.join(names)}: {which}" for which, names in releases.items())
+        yield (
+            f"releases of Megatron Core differ ({told}): it counts as missing; install the same "
+            "everywhere"
+        )
 
 
 def common_environment(transport: RemoteTransport) -> Environment:
@@ -487,4 +496,12 @@ def common_environment(transport: RemoteTransport) -> Environment:
         has_flash_attention=all(each.has_flash_attention for each in environments),
         has_transformer_engine=all(each.has_transformer_engine for each in environments),
         has_apex=all(each.has_apex for each in environments),
+        # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
+        megatron_core=_same_everywhere(each.megatron_core for each in environments),
     )
+
+
+def _same_everywhere(releases: Iterable[str]) -> str:
+    """The one release that all have; empty: they differ."""
+    found = set(releases)
+    return found.pop() if len(found) == 1 else ""

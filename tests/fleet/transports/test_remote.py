@@ -304,6 +304,16 @@ def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, packag
         assert getattr(common_environment(alike), flag) is getattr(environment, flag)
 
 
+@pytest.mark.parametrize(("other", "told"), [("0.16.1", "b: 0.16.1"), ("", "b: none")])
+def test_megatron_of_several_releases_counts_as_missing(other: str, told: str) -> None:
+    ours, theirs = (dataclasses.replace(A100, megatron_core=it) for it in ("0.14.0", other))
+    uneven = fleet_of(a=has(ours), b=has(theirs))
+    (problem,) = uneven.problems()
+    assert f"(a: 0.14.0; {told})" in problem
+    assert common_environment(uneven).megatron_core == ""
+    assert common_environment(fleet_of(a=has(ours), b=has(ours))).megatron_core == "0.14.0"
+
+
 def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
     machines = Machines(good="")
     os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR", "")
