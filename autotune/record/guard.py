@@ -142,7 +142,7 @@ def guard(ours: Sequence[Trial], theirs: Sequence[Trial], n_steps: int) -> Guard
     ours, theirs = ([t for t in runs if t.spec.workload.seed == seed] for runs in (ours, theirs))
     if len(theirs) < MIN_RUNS:
         said = "once" if theirs else "never"
-        return _unknown(f"the baseline ran {said} in the comparison: the guard needs two runs of it")
+        return _unknown(f"the baseline ran {said} in the comparison, and the guard needs two runs")
     if why := _why_not(ours[0].spec, theirs[0].spec):
         return _unknown(why)
     # Runs that only measured took fewer steps than those that are to be compared.
