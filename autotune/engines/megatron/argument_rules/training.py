@@ -208,7 +208,9 @@ def _memory_interval(launch: MegatronLaunch) -> Answer:
 @argument_rule("checkpoint.gloo", f"{ARGUMENTS}: enable_gloo_process_groups")
 def _gloo(launch: MegatronLaunch) -> Answer:
     """--disable-gloo-process-groups with the distributed optimizer and --ckpt-format torch."""
-    if launch.get("enable_gloo_process_groups") is not False:
+    # The second is its name since 0.17.
+    names = ("enable_gloo_process_groups", "use_gloo_process_groups")
+    if all(launch.get(name) is not False for name in names):
         return None
     if is_on(launch, "use_distributed_optimizer") and launch.get("ckpt_format") == "torch":
         return (
