@@ -62,13 +62,21 @@ _MOMENTS = (
 """When a coordinator is killed by itself: (when, what, what it was about to do)."""
 
 
+ASKED = {
+    "coordinator killed": "tests/search/test_search_real.py::"
+    "test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing",
+    "two coordinators": "tests/record/test_study.py::"
+    "test_a_second_coordinator_is_refused_and_told_who_holds_it",
+}
+"""Tests that ask the same in every run: the short form does not ask again."""
+
+
 def faults() -> Iterator[Fault]:
     """All of them."""
     for when, what, doing in _MOMENTS:
         yield Fault(
             name=f"coordinator killed: {_DURING[doing]}, {when} {what}",
             inject=functools.partial(_killed_at, when, what, doing),
-            in_short=(when, what, doing) in _SHORT_MOMENTS,
         )
     for phase in Phase:
         yield Fault(
@@ -103,12 +111,9 @@ def faults() -> Iterator[Fault]:
         yield Fault(name=name, inject=inject, needs=needs_mounts, in_short=name in _SHORT)
 
 
-_SHORT_MOMENTS = {("after", "mkdir=best", _ANSWERING)}
-"""The search itself is killed by tests/search/test_search_real.py, at any moment."""
 _SHORT = {
     "Ctrl-C: once, a trial runs",
     "disk full: while the coordinator runs a trial",
-    "two coordinators: the second while the first runs",
     "results folder moved: while a trial runs",
     "results folder read-only: before it starts",
     "result cut short: at any byte",

@@ -22,7 +22,7 @@ from tests.search.scripted import ok
 from tests.trials import changed
 
 FAULTS = all_faults()
-ASKED = in_trials.ASKED | in_nodes.ASKED | retries.ASKED
+ASKED = in_trials.ASKED | in_coordinators.ASKED | in_nodes.ASKED | retries.ASKED
 """Kinds of fault that other tests inject already -> such a test."""
 REPOSITORY = Path(__file__).parents[2]
 RECORDS = REPOSITORY / "results" / "recorded" / "chaos"
