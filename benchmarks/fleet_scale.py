@@ -440,6 +440,35 @@ def measure(n_gangs: int, n_trials: int, n_run: int, sampler: str, world: int) -
         }
 
 
+class _ReadError(Exception):
+    """Ends a search once it has read its record."""
+
+
+def measure_resume(n_gangs: int, n_trials: int, sampler: str, world: int) -> dict[str, float]:
+    """Read a record of `n_trials` trials, as a search does that resumes it, and stop there."""
+    recover, took = TrialsInFlight.recover, {"trials": float(n_trials)}
+
+    def timed(self: TrialsInFlight) -> None:
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        recover(self)
+        took["resume_s"] = time.perf_counter() - begun_s
+        took["resume_cpu_s"] = time.process_time() - begun_cpu_s
+        took["answered"] = float(len(self.history.recorded))
+        raise _ReadError
+
+    with tempfile.TemporaryDirectory() as place:
+        session = open_scale(Path(place), n_gangs, n_trials + 1, sampler, lambda: 2.0, world)
+        record(session, n_trials)
+        TrialsInFlight.recover = timed
+        try:
+            search(session, Silent(), fresh=False)
+        except _ReadError:
+            pass
+        finally:
+            TrialsInFlight.recover = recover
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gangs", type=int, default=1_000)
@@ -447,9 +476,16 @@ def main() -> None:
     parser.add_argument("--run", type=int, default=2_000, help="of these, run by the search")
     parser.add_argument("--world", type=int, default=PER_NODE, help="ranks of a gang")
     parser.add_argument("--sampler", default="calibrated")
+    parser.add_argument(
+        "--resume", action="store_true", help="only read the record, as a search that resumes does"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
-    figures = measure(options.gangs, options.trials, options.run, options.sampler, options.world)
+    of_gangs, of_trials = (options.gangs, options.trials), (options.sampler, options.world)
+    if options.resume:
+        figures = measure_resume(*of_gangs, *of_trials)
+    else:
+        figures = measure(*of_gangs, options.run, *of_trials)
     rounded = {name: round(value, 4) for name, value in figures.items()}
     if options.json:
         print(json.dumps({"sampler": options.sampler, **rounded}))
