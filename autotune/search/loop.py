@@ -220,9 +220,9 @@ class _StagedSearch:
             running=self.flight.running(),
             baseline=standings.baseline(self._baseline.candidate),
             best=standings.best(),
-            race=None
-            if self._comparison is None or stage is not Stage.CONFIRM
-            else standings.race(self._comparison.planned),
+            race=self._comparison.race
+            if self._comparison is not None and stage is Stage.CONFIRM
+            else None,
             elapsed_s=used_s,
             time_left_s=self._time_left_s(stage, used_s),
             # What was said of a trial is no news once all have ended.

@@ -7,7 +7,8 @@ from autotune.base.units import format_bytes
 from autotune.contract import Role
 from autotune.record.facts import PassedOver
 from autotune.search import confirm
-from autotune.search.base import Stage, StopReason
+from autotune.search.answer import RecordStandings
+from autotune.search.base import RaceState, Stage, StopReason
 from autotune.search.climb import Rung, UntriedError, climb_blindly, climb_by_forecast
 from autotune.search.context import SearchContext
 from autotune.search.history import History, Tried, owed_repeat, results
@@ -354,6 +355,17 @@ class ComparisonStage(SearchStage):
     ) -> None:
         super().__init__(context, flight)
         self.planned = planned
+        self._race: tuple[int, RaceState] | None = None
+        """The race after so many trials have ended."""
+
+    @property
+    def race(self) -> RaceState:
+        """The state of the race; worked out once a trial has ended: views ask twice a second."""
+        n_ended = self._history.counts.total()
+        if self._race is None or self._race[0] != n_ended:
+            standings = RecordStandings(self._context, self._history)
+            self._race = n_ended, standings.race(self.planned)
+        return self._race[1]
 
     @property
     def missing(self) -> list[confirm.ComparisonRun]:

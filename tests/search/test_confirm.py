@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -347,7 +348,11 @@ def test_the_view_is_shown_the_comparison_while_it_runs_and_its_own_figures_alon
     answer = search(study, job, behave, lattice=narrow(), engine=engine, observer=notes)
     assert answer.best is not None
     assert answer.baseline is not None
-    races = [s.race for s in notes.snapshots if s.stage is Stage.CONFIRM]
+    shown = [s for s in notes.snapshots if s.stage is Stage.CONFIRM]
+    races = [s.race for s in shown]
+    still = [(a.race, b.race) for a, b in pairwise(shown) if a.counts == b.counts]
+    assert still
+    assert all(a is b for a, b in still), "it is worked out once a trial has ended"
     assert {s.race for s in notes.snapshots if s.stage is not Stage.CONFIRM} == {None}
     rounds = [race.n_rounds for race in races if race is not None]
     assert (rounds[0], len(rounds)) == (0, len(races))
