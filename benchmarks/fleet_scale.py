@@ -446,27 +446,30 @@ class _ReadError(Exception):
 
 def measure_resume(n_gangs: int, n_trials: int, sampler: str, world: int) -> dict[str, float]:
     """Read a record of `n_trials` trials, as a search does that resumes it, and stop there."""
-    recover, took = TrialsInFlight.recover, {"trials": float(n_trials)}
-
-    def timed(self: TrialsInFlight) -> None:
-        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-        recover(self)
-        took["resume_s"] = time.perf_counter() - begun_s
-        took["resume_cpu_s"] = time.process_time() - begun_cpu_s
-        took["answered"] = float(len(self.history.recorded))
-        raise _ReadError
-
+    watch = Watch()
     with tempfile.TemporaryDirectory() as place:
         session = open_scale(Path(place), n_gangs, n_trials + 1, sampler, lambda: 2.0, world)
         record(session, n_trials)
-        TrialsInFlight.recover = timed
+        end = watched(watch)
+        timed = TrialsInFlight.recover
+
+        def stop_after(self: TrialsInFlight) -> None:
+            timed(self)
+            raise _ReadError(len(self.history.recorded))
+
+        TrialsInFlight.recover = stop_after
         try:
             search(session, Silent(), fresh=False)
-        except _ReadError:
-            pass
+        except _ReadError as read:
+            n_answered = float(read.args[0])
         finally:
-            TrialsInFlight.recover = recover
-    return took
+            end()
+    return {
+        "trials": float(n_trials),
+        "resume_s": watch.resumed_s,
+        "resume_cpu_s": watch.resumed_cpu_s,
+        "answered": n_answered,
+    }
 
 
 def main() -> None:

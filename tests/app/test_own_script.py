@@ -22,7 +22,7 @@ from autotune.base.units import format_bytes
 from autotune.contract import read_json, to_dict, write_json
 from autotune.job.observed import OBSERVED_FILE, MovedCommand
 from autotune.report.candidates.ranking import MEMORY_PARTS
-from autotune.report.explain.script import describe_script
+from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.terminal.study import print_plan
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
@@ -62,13 +62,22 @@ def studied(
     return script.command, folder
 
 
+def diagnosed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, description: dict[str, Any] = TRAINER
+) -> ScriptDiagnosis:
+    """What `diagnose` says of a command whose first run is there already."""
+    results = tmp_path / "results"
+    command, folder = studied(results, description)
+    monkeypatch.chdir(folder)
+    return diagnose(command, {"study": "own"}, results=results, fresh=False, note=print)
+
+
 @pytest.mark.usefixtures("launchers")
 def test_a_study_of_a_command_may_be_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command, folder = studied(tmp_path / "results")
-    monkeypatch.chdir(folder)
-    diagnose(command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print)
+    diagnosed(tmp_path, monkeypatch)
+    folder = tmp_path / "project"
     (tmp_path / "results").rename(tmp_path / "elsewhere")
     study = find_study(tmp_path / "elsewhere", "own")
     files = export_study(study, tmp_path / "tuned", to="hf", trial=0)
@@ -123,11 +132,7 @@ def test_what_cannot_be_predicted_is_not_called_slower(
 ) -> None:
     """It also ended before a diagnostic pass."""
     sizes = dict.fromkeys(TRAINER["sizes"], 0)
-    command, folder = studied(tmp_path / "results", RAW | {"sizes": sizes})
-    monkeypatch.chdir(folder)
-    said = diagnose(
-        command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
-    )
+    said = diagnosed(tmp_path, monkeypatch, RAW | {"sizes": sizes})
     assert (
         dict(describe_script(said))["changes"] == "none can be predicted: a search measures them"
     )
@@ -159,10 +164,7 @@ def test_tokens_of_a_command_are_those_that_were_counted(
 def test_other_work_beside_the_command_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command, folder = studied(tmp_path / "results")
-    monkeypatch.chdir(folder)
-    results = tmp_path / "results"
-    said = diagnose(command, {"study": "own"}, results=results, fresh=False, note=print)
+    said = diagnosed(tmp_path, monkeypatch)
     assert "disturbed" not in dict(describe_script(said))
     assert said.as_dict()["disturbed"] == ""
     why = "other processes took 40% of core 0, 1"
@@ -176,11 +178,7 @@ def test_the_parts_of_a_commands_memory_are_the_predicted_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the process itself takes is one of them."""
-    command, folder = studied(tmp_path / "results")
-    monkeypatch.chdir(folder)
-    said = diagnose(
-        command, {"study": "own"}, results=tmp_path / "results", fresh=False, note=print
-    )
+    said = diagnosed(tmp_path, monkeypatch)
     on_device = {name: value for name, value in said.memory_bytes.items() if name != "host"}
     assert set(on_device) == {part.removesuffix("_bytes") for part in MEMORY_PARTS}, (
         "together they are the peak"

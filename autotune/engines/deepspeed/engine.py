@@ -90,6 +90,8 @@ class DeepSpeedEngine(Engine):
     """DeepSpeed for one job in one environment."""
 
     name = "deepspeed"
+    _rendering: str | None
+    """Digest of the base that is in use; None: nobody has asked for it."""
 
     def __init__(self, job: Job, environment: Environment) -> None:
         """Read the job's templates and base configuration.
@@ -99,7 +101,6 @@ class DeepSpeedEngine(Engine):
         """
         known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
         super().__init__(job, replace(environment, deepspeed_version=known))
-        self._rendering: str | None = None
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
