@@ -103,27 +103,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what passed only at the second attempt, and what each worker did."""
+    """Say what failed at the first attempt, and what each worker did."""
     _tell_second_attempts(terminalreporter)
     _tell_workers(terminalreporter)
 
 
 def _tell_second_attempts(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name each test that passed after it had failed, with the failure: it is not sound yet."""
+    """Name each test that failed at the first attempt, with that failure: it is not sound yet."""
     stats = terminalreporter.stats
     failed = {each.nodeid for kind in ("failed", "error") for each in stats.get(kind, ())}
     firsts: dict[str, pytest.TestReport] = {}
     for each in stats.get("rerun", ()):
         firsts.setdefault(each.nodeid, each)
-    passed = [each for name, each in firsts.items() if name not in failed]
-    if not passed:
+    if not firsts:
         return
-    title = f"{len(passed)} passed at the second attempt: find out why"
+    title = f"{len(firsts)} failed at the first attempt: find out why"
     terminalreporter.write_sep("!", title, yellow=True, bold=True)
-    for each in passed:
+    for name, each in firsts.items():
         crash = getattr(each.longrepr, "reprcrash", None)
         lines = (crash.message if crash is not None else each.longreprtext).splitlines()
-        line = f"passed at the second attempt: {each.nodeid}: {lines[0] if lines else each.when}"
+        how = "failed at both attempts" if name in failed else "passed at the second attempt"
+        line = f"{how}: {name}: {lines[0] if lines else each.when}"
         terminalreporter.write_line(line, yellow=True)
 
 

@@ -17,7 +17,6 @@ import pytest
 from autotune.cost import predict
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
-from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, RULES
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from tests.engines.megatron.reality_driver import STEPS
@@ -265,41 +264,6 @@ def test_what_a_rule_refuses_fails_in_megatron(
         pytest.skip("this release lacks the knob")
     errors = [str(rank["error"]) for rank in one.ranks]
     assert any(REFUSED[rule][2] in error for error in errors), errors
-
-
-def test_rules_of_megatrons_own_have_a_witness() -> None:
-    """All but those that its script checks before it builds anything, and that CPU ranks lack."""
-    unseen = {
-        "sequence.positions": "rotary positions go on for ever; Megatron-LM's script refuses",
-        "cp.sequence": "context parallelism needs kernels of a GPU",
-        "cp.fused_attention": "context parallelism needs kernels of a GPU",
-        "ep.ranks": "the grid of experts: more than two axes at once",
-        "vp.pipeline": "Megatron-LM's script refuses",
-        "batch.product": "Megatron-LM's script refuses",
-        "recompute.block": "more layers than there are are all of them",
-        "uneven.pipeline": "with one stage nothing asks for its size",
-        "uneven.ends": "Megatron-LM's script and configuration refuse",
-        "etp.experts": "the width of an expert, as `tp.ffn`",
-        "etp.replicas": "it trains on, with gradients that are summed over other ranks",
-        "fsdp.sharded": "Megatron-LM's script turns it on",
-        **dict.fromkeys(
-            (
-                *("overlap.gather_needs_reduce", "overlap.p2p", "fp8.gather"),
-                *("overlap.tp_needs_sequence_parallel", "optimizer_offload.fp8"),
-            ),
-            "Megatron-LM's script refuses",
-        ),
-        "optimizer_offload.sharded": "the hybrid optimizer needs a GPU",
-        **dict.fromkeys(
-            (
-                f"{knob}.transformer_engine"
-                for knob in (*OF_TRANSFORMER_ENGINE, "recompute_modules")
-            ),
-            "they are about GPUs alone",
-        ),
-    }
-    theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
-    assert theirs == REFUSED.keys() | unseen.keys()
 
 
 def test_a_layout_that_pads_its_vocabulary_says_so(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     nodes, answer_here, tmp_path
 ):
     search = Demo(tmp_path)
-    search.study = Study(nodes.folder / "records", "it")
+    search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
     flags = [*nodes.flags, "--results", str(search.study.root)]
     first = search.start(*flags)
     wait_until(search.is_under_way, "a rank runs")
@@ -180,8 +180,10 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     second = search.start(*flags)
     wait_until(lambda: search.is_under_way(1), "a rank runs again")
     nodes.kill(1)
-    _, stderr = second.communicate(timeout=300)
-    nodes.boot(1)
+    try:
+        _, stderr = second.communicate(timeout=600)
+    finally:
+        nodes.boot(1)
     assert second.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
     lost = f"1 of 2 nodes are lost, and a gang of 2 does not fit into the others: {nodes.names[1]}"
     assert lost in " ".join(stderr.split())

@@ -1,0 +1,39 @@
+"""Each rule of Megatron's own is refused by the real Megatron, or says why nobody sees it here."""
+
+from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, RULES
+from tests.engines.megatron.test_reality import REFUSED
+
+
+def test_rules_of_megatrons_own_have_a_witness() -> None:
+    """All but those that its script checks before it builds anything, and that CPU ranks lack."""
+    unseen = {
+        "sequence.positions": "rotary positions go on for ever; Megatron-LM's script refuses",
+        "cp.sequence": "context parallelism needs kernels of a GPU",
+        "cp.fused_attention": "context parallelism needs kernels of a GPU",
+        "ep.ranks": "the grid of experts: more than two axes at once",
+        "vp.pipeline": "Megatron-LM's script refuses",
+        "batch.product": "Megatron-LM's script refuses",
+        "recompute.block": "more layers than there are are all of them",
+        "uneven.pipeline": "with one stage nothing asks for its size",
+        "uneven.ends": "Megatron-LM's script and configuration refuse",
+        "etp.experts": "the width of an expert, as `tp.ffn`",
+        "etp.replicas": "it trains on, with gradients that are summed over other ranks",
+        "fsdp.sharded": "Megatron-LM's script turns it on",
+        **dict.fromkeys(
+            (
+                *("overlap.gather_needs_reduce", "overlap.p2p", "fp8.gather"),
+                *("overlap.tp_needs_sequence_parallel", "optimizer_offload.fp8"),
+            ),
+            "Megatron-LM's script refuses",
+        ),
+        "optimizer_offload.sharded": "the hybrid optimizer needs a GPU",
+        **dict.fromkeys(
+            (
+                f"{knob}.transformer_engine"
+                for knob in (*OF_TRANSFORMER_ENGINE, "recompute_modules", "sequence_parallel")
+            ),
+            "they are about GPUs alone",
+        ),
+    }
+    theirs = {rule.name for rule in RULES if not rule.source.startswith("ours")}
+    assert theirs == REFUSED.keys() | unseen.keys()
