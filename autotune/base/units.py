@@ -120,6 +120,11 @@ def format_seconds(duration_s: float | None) -> str:
     return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
 
 
+def format_count(number: int, one: str, several: str = "") -> str:
+    """`1 trial`, `3 trials`; the word for several where it is not the first with an s."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
 def format_rate(samples_per_s: float | None) -> str:
     """Samples/s with three significant digits, never in exponents: `0.0123`, `61.2`, `12345`."""
     if samples_per_s is None or samples_per_s != samples_per_s:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,8 +133,9 @@ def detect_environment() -> Environment:
     )
 
 
+@cache
 def is_importable(module: str) -> bool:
-    """Whether a module of this name is installed; it is not imported."""
+    """Whether a module of this name is installed; it is not imported. Rules ask it often."""
     return importlib.util.find_spec(module) is not None
 
 

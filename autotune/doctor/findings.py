@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from packaging.version import Version
 
 from autotune import DEFAULT_ENGINE
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
 from autotune.doctor.machine import inspect_machine
 from autotune.doctor.speed import TIMEOUT_S, measure_speed
@@ -134,7 +134,7 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
 
 def _counted(machine: Machine, n: int) -> str:
     kind = "GPU" if machine.accelerator == "cuda" else "core"
-    return f"{n} {kind}" if n == 1 else f"{n} {kind}s"
+    return format_count(n, kind)
 
 
 def _extensions(machine: Machine) -> Iterator[Remark]:

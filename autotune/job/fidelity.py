@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from autotune.base.errors import JobError
+from autotune.base.units import format_count
 from autotune.base.yaml_file import number_of, refuse_other_spelling, spelled_otherwise
 from autotune.contract import Fidelity
 from autotune.job.model_shape import ModelShape
@@ -121,4 +122,4 @@ class FidelityFile(BaseModel):
 def describe_fidelity(fidelity: Fidelity) -> str:
     """`4 layers`, `2 accelerators`, or `4 layers on 2 accelerators`."""
     counted = ((fidelity.layers, "layer"), (fidelity.world, "accelerator"))
-    return " on ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counted if n)
+    return " on ".join(format_count(n, what) for n, what in counted if n)

@@ -19,6 +19,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.clock import date_of
 from autotune.base.data import data_folder
 from autotune.base.errors import StudyError
+from autotune.base.units import format_count
 from autotune.contract import KnobValue
 from autotune.record.facts import environment_at
 from autotune.record.study import Study, Trial
@@ -52,7 +53,7 @@ class RecordedRun:
         """`2 CPU ranks`, `1 GPU`, `16 GPUs on 2 nodes`."""
         kind = "CPU rank" if self.accelerator == "cpu" else "GPU"
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        return f"{self.ranks} {kind}{'s' if self.ranks > 1 else ''}{nodes}"
+        return f"{format_count(self.ranks, kind)}{nodes}"
 
     def to_json(self) -> str:
         """The text of its file."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.base.units import (
     format_bytes,
+    format_count,
     format_gain_interval,
     format_interval,
     format_rate,
@@ -35,7 +36,7 @@ def describe_race(race: RaceState) -> str:
     """`2 rounds, trial 5 leads: 1.20x the baseline (1.05 to 1.36)`."""
     if race.leader is None:
         return "no round is over"
-    rounds = f"{race.n_rounds} round{'' if race.n_rounds == 1 else 's'}"
+    rounds = format_count(race.n_rounds, "round")
     said = f"{rounds}, trial {race.leader.trial} leads"
     if race.leader == race.baseline:
         said += ", the baseline"
@@ -49,7 +50,7 @@ def describe_others(race: RaceState) -> str:
     """`trial 7: 58.1 samples/s (2 runs)`: who is compared besides; empty: nobody has run."""
     return "; ".join(
         f"trial {one.trial}: {format_rate(one.samples_per_s)} samples/s "
-        f"({one.n_runs} run{'' if one.n_runs == 1 else 's'})"
+        f"({format_count(one.n_runs, 'run')})"
         for one in race.others
     )
 

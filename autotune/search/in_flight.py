@@ -8,6 +8,7 @@ from typing import Any
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.garbage import LongLived, uncollected
+from autotune.base.units import format_count
 from autotune.contract import Outcome
 from autotune.fleet.base import Handle
 from autotune.record.study import Recorded, Trial, lost_result
@@ -73,7 +74,7 @@ class TrialsInFlight:
             recorded, n_lost = self._read()
         left_out = self.left_out
         if n_recorded := len(self.history.recorded):
-            held = f"the record holds {n_recorded} trial{'s' if n_recorded > 1 else ''}"
+            held = f"the record holds {format_count(n_recorded, 'trial')}"
             self._note(f"{held}, {n_lost} lost: the search goes on from there")
         if left_out:
             self._note(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.text import visible
+from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
 from autotune.check.fixes import Option, Question
 from autotune.check.lint import CheckExit
@@ -212,14 +213,10 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     others = len(run.others)
     more = "1 more file holds" if others == 1 else f"{others} more files hold"
     skipped = f" ({more} no DeepSpeed configuration)" if others else ""
-    return f"{n} {'configuration' if n == 1 else 'configurations'} checked{skipped}: {said}"
+    return f"{format_count(n, 'configuration')} checked{skipped}: {said}"
 
 
 def _counted(violations: Iterable[Violation]) -> str:
     """`1 error, 2 warnings`."""
     counts = Counter(violation.level for violation in violations)
-    return ", ".join(
-        f"{counts[level]} {level}{'s' if counts[level] > 1 else ''}"
-        for level in _STYLES
-        if counts[level]
-    )
+    return ", ".join(format_count(counts[level], level) for level in _STYLES if counts[level])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.contract import TrialResult
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.trial import Explanation, describe
@@ -133,16 +133,12 @@ def _trains(diagnosis: ScriptDiagnosis) -> str:
 
 
 def _batch(said: Mapping[str, Any]) -> str:
-    passes = _counted(said["grad_accum"], "pass", "passes")
-    ranks = _counted(said["world"], "rank", "ranks")
+    passes = format_count(said["grad_accum"], "pass", "passes")
+    ranks = format_count(said["world"], "rank")
     return (
-        f"{_counted(said['micro_batch'], 'sample', 'samples')} a pass, {passes} a step, {ranks}: "
-        f"{_counted(said['global_batch'], 'sample', 'samples')} a step"
+        f"{format_count(said['micro_batch'], 'sample')} a pass, {passes} a step, {ranks}: "
+        f"{format_count(said['global_batch'], 'sample')} a step"
     )
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 def _memory(diagnosis: ScriptDiagnosis) -> str:

@@ -10,7 +10,13 @@ import pandas as pd
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import canonical_json
 from autotune.base.text import lines
-from autotune.base.units import format_bytes, format_interval, format_rate, format_seconds
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_interval,
+    format_rate,
+    format_seconds,
+)
 from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, open_regular
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
@@ -131,7 +137,7 @@ def _judged(row: Row, *, is_first: bool, is_final: bool) -> dict[str, Any]:
     figure, said = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
     if figure is None or not is_first:
         return said | {"figure_key": row.rate, "is_compared": row.is_compared}
-    runs = f"{figure.n_runs} run{'' if figure.n_runs == 1 else 's'}"
+    runs = format_count(figure.n_runs, "run")
     if is_final:
         runs += " compared" if row.is_compared else ", not compared"
     if row.is_compared and figure.n_disturbed:

@@ -3,7 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from autotune.base.units import format_bytes, format_gain_interval, format_interval, format_rate
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_gain_interval,
+    format_interval,
+    format_rate,
+)
 from autotune.contract import Origin
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, SearchAnswer, Standing
@@ -84,7 +90,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     """Findings, fact by fact, as (name, text)."""
     facts = [("outcomes", describe_counts(report.counts))]
     if left_out := left_out_of(report.facts):
-        trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
+        trials = format_count(len(left_out), "trial")
         facts.append(("left out", f"{trials} of another job or configuration"))
     if said := describe_reduced(report.history):
         facts.append(("reduced", said))
@@ -165,7 +171,7 @@ def describe_ties(ties: Sequence[Standing], most: int | None = None) -> str:
 def describe_figure(standing: Standing) -> str:
     """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
     interval = format_interval(standing.samples_per_s_low, standing.samples_per_s_high)
-    runs = f"{standing.n_runs} run{'' if standing.n_runs == 1 else 's'}"
+    runs = format_count(standing.n_runs, "run")
     if standing.n_disturbed:
         runs += f", {standing.n_disturbed} disturbed"
     return (

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_amount, format_bytes, format_seconds
+from autotune.base.units import format_amount, format_bytes, format_count, format_seconds
 from autotune.contract import Origin
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
@@ -137,8 +137,9 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     limit = ""
     if plan.memory_limit_bytes:
         limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
+    recorded = f" ({format_count(plan.n_recorded, 'trial')})" if plan.n_recorded else ""
     facts = [
-        ("study", plan.folder + (f" ({_counted(plan.n_recorded)})" if plan.n_recorded else "")),
+        ("study", f"{plan.folder}{recorded}"),
         ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
         ("job", f"{_samples(plan)}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
@@ -171,10 +172,6 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
 
 def _samples(plan: Plan) -> str:
     return f"sequence {plan.seq_len}" if plan.has_tokens else "samples without a length"
-
-
-def _counted(n_trials: int) -> str:
-    return f"{n_trials} trial{'s' if n_trials > 1 else ''}"
 
 
 def _budget(plan: Plan, budget_s: float) -> str:

@@ -1,9 +1,8 @@
 """Surroundings that a section needs: a package, a launcher's variable, kernels."""
 
 from collections.abc import Mapping
-from functools import lru_cache
-from importlib.util import find_spec
 
+from autotune.devices.hardware import is_importable
 from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
 from autotune.space.rule import Choice, Finding, rule
 
@@ -13,12 +12,6 @@ PACKAGES: Mapping[str, str] = {
     "comet": "comet_ml",
 }
 """Section -> the package that rank 0 imports for it (monitor/utils.py)."""
-
-
-@lru_cache
-def is_installed(package: str) -> bool:
-    """Whether a package could be imported here; it is not."""
-    return find_spec(package) is not None
 
 
 @rule(
@@ -42,7 +35,7 @@ def _not_installed(setup: Setup) -> list[Finding]:
             is_note=True,
         )
         for section, package in PACKAGES.items()
-        if setup.section(section).get("enabled") is True and not is_installed(package)
+        if setup.section(section).get("enabled") is True and not is_importable(package)
     ]
 
 
@@ -55,7 +48,7 @@ def _not_installed(setup: Setup) -> list[Finding]:
     ),
 )
 def _datastates(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("datastates_ckpt", False) is False or is_installed("datastates"):
+    if setup.ds_config.get("datastates_ckpt", False) is False or is_importable("datastates"):
         return None
     return Finding(
         message="datastates_ckpt: the package datastates is not installed here, and DeepSpeed "

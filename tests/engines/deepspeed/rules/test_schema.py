@@ -262,7 +262,7 @@ def test_auto_where_any_word_is_taken_runs():
 def test_a_monitor_without_its_package_is_a_note(monkeypatch):
     for is_there, levels in ((False, ["note"]), (True, [])):
         monkeypatch.setattr(
-            "autotune.engines.deepspeed.rules.surroundings.is_installed",
+            "autotune.engines.deepspeed.rules.surroundings.is_importable",
             lambda _, is_there=is_there: is_there,
         )
         assert [one.level for one in found({"wandb": {"enabled": True}})] == levels
