@@ -193,7 +193,11 @@ def test_a_batch_job_trains_as_it_is(tmp_path, monkeypatch):
     (tmp_path / "cluster").mkdir()
     with slurm_cluster(tmp_path / "cluster", 1, cpus=2) as cluster:
         job = cluster.run("sbatch", "--parsable", "job.sbatch", "--steps", "2")
-        cluster.wait_until(lambda: cluster.jobs() == [], "it has ended", 240)
+        try:
+            cluster.wait_until(lambda: cluster.jobs() == [], "it has ended", 400)
+        except AssertionError as error:
+            said = [log.read_text() for log in out.glob(f"*-{job}.log")]
+            raise AssertionError(f"{cluster.state_of(job)}, {said}") from error
         (log,) = out.glob(f"*-{job}.log")
         said = log.read_text()
         assert cluster.state_of(job) == "COMPLETED", said
