@@ -31,6 +31,8 @@ from typing import Any, NoReturn
 PREFIX = "autotune-run-"
 """How the names of folders for temporary files begin."""
 _LOCK_FILE = ".held"
+_MADE_WITHIN_S = 60.0
+"""Time after which an empty folder without its lock file is not being made, but left."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 END_WAIT_S = 10.0
@@ -79,8 +81,13 @@ def _remove_if_left(path: str) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         return  # none that was made here
-    # One without its lock file is being made just now.
-    lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        # It is being made just now, or who removed it was killed at the last step.
+        if time.time() - status.st_mtime > _MADE_WITHIN_S:
+            os.rmdir(path)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_tree(path)
@@ -91,6 +98,14 @@ def _remove_if_left(path: str) -> None:
 def _remove_tree(path: str) -> None:
     import shutil  # takes longer to import than all else here
 
+    # The lock file goes last: whoever is killed before leaves a folder that the next one removes.
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in [entry for entry in entries if entry.name != _LOCK_FILE]:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,6 +1,7 @@
 """Nothing that was started outlives its parent, its own end or its time, however it hangs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,35 @@ def test_the_next_start_removes_what_a_killed_process_left(tmp_path):
     (left / "pymp-x" / "socket").touch()
     keeper.sweep(str(tmp_path))
     assert not left.exists()
+
+
+def test_an_empty_folder_goes_once_nobody_can_be_making_it(tmp_path):
+    left = left_behind(tmp_path)
+    (left / ".held").unlink()  # who removed it was killed at the last step
+    keeper.sweep(str(tmp_path))
+    assert left.exists()
+    long_ago_s = time.time() - 120
+    os.utime(left, (long_ago_s, long_ago_s))
+    keeper.sweep(str(tmp_path))
+    assert not left.exists()
+
+
+def test_the_lock_is_what_is_removed_last(tmp_path, monkeypatch):
+    scratch = keeper.Scratch(str(tmp_path))
+    inside = Path(scratch.path, "inside")
+    inside.mkdir()
+    lock = Path(scratch.path, ".held")
+    had_lock = []
+    remove = shutil.rmtree
+
+    def removed(path, **options):
+        had_lock.append((Path(path), lock.exists()))
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    scratch.remove()
+    assert had_lock[0] == (inside, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_in_use_stays(tmp_path):
