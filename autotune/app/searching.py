@@ -236,7 +236,9 @@ def _run_one(
     """Show the plan of a search, and run it; None: it was only to be shown."""
     session = _session(call, agreed, caller)
     fresh = call.fresh and not call.command  # a command's study was set aside before it ran
-    expected = prospect(session, fresh=fresh)  # by the whole budget, which later rounds may give
+    knowledge = file_for(call.knowledge, is_used=not call.no_knowledge)
+    # By the whole budget, which later rounds may give.
+    expected = prospect(session, fresh=fresh, knowledge=knowledge)
     job = replace(session.job, budget=share.apply(session.job.budget))
     session = replace(session, job=job)
     caller.show_plan(plan_search(session, expected, fresh=fresh))
@@ -251,7 +253,7 @@ def _run_one(
             observer,
             fresh=fresh,
             metrics_file=call.metrics_file,
-            knowledge=file_for(call.knowledge, is_used=not call.no_knowledge),
+            knowledge=knowledge,
             no_comparison="" if share.is_last else "the best of each kind come first",
         )
     if not (call.with_ladder and share.is_last and ending.answer.has_gain_to_explain):

@@ -1,5 +1,6 @@
 """The model that predicts a search's trials: it learns from other studies and teaches later."""
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -84,11 +85,13 @@ def steer(
     return steering
 
 
-def prospect(session: Session, *, fresh: bool) -> Prospect | None:
+def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospect | None:
     """What a search of the session can expect; None where nothing can be predicted.
 
-    Lessons of other studies do not count: they make the forecast of a much larger model less
-    sure, not less true.
+    Args:
+        session: The job and what is legal for it here.
+        fresh: Whether the search begins anew where a record is there.
+        knowledge: The file of lessons, which correct the time of a step; None: none.
 
     Raises:
         StudyError: The record cannot be read.
@@ -97,11 +100,18 @@ def prospect(session: Session, *, fresh: bool) -> Prospect | None:
         return None  # nothing runs, and the table knows better
     job, environment = session.job, session.environment
     history = History() if fresh else session.history_to_resume()
+    lessons: Sequence[Lesson] = ()
+    if knowledge is not None and session.place.origin is Origin.MEASURED:
+        with contextlib.suppress(StudyError):  # the search says so when it begins
+            lessons = read_lessons(knowledge)
     try:
         steering = steering_of(
             job,
             environment,
             session.lattice,
+            lessons=lessons,
+            # What a record holds teaches by itself, unless it is set aside.
+            study="" if fresh else study_name(session.study.folder),
             forecaster=session.place.forecaster,
             host_memory_bytes=session.place.host_memory_bytes,
         )

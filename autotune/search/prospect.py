@@ -45,9 +45,9 @@ class Prospect:
     allowed_bytes: float
     """Memory of a device that a trial may use."""
     step_s: float
-    """Median step of the candidates that fit, or of all where none does."""
+    """Median step of the candidates that fit, or of all where none does, by what was measured."""
     fastest_step_s: float
-    """Fastest step among the same."""
+    """Fastest step among the same, by the model alone."""
     problem: str = ""
     """Why no trial can succeed; empty: one may."""
     nearest: str = ""
@@ -73,10 +73,14 @@ def prospect_of(
 ) -> Prospect:
     """What the forecast says of a search's trials, by what was measured so far.
 
+    Lessons of other studies correct the time that is shown, and nothing else: they make the
+    forecast of a much larger model less sure, not less true.
+
     Raises:
         FleetError: The accelerator is in no table.
         JobError: The model's sizes cannot be seen.
     """
+    taught, steering = steering, dataclasses.replace(steering, recalled=None)
     own: Sequence[Candidate] = steering.lattice.candidates
     rungs: list[Candidate] = []
     if job.baseline is None:
@@ -88,14 +92,19 @@ def prospect_of(
     )
     risk = np.concatenate([steering.risk(history, own), steering.risk(history, rungs)])
     fits = risk <= 1 - MIN_FIT
-    steps_s = seconds[fits] if fits.any() else seconds
+    rows = np.flatnonzero(fits) if fits.any() else np.arange(len(seconds))
+    steps_s = seconds[rows]
+    typical = int(rows[np.argsort(steps_s)[len(rows) // 2]])
+    correction = _correction(
+        taught, history, [*own, *rungs][typical], predicted_s=float(seconds[typical])
+    )
     allowed_bytes = steering.objective.allowed_bytes
     found = Prospect(
         n_fit=int(fits[: len(own)].sum()),
         n_candidates=len(own),
         least_peak_bytes=float(peaks.min()),
         allowed_bytes=allowed_bytes,
-        step_s=float(np.median(steps_s)),
+        step_s=float(np.median(steps_s)) * correction,
         fastest_step_s=float(steps_s.min()),
     )
     if any(tried.measured is not None for tried in history.tried):
@@ -130,6 +139,15 @@ def prospect_of(
 
 def _is_host(steering: Steering) -> bool:
     return len(steering.above_host) == len(steering.lattice.candidates)
+
+
+def _correction(
+    steering: Steering, history: History, typical: Candidate, *, predicted_s: float
+) -> float:
+    """Factor by which measured steps, here and in other studies, differ from the forecast."""
+    if steering.recalled is None and not history.tried:
+        return 1.0
+    return steering.predict(history, typical).step_time_s / predicted_s
 
 
 def _too_large(found: Prospect, steering: Steering, history: History, least: Candidate) -> str:

@@ -11,9 +11,12 @@ from autotune.app.session import Session, open_session
 from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
 from autotune.base.units import parse_seconds
+from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
+from autotune.cost.problem import situation_of
 from autotune.engines.base import bind_engine
 from autotune.planning.lattice import lattice_of
-from autotune.search.prospect import START_S
+from autotune.search.history import History
+from autotune.search.prospect import START_S, prospect_of
 from autotune.search.steering import steering_of
 from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
@@ -26,33 +29,87 @@ def session(tmp_path: Path, fleet: str, **changes: object) -> Session:
 
 
 def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
-    said = prospect(session(tmp_path, "simulate:4xA100"), fresh=True)
+    said = prospect(session(tmp_path, "simulate:4xA100"), fresh=True, knowledge=None)
     assert said is not None
     assert said.n_fit == 0
     assert "nothing is predicted to fit" in said.problem
     assert "offload.optimizer=cpu" in said.nearest
     assert "--world 32" in said.nearest
-    wider = prospect(session(tmp_path, "simulate:8xA100", world=32), fresh=True)
+    wider = prospect(session(tmp_path, "simulate:8xA100", world=32), fresh=True, knowledge=None)
     assert wider is not None
     assert wider.problem == ""
-    offloaded = prospect(session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True)
+    offloaded = prospect(
+        session(tmp_path, "simulate:4xA100", space="zero_offload"), fresh=True, knowledge=None
+    )
     assert offloaded is not None
     assert (offloaded.n_fit > 0, offloaded.problem) == (True, "")
 
 
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
     slow = {"model": "qwen2.5-0.5b", "global_batch": 128, "world": 2, "memory_limit": "64GiB"}
-    said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True)
+    said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True, knowledge=None)
     assert said is not None
     assert "no trial is predicted to end in time" in said.problem
     named = re.search(r"--trial-timeout (\S+) or more", said.nearest)
     assert named is not None
     assert parse_seconds(named[1], where="the hint") > 600
     patient = session(tmp_path, "simulate:2xcpu", **slow, trial_timeout="1000h")
-    again = prospect(patient, fresh=True)
+    again = prospect(patient, fresh=True, knowledge=None)
     assert again is not None
     assert again.problem == ""
     assert again.trial_s > START_S + 7 * again.fastest_step_s
+
+
+def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path: Path):
+    job = tiny_job(tmp_path, world=2, global_batch=8, space="smoke")
+    lattice = lattice_of(job, bind_engine(job, CPU))
+    ran = lattice.candidates[:4]
+    plans = bind_engine(job, CPU).plans(ran)
+    plain = steering_of(job, CPU, lattice)
+    seconds = plain.forecast(ran).seconds
+    lessons = [
+        Lesson(
+            situation=situation_of(job, CPU),
+            study="one",
+            plan=columns_of(plans, row),
+            seconds=20 * float(seconds[row]),
+            peak_bytes=2e9,
+            is_out_of_memory=False,
+            limit_bytes=80e9,
+        )
+        for row in range(len(ran))
+    ]
+    taught = steering_of(job, CPU, lattice, lessons=lessons)
+    before, after = (
+        prospect_of(steering, History(), job, bind_engine(job, CPU), CPU)
+        for steering in (plain, taught)
+    )
+    assert 10 < after.step_s / before.step_s < 25
+    assert replace(after, step_s=before.step_s) == before
+
+
+def test_the_lessons_of_a_study_count_where_it_begins_anew(tmp_path: Path):
+    """Those of a record that goes on are in its own trials."""
+    one = session(tmp_path, "local", model="tiny-llama", global_batch=8, world=2)
+    knowledge = tmp_path / "knowledge.json"
+    lattice, name = one.lattice, study_name(one.study.folder)
+    plans = bind_engine(one.job, one.environment).plans(lattice.candidates[:1])
+    lesson = Lesson(
+        situation=situation_of(one.job, one.environment),
+        study=name,
+        plan=columns_of(plans, 0),
+        seconds=3600.0,
+        peak_bytes=2e9,
+        is_out_of_memory=False,
+        limit_bytes=80e9,
+    )
+    keep_lessons(knowledge, name, [lesson])
+    steps_s = [
+        said.step_s
+        for fresh in (False, True)
+        if (said := prospect(one, fresh=fresh, knowledge=knowledge)) is not None
+    ]
+    assert steps_s[0] * 5 < steps_s[1]
 
 
 def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path: Path):
