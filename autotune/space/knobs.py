@@ -133,6 +133,9 @@ def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
 
 _STEP = 2
 """Factor of one step of a number: twice as much, or half of it."""
+_LARGEST_COUNT = 1024
+"""Largest number that counts ranks, layers or samples, where powers of two divide what there is;
+what is larger counts bytes or elements."""
 
 
 def steps_of(
@@ -160,12 +163,21 @@ def _steps(knob: Knob, own: KnobValue | None) -> Iterator[KnobValue]:
     elif knob.kind == "bool":
         wanted = (not own,)
     elif is_int:
-        wanted = (int(own) * _STEP, int(own) // _STEP)
+        wanted = _number_steps(int(own))
     for value in wanted:
         try:
             yield knob.check(value, where="explain")
         except JobError:
             continue  # beyond the knob's range
+
+
+def _number_steps(own: int) -> tuple[int, ...]:
+    """Twice as much, half of it, and the powers of two on both sides of a count."""
+    steps = (own * _STEP, own // _STEP)
+    if not 0 < own <= _LARGEST_COUNT or own & (own - 1) == 0:
+        return steps
+    above = 1 << own.bit_length()
+    return tuple(dict.fromkeys((above, above // 2, *steps)))
 
 
 def explain(values: Knobs, context: Context) -> dict[str, str]:

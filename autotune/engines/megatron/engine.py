@@ -19,7 +19,7 @@ from autotune.cost.plans import Plans
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
 from autotune.devices.accelerators import accelerators_with
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
@@ -211,7 +211,14 @@ class MegatronEngine(Engine):
                 "Transformer Engine is not installed: attention writes its scores, which costs "
                 "time and memory; install transformer-engine for your GPUs"
             )
-        if self._environment.accelerator != "cpu" and not self._environment.has_apex:
+        if self._environment.accelerator == "cpu":
+            if self._job.precision == "fp32" or cpu_has_bf16():
+                return ""
+            return (
+                "the processor has no instructions for bf16: a step takes several times as long "
+                "as in 32 bits; add --precision fp32"
+            )
+        if not self._environment.has_apex:
             return (
                 "Apex is not installed: gradients are added up by kernels of their own, which "
                 "costs some time; build Apex with --cpp_ext and --cuda_ext"

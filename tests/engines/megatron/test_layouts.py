@@ -25,7 +25,7 @@ from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 from tests.cost.rows import row
-from tests.jobs import A100, tiny_job
+from tests.jobs import A100, CPU, tiny_job
 
 TASK = LayoutTask(
     n_layers=8,
@@ -510,6 +510,16 @@ def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, un
     arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
     assert named <= set(arguments)
     assert not unnamed & set(arguments)
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bf16", "is_told"),
+    [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)],
+)
+def test_a_processor_without_bf16_is_told(tmp_path, monkeypatch, precision, has_bf16, is_told):
+    monkeypatch.setattr("autotune.engines.megatron.engine.cpu_has_bf16", lambda: has_bf16)
+    said = MegatronEngine(dataclasses.replace(job(tmp_path), precision=precision), CPU).lacks()
+    assert ("--precision fp32" in said) is is_told
 
 
 def test_a_gpu_without_transformer_engine_has_no_fused_attention(tmp_path):
