@@ -104,13 +104,17 @@ def check_launch(
     after, left = spelled, before if spelled is launch else look(spelled)
     seen = [*before, *(each for each in left if each.rule not in {one.rule for one in before})]
     changes: dict[str, Any] = {}
+    mended_by: dict[str, Violation] = {}
     for _ in range(_MOST_ROUNDS):
         mending = next((each for each in left if each.changes), None)
         if mending is None:
             break
         changes |= mending.changes
         after = changed(after, mending.changes)
-        left = look(after)
+        rest = look(after)
+        silent = {each.rule for each in left} - {each.rule for each in rest}
+        mended_by |= dict.fromkeys(silent, mending)
+        left = rest
         seen += [each for each in left if each.rule not in {one.rule for one in seen}]
     is_changed = bool(changes) or spelled is not launch
     text = _edited(spelled, changes) if is_changed else None
@@ -123,7 +127,12 @@ def check_launch(
         world=launch.world,
         world_because="given" if world is not None else "the launch line",
         found=tuple(
-            Found(violation=each, place=place(each), after_fix=each not in before) for each in seen
+            Found(
+                violation=_as_done(each, mended_by, left),
+                place=place(each),
+                after_fix=each not in before,
+            )
+            for each in seen
         ),
         left=tuple(left if text is not None or not is_changed else before),
         questions=(),
@@ -137,6 +146,33 @@ def check_launch(
         ),
         release=launch.release,
     )
+
+
+def _as_done(
+    violation: Violation,
+    mended_by: Mapping[str, Violation],
+    left: Sequence[Violation],
+) -> Violation:
+    """A violation with the fix that was made, which may be another one's, or another than first.
+
+    Args:
+        violation: As it was first seen.
+        mended_by: Rule -> the violation whose fix made it silent.
+        left: Violations that stay.
+    """
+    by = mended_by.get(violation.rule)
+    if by is None:  # what was a fix at first is none after the others
+        return next(
+            (
+                replace(violation, fix=each.fix, changes=each.changes)
+                for each in left
+                if violation.changes and each.rule == violation.rule
+            ),
+            violation,
+        )
+    if by.rule == violation.rule and by.changes == violation.changes:
+        return violation
+    return replace(violation, fix=by.fix, changes=by.changes)
 
 
 def _spelled_right(launch: MegatronLaunch, number: int) -> MegatronLaunch:

@@ -1,6 +1,7 @@
 """`check` of launches of Megatron-LM: what is found, the fix in the file, and its formats."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,49 @@ def test_a_yaml_keeps_its_comments(tmp_path):
     assert "tensor_model_parallel_size: 4 # why" in text
     assert "use_distributed_optimizer: true" in text
     assert text.startswith("# ours")
+
+
+LINE = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size {micro} --global-batch-size 64 --tensor-model-parallel-size {tp} "
+    "--pipeline-model-parallel-size {pp} --data-path d {more}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"micro": 4, "tp": 3, "pp": 5, "more": ""},
+        {"micro": 3, "tp": 4, "pp": 5, "more": ""},
+        {"micro": 3, "tp": 3, "pp": 5, "more": "--sequence-parallel"},
+        # What is removed first is not what the layout was mended with at first sight.
+        {"micro": 1, "tp": 3, "pp": 1, "more": "--num-virtual-stages-per-pipeline-rank 5"},
+    ],
+)
+def test_a_fix_in_words_is_what_the_diff_does(tmp_path, values):
+    report = checked(tmp_path / "run.sh", LINE.format(**values))
+    assert report.found
+    assert report.left == ()
+    for one in report.found:
+        set_to = re.findall(r"set (--[a-z-]+) to (\d+)", one.violation.fix)
+        removed = re.findall(r"remove (--[a-z-]+)", one.violation.fix)
+        assert set_to or removed
+        assert all(f"{flag} {value} " in report.fixed_text for flag, value in set_to)
+        assert not any(flag in report.fixed_text for flag in removed)
+
+
+def test_findings_about_a_yaml_name_its_fields(tmp_path):
+    text = YAML + "global_batch_size: 64\nfp16: true\nbf16: true\n"
+    text = text.replace("size: 1", "size: 3").replace("true", "true", 1)
+    text = text.replace("num_layers: 8", "num_layers: 8\n  num_moe_experts: 6")
+    report = checked(tmp_path / "a.yaml", text, world=8)
+    said = " ".join(f"{one.violation.message} {one.violation.fix}" for one in report.found)
+    assert "--" not in said
+    assert "num_experts" not in said
+    assert "set use_distributed_optimizer to true" in said
+    assert "set fp16 to false" in said
+    assert "fp16: false" in report.fixed_text
 
 
 def test_a_flag_of_another_release_is_named_and_a_slip_is_answered(tmp_path):

@@ -1,9 +1,11 @@
 """Which launches of Megatron-LM are legal: rules of their arguments, and those of the layout."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,11 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.making import flag_name, in_words
+from autotune.engines.megatron.argument_rules.making import all_in_words, flag_name
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
 from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
-from autotune.space.rule import UnknownFactError, Violation
+from autotune.space.rule import Rule, UnknownFactError, Violation
 
 _NOT_ASKED = frozenset(
     {
@@ -43,28 +45,70 @@ def judge_launch(launch: MegatronLaunch) -> list[Violation]:
         return found + refused
     for rule in others:
         found += rule.violations(launch)
-    refused = _layout_violations(launch)
-    if refused and (changes := nearest_legal(launch)):
-        first, *rest = refused
-        words = " and ".join(in_words(name, value) for name, value in changes.items())
-        refused = [replace(first, changes=changes, fix=words, at=tuple(changes)), *rest]
-    if launch.is_overrides:
-        return [_in_fields(each, launch) for each in found + refused]
-    return found + refused
+    found += _mended(_layout_violations(launch), launch)
+    if launch.is_overrides or launch.is_yaml:
+        return [_in_fields(each, launch) for each in found]
+    return found
 
 
-_FLAG = re.compile(r"--([a-z0-9-]+)")
+def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violation]:
+    """Violations of layouts, of which those have a change that it makes silent."""
+    changes = nearest_legal(launch) if refused else {}
+    if not changes:
+        return list(refused)
+    (left,) = _broken([changed(replace(launch, is_partial=False), changes)])
+    words = all_in_words(changes)
+    return [
+        each
+        if each.rule in left
+        else replace(each, changes=changes, fix=words, at=_named_first(changes, each.message))
+        for each in refused
+    ]
+
+
+def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
+    """Arguments in the order in which a message names them; then those that it does not name."""
+
+    def place(argument: str) -> int:
+        places = [message.find(each) for each in (flag_name(argument), argument)]
+        return min((at for at in places if at >= 0), default=len(message))
+
+    return tuple(sorted(arguments, key=place))
+
+
+_FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
+_FIELDS_OF_YAML = {
+    "num_experts": "num_moe_experts",
+    "norm_epsilon": "layernorm_epsilon",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+}
+"""Argument -> the field of a YAML, where they differ."""
 
 
 def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
-    """A violation in the words of overrides, which have fields and no flags."""
+    """A violation in the words of a YAML or of overrides, which have fields and no flags."""
 
-    def field_of(flag: re.Match[str]) -> str:
-        argument = flag[1].replace("-", "_")
+    def field_of(argument: str) -> str:
         given = launch.given.get(argument)
+        if launch.is_yaml:
+            return _FIELDS_OF_YAML.get(argument, argument)
         return given.flag if given is not None else argument
 
-    message, fix = (_FLAG.sub(field_of, each) for each in (found.message, found.fix))
+    def put(flag: re.Match[str]) -> str:
+        verb, argument = flag[1], flag[2].replace("-", "_")
+        field = field_of(argument)
+        if verb is None:
+            return field
+        if verb == "add":
+            return f"set {field} to true"
+        if not launch.is_yaml:
+            return f"remove {field}"
+        # A field that goes is kept and says nothing: Megatron has no default for it.
+        given = launch.given.get(argument)
+        is_switch = given is not None and isinstance(given.value, bool)
+        return f"set {field} to {'false' if is_switch else 'null'}"
+
+    message, fix = (_FLAG.sub(put, each) for each in (found.message, found.fix))
     return replace(found, message=message, fix=fix)
 
 
@@ -72,16 +116,48 @@ def _layout_violations(launch: MegatronLaunch) -> list[Violation]:
     rows = rows_of(launch)
     return [
         _in_flags(found, launch)
-        for rule in RULES
-        if rule.name not in _NOT_ASKED and not rule.source.startswith("ours")
+        for rule in _LAYOUT_RULES
+        if _is_asked(rule, rows)
         for found in rule.violations(rows)
-        if rule.name not in _OF_EXPERTS or _spreads_experts(rows)
-        if rule.name != "tp.kv_heads" or _has_groups(rows)
     ]
 
 
+def _broken(launches: Sequence[MegatronLaunch]) -> list[frozenset[str]]:
+    """The rules of layouts that launches of one training break; quick for many at once."""
+    found: list[set[str]] = [set() for _ in launches]
+    alike: dict[tuple[Any, ...], list[tuple[int, LayoutRows]]] = {}
+    for number, launch in enumerate(launches):
+        rows = rows_of(launch)
+        alike.setdefault((*rows.columns, _spreads_experts(rows)), []).append((number, rows))
+    for those in alike.values():
+        first = those[0][1]
+        columns = {
+            name: np.concatenate([rows.columns[name] for _, rows in those])
+            for name in first.columns
+        }
+        together = LayoutRows(task=first.task, columns=columns)
+        for rule in _LAYOUT_RULES:
+            try:
+                holds = rule.holds(together) if rule.holds and _is_asked(rule, first) else None
+            except UnknownFactError:
+                continue
+            if holds is not None:
+                for at in np.flatnonzero(~holds):
+                    found[those[at][0]].add(rule.name)
+    return [frozenset(each) for each in found]
+
+
+_LAYOUT_RULES = tuple(
+    rule for rule in RULES if rule.name not in _NOT_ASKED and not rule.source.startswith("ours")
+)
 _OF_EXPERTS = ("ep.experts", "ep.ranks")
 """Rules of the grid of experts, which says nothing new where they are shared as all else is."""
+
+
+def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:
+    if rule.name in _OF_EXPERTS:
+        return _spreads_experts(rows)
+    return rule.name != "tp.kv_heads" or _has_groups(rows)
 
 
 def _has_groups(rows: LayoutRows) -> bool:
@@ -130,7 +206,7 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
     def put(word: re.Match[str]) -> str:
         argument = _ARGUMENT_OF[word[1]]
         if launch.is_yaml:
-            return f"{argument}{word[2]}"
+            return f"{_FIELDS_OF_YAML.get(argument, argument)}{word[2]}"
         return flag_name(argument) + (" " if word[2] else "")
 
     def said(text: str) -> str:
@@ -157,18 +233,22 @@ class _OtherValue:
 
 
 def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
-    """The change of one argument after which the fewest rules of layouts are broken.
+    """The change of the fewest arguments after which the fewest rules of layouts are broken.
 
-    Among those the nearest; empty: none breaks fewer than now.
+    It breaks none that is not broken now. Among such changes it is the nearest; empty: no change
+    of up to `_MOST_CHANGED` arguments mends anything.
     """
     # What the shell may add to a launch is taken for nothing: a change must fit what is there.
     launch = replace(launch, is_partial=False)
-    fewest, best = len(_layout_violations(launch)), {}
-    for change in sorted(_single_changes(launch), key=lambda each: each.distance):
-        changes = {change.argument: change.value}
-        n_left = len(_layout_violations(changed(launch, changes)))
-        if n_left < fewest:
-            fewest, best = n_left, changes
+    (now,) = _broken([launch])
+    fewest, best = len(now), {}
+    for n_changed in range(1, _MOST_CHANGED + 1):
+        ways = list(_changes(launch, n_changed))
+        for changes, left in zip(
+            ways, _broken([changed(launch, way) for way in ways]), strict=True
+        ):
+            if left < now and len(left) < fewest:
+                fewest, best = len(left), changes
         if not fewest:
             break
     return best
@@ -179,24 +259,73 @@ _DEGREES = (
     *("context_parallel_size", "pipeline_model_parallel_size", "tensor_model_parallel_size"),
 )
 """Arguments that are changed to mend a layout, those first whose change moves least."""
-
-
+_OF_WORLD = _DEGREES[-3:]
+"""Arguments whose product divides the world."""
+_MOST_CHANGED = 3
+"""Arguments that are changed at once, at most."""
 _MOST_TRIED = 1024
-"""Values of an argument that are tried, at most: each is judged by all rules of layouts."""
+"""Changes that are tried of as many arguments, at most: each is judged by all rules of layouts."""
+_NEAREST = 6
+"""Values of an argument that are tried beside changes of others, at most."""
 
 
-def _single_changes(launch: MegatronLaunch) -> Iterator[_OtherValue]:
-    for number, name in enumerate(_DEGREES):
-        try:
-            now = launch.get(name) or 1
-        except UnknownFactError:
-            continue
-        if type(now) is not int or now < 1:
-            continue
-        for value in range(1, min(2 * now + 8, _MOST_TRIED)):
-            if value != now:
-                distance = abs(float(np.log2(value / now))) + 0.01 * number
-                yield _OtherValue(argument=name, value=value, distance=distance)
+def _changes(launch: MegatronLaunch, n_changed: int) -> Iterator[dict[str, Any]]:
+    """Changes of so many arguments, the nearest first."""
+    values = [_other_values(launch, name, number) for number, name in enumerate(_DEGREES)]
+    if n_changed > 1:
+        values = [
+            [each for each in those if _divides(launch, each)][:_NEAREST] for those in values
+        ]
+    ways = [way for some in combinations(values, n_changed) for way in product(*some)]
+    ways.sort(key=lambda way: sum(each.distance for each in way))
+    told = ({each.argument: each.value for each in way} for way in ways)
+    return islice((each for each in told if n_changed == 1 or _fits(launch, each)), _MOST_TRIED)
+
+
+def _other_values(launch: MegatronLaunch, name: str, number: int) -> list[_OtherValue]:
+    """Other values of an argument, the nearest first; `number` is its place in `_DEGREES`."""
+    now = _number_or_none(launch, name, at_default=1)
+    if now is None:
+        return []
+    found = [
+        _OtherValue(
+            argument=name,
+            value=value,
+            distance=abs(float(np.log2(value / now))) + 0.01 * number,
+        )
+        for value in range(1, min(2 * now + 8, _MOST_TRIED))
+        if value != now
+    ]
+    return sorted(found, key=lambda each: each.distance)
+
+
+def _number_or_none(
+    launch: MegatronLaunch, name: str, *, at_default: int | None = None
+) -> int | None:
+    """A whole number from 1 on that a launch gives; None: it does not."""
+    try:
+        value = launch.get(name) or at_default
+    except UnknownFactError:
+        return None
+    return value if type(value) is int and value >= 1 else None
+
+
+def _divides(launch: MegatronLaunch, other: _OtherValue) -> bool:
+    """Whether a value divides what the argument splits, as far as the launch tells that."""
+    whole: int | None = None
+    if other.argument in _OF_WORLD:
+        whole = launch.world
+    elif other.argument == "micro_batch_size":
+        whole = _number_or_none(launch, "global_batch_size")
+    return whole is None or whole % other.value == 0
+
+
+def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
+    """Whether the degrees after changes divide the world, as far as the launch tells them."""
+    degrees = [
+        changes.get(name) or _number_or_none(launch, name, at_default=1) or 1 for name in _OF_WORLD
+    ]
+    return launch.world is None or launch.world % math.prod(degrees) == 0
 
 
 def changed(launch: MegatronLaunch, changes: Mapping[str, Any]) -> MegatronLaunch:

@@ -121,6 +121,7 @@ class MegatronLaunch:
         return defaults(self.release).get(argument)
 
 
+@cache
 def defaults(release: str) -> Mapping[str, Any]:
     """Defaults of a release, by argument."""
     return {flag.argument: flag.default for flag in flags(release).values()}

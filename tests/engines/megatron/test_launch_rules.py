@@ -272,6 +272,53 @@ def test_the_nearest_change_is_the_smallest():
     }
 
 
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (
+            "--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5",
+            {"pipeline_model_parallel_size": 4, "tensor_model_parallel_size": 4},
+        ),
+        (
+            "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 5 --micro-batch-size 3",
+            {"micro_batch_size": 4, "pipeline_model_parallel_size": 2},
+        ),
+        (
+            "--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5 --micro-batch-size 3",
+            {
+                "micro_batch_size": 4,
+                "pipeline_model_parallel_size": 4,
+                "tensor_model_parallel_size": 4,
+            },
+        ),
+    ],
+)
+def test_as_few_arguments_are_changed_as_will_do(flags, changes):
+    broken = launch(flags)
+    assert nearest_legal(broken) == changes
+    assert judge_launch(changed(broken, changes)) == []
+
+
+def test_all_that_a_change_mends_says_it():
+    found = judge_launch(launch("--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5"))
+    assert [each.rule for each in found] == [
+        *("tp.heads", "world.product", "pp.split"),
+    ]
+    assert {each.fix for each in found} == {
+        "set --pipeline-model-parallel-size to 4 and set --tensor-model-parallel-size to 4"
+    }
+    assert [each.at[0] for each in found] == [
+        *("tensor_model_parallel_size", "tensor_model_parallel_size"),
+        "pipeline_model_parallel_size",
+    ]
+
+
+def test_a_layout_that_no_change_mends_has_the_advice_of_its_rules():
+    (found,) = judge_launch(replace(launch(""), world=7))
+    assert (found.rule, found.changes) == ("batch.product", {})
+    assert found.fix.startswith("take ")
+
+
 def test_older_releases_share_no_head_among_ranks():
     grouped = "--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4"
     assert judge_launch(launch(grouped, "0.16")) == []

@@ -48,7 +48,7 @@ def _made(
         if answer is None:
             return None
         message, changes, advice = (*answer, "")[:3]
-        words = " and ".join(in_words(name, value) for name, value in changes.items())
+        words = all_in_words(changes)
         named = (flag.replace("-", "_") for flag in _FLAG.findall(message))
         at = tuple(each for each in (*named, *changes) if each in launch.given)
         return Finding(
@@ -61,6 +61,11 @@ def _made(
         )
 
     return Rule(name=name, check=check, witnesses=(), source=source, says=says)
+
+
+def all_in_words(changes: Patch) -> str:
+    """Changes of arguments, in words."""
+    return " and ".join(in_words(name, value) for name, value in changes.items())
 
 
 def in_words(name: str, value: Any) -> str:
