@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
 from autotune.base.names import did_you_mean
+from autotune.base.user_text import read_text
 from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
 from autotune.check.fixes import Option, Question, Reply, parse_chosen
 from autotune.check.ignored import known_rules
@@ -24,7 +25,14 @@ from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
 from autotune.engines.megatron.flags import known_release, newest_release
-from autotune.engines.megatron.launched import MegatronLaunch, may_launch, on_gpu, read_launches
+from autotune.engines.megatron.launched import (
+    MegatronLaunch,
+    may_launch,
+    on_gpu,
+    read_launches,
+    sets_arguments,
+    sources_file,
+)
 
 _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
@@ -185,7 +193,10 @@ def check_file(
             if fix and write_fix(here):
                 launches = _launches(path, flags)  # the text of the others has moved
         return found
-    sources = _read(path, flags)
+    try:
+        sources = _read(path, flags)
+    except NotADsConfigError as error:
+        raise _of_megatron(error) from error
     reports = []
     for number in range(len(sources)):
         report = _judged(sources[number], flags, ask)
@@ -202,6 +213,23 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     release = flags.megatron_release or version_of("megatron-core") or newest_release()
     named = known_release(release, where="--megatron-release")
     return [replace(each, **flags.on_gpu) for each in read_launches(path, release=named)]
+
+
+def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
+    """The error about a file that holds arguments of Megatron-LM's, and no training of it."""
+    path = error.path
+    if not path.is_file() or not may_launch(path):
+        return error
+    if not sets_arguments(read_text(path), path):
+        return error
+    users = sorted(each.name for each in path.parent.iterdir() if sources_file(each, path))
+    hint = f"name {' or '.join(users)}, which" if users else "name the file that"
+    return NotADsConfigError(
+        path,
+        error.kind,
+        message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
+        hint=f"{hint} sources it and starts pretrain_gpt.py; the two lie in one folder",
+    )
 
 
 def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:

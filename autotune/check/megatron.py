@@ -120,7 +120,8 @@ def check_launch(
     text = _edited(spelled, changes) if is_changed else None
     not_edited = ""
     if is_changed and not _says(text, number, after):
-        text, not_edited = None, "its words come from elsewhere"
+        names = " or ".join(each.name for each in launch.sourced)
+        text, not_edited = None, f"its words come from {names or 'elsewhere'}"
     return MegatronReport(
         source=_source(launch),
         environment=environment,

@@ -230,3 +230,35 @@ def test_an_override_is_mended_where_it_stands(tmp_path):
     said = path.read_text()
     assert "model.tensor_model_parallel_size=4" in said
     assert "model.sequence_parallel=True" in said or "model.sequence_parallel=true" in said
+
+
+ARGUMENTS = """# sourced
+LAYOUT=(--tensor-model-parallel-size 3 --num-attention-heads 8 --num-layers 8)
+PROGRAM=("$MEGATRON_PATH/pretrain_gpt.py" "${LAYOUT[@]}")
+"""
+SOURCING = """#!/usr/bin/env bash
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$here/args.sh"
+exec torchrun --nproc-per-node 8 "${PROGRAM[@]}" "$@"
+"""
+
+
+def test_arguments_of_a_file_beside_it_are_judged_where_they_are_used(tmp_path):
+    (tmp_path / "args.sh").write_text(ARGUMENTS)
+    report = checked(tmp_path / "run.sh", SOURCING, fix=True)
+    assert ("megatron.tp.heads", 4) in found_in(report)
+    assert report.not_edited == "its words come from args.sh"
+    assert (tmp_path / "run.sh").read_text() == SOURCING
+    assert (tmp_path / "args.sh").read_text() == ARGUMENTS
+
+
+def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
+    for name, text in (("args.sh", ARGUMENTS), ("run.sh", SOURCING)):
+        (tmp_path / name).write_text(text)
+    run = check_files([str(tmp_path / "args.sh")], CheckFlags())
+    error = run.unread[0].error
+    assert "has arguments of Megatron-LM, and starts no training" in error.message
+    assert error.hint.startswith("name run.sh, which sources it")
+    (tmp_path / "run.sh").unlink()
+    run = check_files([str(tmp_path / "args.sh")], CheckFlags())
+    assert run.unread[0].error.hint.startswith("name the file that sources it")

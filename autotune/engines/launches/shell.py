@@ -2,7 +2,7 @@
 
 It is read and not run: quotes, comments, line continuations, here-documents, arrays, variables,
 sums and tests of them are followed, and so is a text that is handed to another shell; what only a
-shell knows stays as it is written.
+shell knows stays as it is written. Where it is asked for, so is `source FILE` of a file beside it.
 """
 
 import ast
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.base.errors import JobError
+from autotune.base.errors import JobError, RenderError
+from autotune.base.user_text import read_text
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch")
 """What a shell file is called."""
@@ -64,7 +65,11 @@ _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 _PER_ELEMENT = 32
 """Characters that an element of an array counts for, beside its own."""
+_MOST_DEEP = 4
+"""Files that source one another, at most."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
+_HERE_STRING = re.compile(r"[ \t]*<<<[ \t]*")
+_INTO_ARRAY = re.compile(r"-r?a|-ar")
 _REDIRECTION = re.compile(r"\d*(?:<<<|<<-?|>>|>&|<&|>\||<>|>|<)|&>>?")
 _ENDS = "\n;&|()"
 _BLANK = " \t\r"
@@ -104,6 +109,8 @@ class ShellText:
     commands: tuple[Command, ...]
     exported: Mapping[str, Word]
     """Variables that it exports: the value and where it is written."""
+    sourced: tuple[Path, ...] = ()
+    """Files beside it that it sources, and whose variables it has from there on."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +130,33 @@ def is_shell(text: str, path: Path) -> bool:
     return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
-def read_shell(text: str, path: Path, *, variables: Mapping[str, str] | None = None) -> ShellText:
+def sourced_beside(word: str, path: Path) -> Path | None:
+    """The file that `source WORD` means, if it lies beside the script; None: it lies elsewhere.
+
+    A folder that only the shell knows is taken for the script's, where a file of that name is.
+    """
+    folder, _, name = word.rpartition("/")
+    is_here = folder in ("", ".") or _UNKNOWN.search(folder) is not None
+    if not name or not is_here or _UNKNOWN.search(name):
+        return None
+    found = path.parent / name
+    return found if found.is_file() and found.name != path.name else None
+
+
+def read_shell(
+    text: str,
+    path: Path,
+    *,
+    variables: Mapping[str, str] | None = None,
+    follows: bool = False,
+) -> ShellText:
     """Read a shell file.
 
     Args:
         text: The file.
         path: Its name, for errors.
         variables: What is known of the environment that it runs in.
+        follows: Whether files beside it that it sources are read for their variables.
 
     Raises:
         JobError: A quote or a bracket in it does not close.
@@ -139,8 +166,12 @@ def read_shell(text: str, path: Path, *, variables: Mapping[str, str] | None = N
     except _OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
-    reader = _Reader(text, lines, variables or {})
-    return ShellText(commands=tuple(reader.commands()), exported=reader.exported)
+    reader = _Reader(text, lines, variables or {}, path if follows else None)
+    return ShellText(
+        commands=tuple(reader.commands()),
+        exported=reader.exported,
+        sourced=tuple(dict.fromkeys(reader.sourced)),
+    )
 
 
 class _OpenError(Exception):
@@ -169,8 +200,17 @@ class _VariableValue:
 class _Reader:
     """Words out of tokens, with the variables of the file as they are where a command stands."""
 
-    def __init__(self, text: str, lines: list[list[_Token]], variables: Mapping[str, str]) -> None:
-        self._text = text
+    def __init__(
+        self,
+        text: str,
+        lines: list[list[_Token]],
+        variables: Mapping[str, str],
+        path: Path | None = None,
+        depth: int = 0,
+    ) -> None:
+        """Start; `path` is None where no file is followed, `depth` counts the files above it."""
+        self._text, self._path, self._depth = text, path, depth
+        self.sourced: list[Path] = []
         self._outer: dict[str, _VariableValue | None] = {}
         """Variables of the environment."""
         for name, value in variables.items():
@@ -207,7 +247,7 @@ class _Reader:
             if not rest:
                 continue
             certain = None if is_alternative else blocks.certain
-            if self._sets(rest, certain):
+            if self._sets(rest, certain) or self._sources(rest, certain):
                 continue
             command = self._command(rest)
             if command is not None:
@@ -256,6 +296,8 @@ class _Reader:
                     begin = token.start + self._raw(token).index(found[2], len(found[1]) + 3)
                     self._hold(found[1], self._joined(begin, begin + len(found[2])), certain)
             return True
+        if first == "read":
+            return self._reads(line, certain)
         if first in ("for", "select") and len(line) > 1:
             self._now[self._raw(line[1])] = None
             return True
@@ -274,6 +316,51 @@ class _Reader:
                 self._assign(token, found, certain=certain)
             if is_declared and (held := self._now.get(found[1])) is not None:
                 self.exported[found[1]] = self._word_of(held, token)
+        return True
+
+    def _reads(self, line: list[_Token], certain: bool | None) -> bool:
+        """Take a line that splits a text into an array: `read -ra NAME <<<TEXT`."""
+        texts = [self._raw(token) for token in line]
+        begin = _HERE_STRING.match(self._text, line[-1].end)
+        if len(line) != 3 or not _INTO_ARRAY.fullmatch(texts[1]) or begin is None:
+            return False
+        token = _Token(begin.end(), _word_end(self._text, begin.end()))
+        text = self._joined(token.start, token.end).items
+        words = [tuple(word) for word in _at_blanks(text, starts=False) if word]
+        if certain is not False:
+            span = (token.start, token.end)
+            held = _VariableValue(items=tuple(words), is_array=True, spans=(span,))
+            self._hold(texts[2], held, certain)
+        return True
+
+    def _sources(self, line: list[_Token], certain: bool | None) -> bool:
+        """Take the variables of a file beside this one that a line sources; whether it does."""
+        if self._path is None or self._raw(line[0]) not in ("source", ".") or len(line) < 2:
+            return False
+        word = "".join(char for field in self._fields(line[1]) for char, _ in field)
+        path = sourced_beside(word, self._path)
+        if path is None or self._depth >= _MOST_DEEP:
+            return False
+        try:
+            text = read_text(path)
+            lines = [inner for inner in _lines(text) if inner]
+        except (RenderError, _OpenError):
+            return False
+        self.sourced.append(path)
+        if certain is False:
+            return True
+        reader = _Reader(text, lines, {}, path, self._depth + 1)
+        # No character of it stands in this text: what is put in is where it is sourced.
+        span = (line[0].start, line[-1].end)
+        before = {name: held and _elsewhere(held, span) for name, held in self._now.items()}
+        reader._outer = before
+        reader.commands()
+        self.sourced += reader.sourced
+        for name, held in reader._now.items():
+            if name not in before or held is not before[name]:
+                self._now[name] = _elsewhere(held, span) if held and certain else None
+        for name, exported in reader.exported.items():
+            self.exported[name] = replace(exported, start=span[0], end=span[1], own_end=span[1])
         return True
 
     def _assign(self, token: _Token, found: re.Match[str], *, certain: bool | None) -> None:
@@ -576,6 +663,12 @@ def _number_of(node: ast.expr) -> int:
             raise ValueError
         return _OPERATIONS[type(node.op)](left, right)
     raise ValueError
+
+
+def _elsewhere(held: _VariableValue, span: tuple[int, int]) -> _VariableValue:
+    """A value that is written in another text, which stands for `span` of this one."""
+    items = tuple(tuple((char, None) for char, _ in item) for item in held.items)
+    return replace(held, items=items, spans=(span,))
 
 
 def _placed(text: str, start: int) -> Chars:

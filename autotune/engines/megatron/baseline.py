@@ -1,6 +1,7 @@
 """A user's own launch of Megatron-LM as the baseline: its layout in knobs, and what has none."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,12 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
         told = f"starts {len(launches)}" if launches else "starts no"
         raise JobError(
             f"{path}: {told} training of Megatron-LM",
-            "name a shell file with one line that starts pretrain_gpt.py, or a --yaml-cfg",
+            "name a shell file with one line that starts pretrain_gpt.py, or a --yaml-cfg; "
+            "files that it sources are read where they lie beside it",
         )
     launch = launches[0]
+    if launch.is_passing_on:  # a plain run of the file passes on nothing
+        launch = replace(launch, is_partial=False)
     _check_same_training(launch, job)
     wrong = [each for each in judge_launch(launch) if each.level == "error"]
     if wrong:

@@ -16,7 +16,15 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.launches import slurm
 from autotune.engines.launches.line import parts_of, ranks_of
-from autotune.engines.launches.shell import Command, ShellText, Word, is_shell, read_shell
+from autotune.engines.launches.shell import (
+    SUFFIXES,
+    Command,
+    ShellText,
+    Word,
+    is_shell,
+    read_shell,
+    sourced_beside,
+)
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any, meant_by
 from autotune.space.rule import UnknownFactError, Violation
 
@@ -55,6 +63,8 @@ _OF_RECIPES = {
 }
 """Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
 _BY_SHELL = re.compile(r"[$`]")
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(.*?)[ \t]*(?:[;#].*)?$", re.MULTILINE)
+_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +110,10 @@ class MegatronLaunch:
     """Offset of the script."""
     end: int = 0
     """Offset behind the last word, where a further flag can stand."""
+    sourced: tuple[Path, ...] = ()
+    """Files beside it that it sources: arguments that stand there are given where it uses them."""
+    is_passing_on: bool = False
+    """Whether all that the shell puts in are the words that the file itself was started with."""
     release: str
     gpu: str = ""
     """The kind of GPU; empty: nobody says it."""
@@ -142,10 +156,46 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     if path.suffix in (".yaml", ".yml"):
         is_one = all(f"{section}:" in text for section in _SECTIONS)
         return _of_yaml(text, path, release) if is_one else []
-    marks = (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN))
-    if any(mark in text for mark in marks) and is_shell(text, path):
+    if is_shell(text, path) and (_is_marked(text) or any(map(_is_marked, _sourced(text, path)))):
         return list(_of_shell(text, path, release))
     return []
+
+
+def sets_arguments(text: str, path: Path) -> bool:
+    """Whether a file is a shell's and has arguments of Megatron-LM's, whoever is given them."""
+    return is_shell(text, path) and any(mark in text for mark in _MARKS)
+
+
+def sources_file(path: Path, other: Path) -> bool:
+    """Whether a shell file sources another one that lies beside it."""
+    if path == other or path.suffix not in SUFFIXES or not path.is_file():
+        return False
+    try:
+        text = read_text(path)
+    except RenderError:
+        return False
+    return any(found == other for found in _sourced_files(text, path))
+
+
+def _is_marked(text: str) -> bool:
+    """Whether a text may have arguments of Megatron-LM's."""
+    return any(mark in text for mark in (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN)))
+
+
+def _sourced(text: str, path: Path) -> Iterator[str]:
+    """The texts of files beside a shell file that it may source."""
+    for found in _sourced_files(text, path):
+        try:
+            yield read_text(found)
+        except RenderError:
+            continue
+
+
+def _sourced_files(text: str, path: Path) -> Iterator[Path]:
+    for line in _SOURCES.finditer(text):
+        found = sourced_beside(line[1].strip("'\""), path)
+        if found is not None:
+            yield found
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
@@ -175,7 +225,7 @@ def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
 
 def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
     options = slurm.options_of(text)
-    shell = read_shell(text, path, variables=slurm.variables_of(options))
+    shell = read_shell(text, path, variables=slurm.variables_of(options), follows=True)
     exported = {name: word.text for name, word in shell.exported.items()}
     for command in shell.commands:
         words = [word.text for word in command.words]
@@ -201,7 +251,9 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             problems=read.problems,
             mistyped=read.mistyped,
             unknown=frozenset(read.unknown),
-            is_partial=read.is_partial,
+            is_partial=read.is_partial or read.is_passing_on,
+            is_passing_on=read.is_passing_on and not read.is_partial,
+            sourced=shell.sourced,
             world=world,
             per_node=per_node,
             variables={**exported, **own},
@@ -265,6 +317,7 @@ def _overrides(
         given=given,
         unknown=frozenset(unknown),
         is_partial=True,  # the recipe has the rest
+        sourced=shell.sourced,
         is_overrides=True,
         world=world,
         per_node=per_node,
@@ -329,6 +382,7 @@ class _Arguments:
         self.mistyped: dict[int, tuple[str, str]] = {}
         self.unknown: set[str] = set()
         self.is_partial = False
+        self.is_passing_on = False
 
     def take(self, words: Sequence[Word]) -> None:
         """Read the words behind the script."""
@@ -385,7 +439,9 @@ class _Arguments:
 
     def _stray(self, words: Sequence[Word]) -> None:
         for word in words:
-            if _BY_SHELL.search(word.text):
+            if _PASSED_ON.fullmatch(word.text):
+                self.is_passing_on = True
+            elif _BY_SHELL.search(word.text):
                 self.is_partial = True
             else:
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")

@@ -188,3 +188,41 @@ def test_what_a_shell_file_is():
     assert not is_shell("zero_optimization: {stage: 1}", Path("-"))
     assert not is_shell("deepspeed: ds.json", Path("-"))
     assert not is_shell("torchrun x", Path("x.yaml"))
+
+
+def test_a_file_beside_it_that_it_sources_is_followed(tmp_path):
+    (tmp_path / "args.sh").write_text(
+        'export N=4\nARGS=(--train "$N" --name "${WHAT:-a b}")\nsource missing.sh\n'
+    )
+    text = (
+        'here="$(dirname "$0")"\nWHAT=c\nsource "$here/args.sh"\n'
+        'torchrun t.py "${ARGS[@]}"\n. other/args.sh\n'
+    )
+    shell = read_shell(text, tmp_path / "run.sh", follows=True)
+    launch = next(each for each in shell.commands if each.words[0].text == "torchrun")
+    assert [word.text for word in launch.words[2:]] == ["--train", "4", "--name", "c"]
+    assert {text[word.start : word.end] for word in launch.words[2:]} == {'"${ARGS[@]}"'}
+    assert shell.exported["N"].text == "4"
+    assert shell.sourced == (tmp_path / "args.sh",)
+    assert read_shell(text, tmp_path / "run.sh").sourced == ()
+
+
+def test_what_is_sourced_under_a_condition_only_the_shell_knows(tmp_path):
+    (tmp_path / "args.sh").write_text("N=4\nsource run.sh\n")
+    text = "if [ -f x ]; then\n  source ./args.sh\nfi\ntorchrun t.py --train $N\n"
+    for sourced in (text, "N=4\n" + text.replace(" t.py", " args.sh")):
+        shell = read_shell(sourced, tmp_path / "run.sh", follows=True)
+        assert shell.commands[-1].words[-1].text == "$N"
+
+
+def test_files_that_source_one_another_end(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.sh").write_text(f"{name.upper()}=1\nsource {other}.sh\n")
+    text = "source a.sh\ntorchrun t.py --train $A$B\n"
+    shell = read_shell(text, tmp_path / "run.sh", follows=True)
+    assert shell.commands[-1].words[-1].text == "11"
+
+
+def test_a_text_that_is_read_into_an_array_is_split():
+    text = 'read -ra A <<<"${ARGS:-"--nproc-per-node 2"}"\ntorchrun "${A[@]}" t.py\n'
+    assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]

@@ -75,6 +75,17 @@ def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, told):
         read(tmp_path, SCRIPT.replace(old, new))
 
 
+def test_arguments_in_a_file_that_a_script_sources_are_read(tmp_path):
+    """As this project exports them; what the script is started with is passed on."""
+    arguments, line = SCRIPT.split("torchrun")
+    (tmp_path / "args.sh").write_text(arguments)
+    text = f'#!/bin/bash\nsource args.sh\ntorchrun{line.rstrip()} "$@"\n'
+    _, candidate = read(tmp_path, text)
+    assert (candidate["tp"], candidate["micro_batch"]) == (2, 2)
+    with pytest.raises(JobError, match="known to the shell alone"):
+        read(tmp_path, text.replace("$@", "$MORE"))
+
+
 def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
     text = SCRIPT.replace(
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",

@@ -58,12 +58,14 @@ class NotADsConfigError(JobError):
     Args:
         path: The file.
         kind: What it is, in words.
+        message: What is said instead, where more is known of it; empty: this.
+        hint: What to do instead.
     """
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, kind: str, *, message: str = "", hint: str = "") -> None:
         super().__init__(
-            f"{path}: is no DeepSpeed configuration and holds none: {kind}",
-            "name a ds_config.json, or a file with a DeepSpeed section",
+            message or f"{path}: is no DeepSpeed configuration and holds none: {kind}",
+            hint or "name a ds_config.json, or a file with a DeepSpeed section",
         )
         self.path, self.kind = path, kind
 
