@@ -497,7 +497,9 @@ def _world(
     if len(sizes) < len(given):
         return None, "not known: rules that need it say nothing"
     micro, accum, total = sizes
-    groups = max(1, total // (micro * accum))
+    if total % (micro * accum):
+        return None, f"not known: {total} is no multiple of {micro} * {accum}"
+    groups = total // (micro * accum)
     sp = config.get("sequence_parallel_size", 1)
     ranks = (
         groups * source.layout.pp * source.layout.tp * (sp if type(sp) is int and sp > 0 else 1)

@@ -151,6 +151,23 @@ def test_three_batch_sizes_tell_the_world(tmp_path, extra, world):
     assert rules(report) == []
 
 
+def test_sizes_that_fit_no_world_are_said_and_no_world_is_made_up(tmp_path):
+    sizes = {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+    }
+    report = checked(write(tmp_path, sizes))
+    assert (report.world, rules(report)) == (None, ["batch.product"])
+    (found,) = report.found
+    assert "64 is no multiple of" in found.violation.message
+    assert not found.violation.changes
+    assert not found.violation.choices
+    there = checked(write(tmp_path, sizes), world=8)
+    assert rules(there) == ["batch.product"]
+    assert there.found[0].violation.choices
+
+
 def test_sequence_parallelism_without_its_mesh_or_auto_sp(tmp_path):
     config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
     assert rules(checked(write(tmp_path, config), world=4)) == ["parallel.sequence"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp, differs, raised
-from autotune.space.rule import Choice, Finding, Patch, in_words, rule
+from autotune.space.rule import Choice, Finding, Patch, UnknownFactError, in_words, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
@@ -68,7 +68,12 @@ def _not_positive(setup: Setup) -> Finding | None:
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or (setup.tp > 1 and setup.pp == 1):
         return None
-    found, dp = setup.batch, setup.batch_ranks
+    try:
+        found, dp = setup.batch, setup.batch_ranks
+    except UnknownFactError:
+        if (wrong := _wrong_everywhere(setup.ds_config)) is None:
+            raise
+        return wrong
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
     micro, accum, total = found
@@ -143,6 +148,22 @@ def _global_batch(setup: Setup) -> Finding | None:
         f"samples per step, the global batch is {wanted}",
         changes=changes,
         advice=advice,
+    )
+
+
+def _wrong_everywhere(config: Mapping[str, Any]) -> Finding | None:
+    """Sizes that contradict each other on any number of ranks; None: on some they do not."""
+    sizes = [config.get(name) for name in BATCH_KEYS]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        return None
+    micro, accum, total = sizes
+    samples = micro * accum
+    if total % samples == 0:
+        return None
+    return Finding(
+        message=f"{_TOTAL}={total} is no multiple of {_MICRO} * {_ACCUM} = {micro} * {accum} = "
+        f"{samples}: it does not train on any number of ranks",
+        advice="say how many ranks there are (--world), and the sizes that fit are named",
     )
 
 
