@@ -201,7 +201,9 @@ def says_of(name: str) -> tuple[str, str]:
     """The subject of a rule by its name here, and its source."""
     bare = name.removeprefix(MEGATRON_PREFIX)
     if bare in WORD_RULES:
-        return WORD_RULES[bare], "megatron/training/arguments.py, parse_args"
+        is_yamls = bare.startswith("yaml.")
+        source = "yaml_arguments.py, validate_yaml" if is_yamls else "arguments.py, parse_args"
+        return WORD_RULES[bare], f"megatron/training/{source}"
     told = {rule.name: (rule.says, rule.source) for rule in RULES}
     told |= {rule.name: (rule.says, rule.source) for rule in ARGUMENT_RULES}
     return told[bare]

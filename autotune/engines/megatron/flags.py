@@ -23,7 +23,7 @@ _EOD_IS_EXTRA = ("0.14", "0.15", "0.16", "0.17")
 
 Source: NVIDIA/Megatron-LM, megatron/training/tokenizer/tokenizer.py and, from 0.15 on,
 megatron/core/tokenizers/text/libraries/null_tokenizer.py."""
-_MISTYPED = 0.9
+MISTYPED = 0.9
 """Least likeness of a flag, from 0 to 1, that was meant for sure: a letter or two are wrong."""
 _TYPES = {"int": int, "float": float}
 
@@ -194,7 +194,7 @@ def meant_by(name: str, release: str) -> str:
 
     A flag of another release is not mistyped.
     """
-    near = get_close_matches(name, flags(release), n=2, cutoff=_MISTYPED)
+    near = get_close_matches(name, flags(release), n=2, cutoff=MISTYPED)
     return near[0] if len(near) == 1 and not _releases_with(name) else ""
 
 

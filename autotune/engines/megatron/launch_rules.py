@@ -33,8 +33,10 @@ WORD_RULES = {
     "flags.unknown": "A flag that the release's parser does not have.",
     "flags.value": "A value that its parser does not take.",
     "flags.stray_word": "A word that is neither a flag nor a flag's value.",
+    "yaml.unknown": "A field of a YAML that no release reads, spelled almost as one that is read.",
+    "yaml.missing": "A field that a --yaml-cfg has to have: nothing has a default then.",
 }
-"""What is said of the words of a command line, by the name of the rule."""
+"""What is said of words of a command line and fields of a YAML, by the name of the rule."""
 
 
 def judge_launch(launch: MegatronLaunch) -> list[Violation]:
@@ -76,7 +78,7 @@ def _named_first(arguments: Iterable[str], message: str) -> tuple[str, ...]:
     return tuple(sorted(arguments, key=place))
 
 
-_FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
+_FLAG = re.compile(r"(?:\b(add|remove) )?--(?!yaml-cfg)([a-z0-9-]+)")
 _FIELDS_OF_YAML = {
     "num_experts": "num_moe_experts",
     "norm_epsilon": "layernorm_epsilon",

@@ -5,7 +5,7 @@ A shell file or a line is read as its launch lines; a YAML as `--yaml-cfg` takes
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePath
@@ -25,6 +25,7 @@ from autotune.engines.launches.shell import (
     read_shell,
     sourced_beside,
 )
+from autotune.engines.megatron import yaml_fields
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any, meant_by
 from autotune.space.rule import UnknownFactError, Violation
 
@@ -95,6 +96,8 @@ class MegatronLaunch:
     """Words that the release's parser refuses."""
     mistyped: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     """Offset of a flag that no release has -> its name, and the one that must have been meant."""
+    missing: frozenset[str] = frozenset()
+    """Arguments that a YAML has to give and does not: Megatron has no default for them then."""
     unknown: frozenset[str] = frozenset()
     """Arguments whose value only the shell knows."""
     is_partial: bool = False
@@ -124,13 +127,13 @@ class MegatronLaunch:
         """The value of an argument, or Megatron's default.
 
         Raises:
-            UnknownFactError: Only the shell knows it.
+            UnknownFactError: Only the shell knows it, or nobody.
         """
         if argument in self.unknown:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
-        if self.is_partial:
+        if self.is_partial or argument in self.missing:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
 
@@ -488,9 +491,10 @@ def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
         return []
     given: dict[str, GivenArgument] = {}
     unknown: set[str] = set()
-    for key, value in _fields(data):
-        name = key.rpartition(".")[2]
-        argument = _OF_YAML.get(name, name)
+    keys = dict(_fields(data))
+    lacks = yaml_fields.missing(keys, release)
+    for key, value in keys.items():
+        name, argument = key.rpartition(".")[2], _argument_of(key)
         is_for_shell = isinstance(value, str) and "${" in value
         if is_for_shell or not _is_of_kind(value, argument, release):
             unknown.add(argument)
@@ -504,11 +508,41 @@ def _of_yaml(text: str, path: Path, release: str) -> list[MegatronLaunch]:
             path=path,
             text=text,
             given=given,
+            problems=[*_mistyped_fields(text, keys), *_missing_fields(lacks)],
+            missing=frozenset(_argument_of(key) for key in lacks),
             unknown=frozenset(unknown),
             is_yaml=True,
             release=release,
         )
     ]
+
+
+def _argument_of(key: str) -> str:
+    name = key.rpartition(".")[2]
+    return _OF_YAML.get(name, name)
+
+
+def _mistyped_fields(text: str, keys: Iterable[str]) -> Iterator[Violation]:
+    names = [key.rpartition(".")[2] for key in keys]
+    for name in names:
+        if meant := yaml_fields.meant_by(name, names):
+            yield Violation(
+                rule="yaml.unknown",
+                message=f"{name}: no release of Megatron Core reads such a field",
+                fix=f"did you mean {meant}?",
+                at=(f"@{_line_of(text, name)}",),
+                consequence="ignored",
+            )
+
+
+def _missing_fields(lacks: Sequence[str]) -> Iterator[Violation]:
+    if lacks:
+        yield Violation(
+            rule="yaml.missing",
+            message=f"Megatron reads {', '.join(lacks)}, and the file does not give "
+            f"{'it' if len(lacks) == 1 else 'them'}: with --yaml-cfg nothing has a default",
+            fix=f"give {'it' if len(lacks) == 1 else 'each of them'}",
+        )
 
 
 def _fields(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

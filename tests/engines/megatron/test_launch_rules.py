@@ -332,7 +332,7 @@ def test_a_yaml_of_megatrons_is_read():
         "micro_batch_size: 1\nbf16: true\n"
     )
     (found,) = launches_of(text, Path("gpt_config.yaml"), release="0.16")
-    assert {each.rule for each in judge_launch(found)} == {"tp.heads"}
+    assert {each.rule for each in judge_launch(found)} == {"tp.heads", "yaml.missing"}
     assert launches_of("model: x\n", Path("other.yaml"), release="0.16") == []
 
 
