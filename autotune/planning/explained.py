@@ -158,8 +158,12 @@ def explain_candidate(
     own, reach = outlook.predict_plans(outlook.plans([candidate]))
     index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
     # Outside the lattice it is ranked behind its equals.
-    times_s = np.append(found.step_time_s, own.step_time_s)
-    order = ranked(times_s, np.append(found.fit_probability, own.fit_probability), min_fit)
+    order = ranked(
+        np.append(found.step_time_s, own.step_time_s),
+        np.append(found.peak_memory_bytes, own.peak_memory_bytes),
+        np.append(found.fit_probability, own.fit_probability),
+        min_fit=min_fit,
+    )
     at = len(lattice.candidates) if index is None else index
     return Explained(
         **judged(outlook, candidate, notes),

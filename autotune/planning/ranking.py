@@ -105,7 +105,9 @@ def rank_lattice(
     """
     candidates = outlook.lattice.candidates
     found, reach = outlook.predict_plans(outlook.plans(candidates))
-    order = ranked(found.step_time_s, found.fit_probability, min_fit)
+    order = ranked(
+        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
+    )
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
@@ -144,11 +146,19 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
 
 
 def ranked(
-    times_s: NDArray[np.float64], fit: NDArray[np.float64], min_fit: float
+    times_s: NDArray[np.float64],
+    peaks_bytes: NDArray[np.float64],
+    fit: NDArray[np.float64],
+    *,
+    min_fit: float,
 ) -> NDArray[np.intp]:
-    """Indices of candidates, fastest first; after them those that may not fit, surest first."""
+    """Indices of candidates, fastest first; after them those that may not fit, surest first.
+
+    Of those that surely do not, the smallest come first.
+    """
     fits = fit >= min_fit
-    return np.lexsort((times_s, np.where(fits, 0.0, -fit), ~fits))
+    behind = np.where(fits, 0.0, -fit), np.where(fits, 0.0, peaks_bytes)
+    return np.lexsort((times_s, behind[1], behind[0], ~fits))
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
@@ -162,7 +172,10 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    first = int(ranked(found.step_time_s, found.fit_probability, min_fit)[0])
+    order = ranked(
+        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
+    )
+    first = int(order[0])
     return Variant(
         change=f"{key}={value}",
         best=first,

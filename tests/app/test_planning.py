@@ -16,7 +16,7 @@ from autotune.devices.topology import parse_topology
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
-from autotune.report.candidates.explained import estimate_as_dict
+from autotune.report.candidates.explained import estimate_as_dict, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.command_line import autotune
 
@@ -45,6 +45,13 @@ def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
     behind = found.prediction.fit_probability[found.order[n_fit:]]
     assert (np.diff(behind) <= 0).all()
     assert sorted(found.order) == list(range(len(found.candidates)))
+
+
+def test_of_those_that_surely_do_not_fit_the_smallest_come_first() -> None:
+    times_s, peaks_bytes = np.array([1.0, 2.0, 9.0, 3.0]), np.array([9e12, 8e12, 1e12, 1e9])
+    fit = np.array([0.0, 0.0, 0.0, 0.99])
+    order = ranked(times_s, peaks_bytes, fit, min_fit=0.9)
+    assert order.tolist() == [3, 2, 1, 0]
 
 
 def test_nothing_on_the_front_is_beaten_in_both(outlook):
@@ -216,7 +223,12 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
     assert not found.violations
     everyone = outlook.predict(outlook.lattice.candidates)
-    order = ranked(everyone.step_time_s, everyone.fit_probability, 0.9)
+    order = ranked(
+        everyone.step_time_s,
+        everyone.peak_memory_bytes,
+        everyone.fit_probability,
+        min_fit=0.9,
+    )
     place = int(np.flatnonzero(order == found.index)[0]) + 1
     assert found.is_in_lattice
     assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))
@@ -325,3 +337,11 @@ def test_smaller_nodes_go_over_the_network_and_a_limit_is_no_other_device(outloo
 def test_a_precision_that_an_accelerator_lacks_is_said(outlook):
     with pytest.raises(JobError, match="bf16 on V100"):
         rank_lattice(outlook, what_if=["gpu=V100-32GB"])
+
+
+def test_what_is_refused_has_no_rank(outlook) -> None:
+    said = io.StringIO()
+    refused = explain_candidate(outlook, ["micro_batch=3"])
+    assert refused.violations
+    print_explained(Console(file=said, width=200), refused)
+    assert "rank        none: it is refused" in said.getvalue()

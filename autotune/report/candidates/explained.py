@@ -118,8 +118,12 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
     facts = verdict(found)
     if change := found.cheapest_legal:
         facts.append(("legal with", _said(change)))
-    where = "" if found.is_in_lattice else f"; {found.home} does not hold it"
-    facts.append(("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"))
+    place = f"{found.place} of {found.n_ranked} of the lattice"
+    if found.violations:
+        place = f"none: it is refused; its step would be {place}"
+    elif not found.is_in_lattice:
+        place += f"; {found.home} does not hold it"
+    facts.append(("rank", place))
     facts += _figures(found)
     if found.fit_probability < found.min_fit:
         change = found.cheapest_fit
