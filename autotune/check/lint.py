@@ -147,6 +147,11 @@ class CheckReport:
         """Why nobody here knows what is in `unknown`, in words."""
         return 'known at run time only ("auto")'
 
+    @property
+    def proviso(self) -> str:
+        """The condition under which it would run, where something is not known; or empty."""
+        return ""
+
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """Exit code of `check` for this file alone; `strict`: a warning fails, too."""
         worst: tuple[Level, ...] = ("error", "warning") if strict else ("error",)

@@ -62,6 +62,11 @@ class MegatronReport(CheckReport):
         """See `CheckReport.unknown_because`."""
         return "not judged, since the file does not tell them"
 
+    @property
+    def proviso(self) -> str:
+        """See `CheckReport.proviso`."""
+        return "as far as can be said without --world" if self.world is None else ""
+
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
         told = super().to_dict(fixed=fixed)
@@ -126,7 +131,7 @@ def check_launch(
         source=_source(launch),
         environment=environment,
         world=launch.world,
-        world_because="given" if world is not None else "the launch line",
+        world_because="given" if world is not None else _world_because(launch),
         found=tuple(
             Found(
                 violation=_as_done(each, mended_by, left),
@@ -147,6 +152,11 @@ def check_launch(
         ),
         release=launch.release,
     )
+
+
+def _world_because(launch: MegatronLaunch) -> str:
+    source = "a YAML" if launch.is_yaml else "the launch line"
+    return source if launch.world is not None else f"{source} does not say it: give --world"
 
 
 def _as_done(

@@ -25,9 +25,10 @@ _MOST_EXAMPLES = 4
 """Most witnesses of a rule that are shown; the others break it in the same way."""
 
 IGNORED_BY_MEGATRON = frozenset(
-    f"{MEGATRON_PREFIX}{name}" for name in ("sequence_parallel.tp", "model.kv_heads_unused")
+    f"{MEGATRON_PREFIX}{name}"
+    for name in ("sequence_parallel.tp", "model.kv_heads_unused", "yaml.unknown")
 )
-"""Rules of what Megatron turns off without a word."""
+"""Rules of what Megatron turns off, or does not read, without a word."""
 
 _UNWITNESSED = "Arithmetic alone decides it, so there is no example."
 

@@ -2,14 +2,17 @@
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
 from autotune.devices import accelerators
 from autotune.report.check.sarif import sarif_log
+from autotune.report.check.text import print_check
 
 SCRIPT = """#!/bin/bash
 TP=3
@@ -321,3 +324,18 @@ def test_a_field_that_later_releases_read_is_missing_there(tmp_path):
         report = checked(tmp_path / "a.yaml", YAML, world=8, megatron_release=release)
         asked = [one.violation.message for one in report.found if "missing" in one.violation.rule]
         assert [("step_batch_size_schedule" in message) for message in asked] == [True] * is_asked
+
+
+def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
+    legal = YAML.replace("size: 3 #", "size: 2 #") + "use_distributed_optimizer: true\n"
+    report = checked(tmp_path / "a.yaml", legal)
+    assert "world ? (a YAML does not say it: give --world)" in report.about
+    assert report.proviso == "as far as can be said without --world"
+    assert checked(tmp_path / "a.yaml", legal, world=8).proviso == ""
+    line = LINE.replace("--nproc-per-node 8", "--nproc-per-node $GPUS")
+    line = line.format(micro=1, tp=1, pp=1, more="--tokenizer-type NullTokenizer")
+    report = checked(tmp_path / "run.sh", line)
+    assert "world ? (the launch line does not say it: give --world)" in report.about
+    console = Console(file=StringIO(), width=200)
+    print_check(console, report, fixed=False)
+    assert console.file.getvalue().endswith("run, as far as can be said without --world\n")

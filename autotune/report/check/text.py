@@ -190,8 +190,9 @@ def _conclusion(report: CheckReport, *, fixed: bool) -> str:
         said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
     if report.ignored:
         said += f" ({len(report.ignored)} more ignored, as you asked)"
-    runs = "would run" if report.would_run(fixed=fixed) else "would not run"
-    return f"{said}: it {runs}"
+    if not report.would_run(fixed=fixed):
+        return f"{said}: it would not run"
+    return ", ".join(filter(None, (f"{said}: it would run", report.proviso)))
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
