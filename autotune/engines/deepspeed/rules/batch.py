@@ -153,8 +153,9 @@ def _global_batch(setup: Setup) -> Finding | None:
 
 def _wrong_everywhere(config: Mapping[str, Any]) -> Finding | None:
     """Sizes that contradict each other on any number of ranks; None: on some they do not."""
-    sizes = [config.get(name) for name in BATCH_KEYS]
-    if not all(type(size) is int and size > 0 for size in sizes):
+    given = [config.get(name) for name in BATCH_KEYS]
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if len(sizes) < len(given):
         return None
     micro, accum, total = sizes
     samples = micro * accum
