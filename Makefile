@@ -23,7 +23,7 @@ demo: extensions  ## search on this machine's own devices; ends with a table and
 # Both groups begin first; a worker without a group takes a file at a time.
 # A test with real ranks that fails runs once more, for at most 10 tests of a run.
 test: extensions  ## every test that can run on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --durations 60 --max-suite-reruns 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 60 --max-suite-reruns 10
 
 check: lint  ## lint, types and the direction of imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py
