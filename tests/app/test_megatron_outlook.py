@@ -205,7 +205,8 @@ torchrun --nproc-per-node $GPUS --nnodes $NODES pretrain_gpt.py \\
   --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \\
   --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 256 --bf16 \\
   --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel \\
-  --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+  --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather \\
+  --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model
 """
 
 

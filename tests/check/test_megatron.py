@@ -24,7 +24,8 @@ LAYOUT=(
 )
 torchrun --nproc_per_node 8 pretrain_gpt.py "${LAYOUT[@]}" \\
   --num-layers 8 --num-attention-heads 8 --hidden-size 64 --seq-length 128 \\
-  --max-position-embeddings 128 --micro-batch-size=3 --global-batch-size 64 --data-path $DATA
+  --max-position-embeddings 128 --micro-batch-size=3 --global-batch-size 64 --data-path $DATA \\
+  --tokenizer-type HuggingFaceTokenizer --tokenizer-model gpt2
 """
 YAML = """# ours
 language_model:
@@ -121,7 +122,7 @@ def test_each_launch_of_a_file_is_mended(tmp_path):
     line = (
         "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 8 --num-attention-heads 8 "
         "--hidden-size 64 --seq-length 128 --max-position-embeddings 128 --micro-batch-size {} "
-        "--global-batch-size 8 --data-path d\n"
+        "--global-batch-size 8 --data-path d --vocab-file v --merge-file m\n"
     )
     path = tmp_path / "run.sh"
     path.write_text(line.format(1) + line.format(3))
@@ -173,7 +174,7 @@ LINE = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
     "--num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
     "--micro-batch-size {micro} --global-batch-size 64 --tensor-model-parallel-size {tp} "
-    "--pipeline-model-parallel-size {pp} --data-path d {more}\n"
+    "--pipeline-model-parallel-size {pp} --data-path d --vocab-file v --merge-file m {more}\n"
 )
 
 
@@ -333,7 +334,7 @@ def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
     assert report.proviso == "as far as can be said without --world"
     assert checked(tmp_path / "a.yaml", legal, world=8).proviso == ""
     line = LINE.replace("--nproc-per-node 8", "--nproc-per-node $GPUS")
-    line = line.format(micro=1, tp=1, pp=1, more="--tokenizer-type NullTokenizer")
+    line = line.format(micro=1, tp=1, pp=1, more="")
     report = checked(tmp_path / "run.sh", line)
     assert "world ? (the launch line does not say it: give --world)" in report.about
     console = Console(file=StringIO(), width=200)

@@ -106,6 +106,8 @@ class MegatronLaunch:
     per_node: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for the ranks."""
+    script: str = ""
+    """Name of the script; empty: the file does not start it."""
     is_yaml: bool = False
     is_overrides: bool = False
     """Whether it overrides fields of a recipe, as NeMo and Megatron-Bridge take them."""
@@ -260,6 +262,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             world=world,
             per_node=per_node,
             variables={**exported, **own},
+            script=PurePath(words[script]).name,
             start=command.words[script].start,
             end=_end_of(command),
             release=release,

@@ -15,6 +15,7 @@ ARGS=(
   --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
   --tensor-model-parallel-size 2 --sequence-parallel
   --recompute-granularity full --recompute-method block --recompute-num-layers 2
+  --tokenizer-type NullTokenizer --vocab-size 255
 )
 torchrun --nproc-per-node 2 pretrain_gpt.py "${ARGS[@]}"
 """

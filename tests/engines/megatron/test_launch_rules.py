@@ -128,7 +128,7 @@ BROKEN = {
 }
 OTHERWISE = {
     *("batch.micro", "model.required", "environment.connections", "fp8.device"),
-    *("experts.precision", "optimizer.muon"),
+    *("experts.precision", "optimizer.muon", "data.tokenizer"),
 }
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
 BY_HAND = {"model.head_width", "pp.layout"}
@@ -351,6 +351,36 @@ def test_rules_of_what_is_missing_of_the_environment_and_of_releases():
     assert rules(f"{start} {LEGAL} --optimizer muon --use-distributed-optimizer") == {
         "optimizer.muon"
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("", "--vocab-file and --merge-file are missing for GPT2BPETokenizer"),
+        ("--vocab-file v", "--merge-file is missing for GPT2BPETokenizer"),
+        ("--vocab-file $V --merge-file m", ""),
+        ("--vocab-file v --merge-file m", ""),
+        ("--tokenizer-type Llama2Tokenizer", "--tokenizer-model is missing for --tokenizer-type"),
+        ("--tokenizer-type NullTokenizer", "--vocab-size is missing"),
+        ("--tokenizer-type HuggingFaceTokenizer", ""),
+        ("--use-checkpoint-args --load x", ""),
+        ("$MORE", ""),
+    ],
+)
+def test_a_tokenizer_has_what_it_is_built_of(flags, told):
+    legal = LEGAL.replace("--tokenizer-type NullTokenizer --vocab-size 255", flags)
+    line = f"torchrun --nproc-per-node 8 pretrain_gpt.py {legal}"
+    found = [
+        each.message
+        for each in judge_launch(launch_of_line(line, release="0.16"))
+        if each.rule == "data.tokenizer"
+    ]
+    assert [each.startswith(told) for each in found] == [True] * bool(told)
+    later = judge_launch(launch_of_line(line, release="0.17"))
+    assert "data.tokenizer" not in {each.rule for each in later}
+    other = launch_of_line(line.replace("pretrain_gpt", "pretrain_own"), release="0.16")
+    is_named = "data.tokenizer" in {each.rule for each in judge_launch(other)}
+    assert is_named == bool("--tokenizer-type" in flags and told)
 
 
 def test_fp8_is_refused_where_the_gpu_has_none():

@@ -8,6 +8,7 @@ from autotune.engines.megatron.argument_rules.making import (
     Answer,
     argument_rule,
     flag_name,
+    is_before,
     is_on,
     needs,
     rules_in,
@@ -139,6 +140,41 @@ def _data(launch: MegatronLaunch) -> Answer:
     flags = " and ".join(map(flag_name, sources))
     removed = "mock_data" if "mock_data" in sources else sources[-1]
     return f"{flags}: a run has one source of data", {removed: None}
+
+
+_FILES_OF = {
+    "BertWordPieceLowerCase": ("vocab_file",),
+    "BertWordPieceCase": ("vocab_file",),
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+    "SentencePieceTokenizer": ("tokenizer_model",),
+    "GPTSentencePieceTokenizer": ("tokenizer_model",),
+    "Llama2Tokenizer": ("tokenizer_model",),
+    "TikTokenizer": ("tokenizer_model", "tiktoken_pattern"),
+    "NullTokenizer": ("vocab_size",),
+    "NullMultimodalTokenizer": ("vocab_size",),
+}
+"""Tokenizer -> the arguments without which it is not built."""
+_OF_SCRIPT = {"pretrain_gpt.py": "GPT2BPETokenizer"}
+"""Script -> its tokenizer without --tokenizer-type: its `args_defaults`."""
+
+
+@argument_rule("data.tokenizer", "megatron/training/tokenizer/tokenizer.py, build_tokenizer")
+def _tokenizer(launch: MegatronLaunch) -> Answer:
+    """A tokenizer without its files or its size, before Megatron Core 0.17, which fetches some."""
+    if not launch.script or not is_before(launch.release, "0.17"):
+        return None
+    if is_on(launch, "use_checkpoint_args"):
+        return None  # the checkpoint may say it
+    given = launch.get("tokenizer_type")
+    kind = given or _OF_SCRIPT.get(launch.script)
+    missing = [name for name in _FILES_OF.get(str(kind), ()) if launch.get(name) is None]
+    if not missing:
+        return None
+    flags = " and ".join(map(flag_name, missing))
+    verb = "is" if len(missing) == 1 else "are"
+    said = f"--tokenizer-type {kind}" if given else f"{kind}, which is {launch.script}'s own"
+    other = "" if given else ", or another tokenizer with --tokenizer-type"
+    return f"{flags} {verb} missing for {said}", {}, f"give {flags}{other}"
 
 
 @argument_rule("batch.micro", f"{ARGUMENTS}: micro_batch_size")
