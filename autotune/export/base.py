@@ -86,7 +86,7 @@ class Handout:
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
     release: str = ""
-    """Release of the consumer that is written for; empty: the newest that is known."""
+    """Release of the consumer that `--to` names; empty: the dialect chooses."""
 
     @property
     def per_node(self) -> int:

@@ -29,7 +29,12 @@ from autotune.engines.megatron.arguments import (
     seed_arguments,
 )
 from autotune.engines.megatron.engine import PADDED_TO, task_of
-from autotune.engines.megatron.flags import known_release, newest_release, words_of
+from autotune.engines.megatron.flags import (
+    known_release,
+    newest_release,
+    recorded_release,
+    words_of,
+)
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.rules import LayoutTask
 from autotune.export.base import Handout, Launch, Subject
@@ -94,6 +99,9 @@ def run_of(handout: Handout) -> MegatronRun:
 def release_of(handout: Handout) -> str:
     """The release of Megatron Core that a handout is written for.
 
+    Where nobody names one, that is the release of the job's checkout, or else the one that the
+    study's trials ran; the newest where there is no study, or its release is not known.
+
     Raises:
         JobError: Its flags are not known.
     """
@@ -101,7 +109,8 @@ def release_of(handout: Handout) -> str:
         return known_release(handout.release, where="--to")
     if (checkout := handout.job.megatron_path) is not None:
         return known_release(flags.release_of(checkout), where=f"megatron_path: {checkout}")
-    return newest_release()
+    measured = handout.environment.megatron_core if handout.study is not None else ""
+    return recorded_release(measured) or newest_release()
 
 
 def lines_of(arguments: Arguments, release: str) -> list[list[str]]:

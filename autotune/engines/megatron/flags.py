@@ -86,15 +86,21 @@ def known_release(name: str, *, where: str = "") -> str:
     Raises:
         JobError: That one was not recorded.
     """
-    if name == "main":
-        return newest_release()
-    short = ".".join(name.split(".")[:2])
-    if short not in releases():
+    found = recorded_release(name)
+    if found is None:
         raise JobError(
             f"{where + ': ' if where else ''}no flags are known of Megatron Core {name}",
             f"name one of {', '.join(releases())}, or main",
         )
-    return short
+    return found
+
+
+def recorded_release(name: str) -> str | None:
+    """As `known_release`; None where that one was not recorded."""
+    if name == "main":
+        return newest_release()
+    short = ".".join(name.split(".")[:2])
+    return short if short in releases() else None
 
 
 def release_of(checkout: Path) -> str:

@@ -36,12 +36,14 @@ LAYOUTS = [
 ]
 
 
-def exported(folder, job, settings, to="megatron", there=None, **more):
+def exported(folder, job, settings, to="megatron", there=None, study=None, **more):
     outlook = open_outlook(None, job, FleetWishes(gpu="H100"), engine="megatron")
     candidate = estimate_candidate(outlook, settings.split()).candidate
     environment = dataclasses.replace(outlook.environment, **(there or {}))
     engine = MegatronEngine(outlook.job, environment)
-    handout = handout_of(candidate, engine=engine, job=outlook.job, environment=environment)
+    handout = handout_of(
+        candidate, engine=engine, job=outlook.job, environment=environment, study=study
+    )
     export_handout(handout, folder, to=to, **more)
     return folder
 
@@ -118,6 +120,25 @@ def test_a_run_is_written_for_each_release(tmp_path, release):
     vocab = int(words[words.index("--vocab-size") + 1])
     # Up to 0.17 the tokenizer of random tokens adds one to them.
     assert vocab == 128256 - (release in ("0.14", "0.15", "0.16", "0.17"))
+
+
+@pytest.mark.parametrize(
+    ("study", "measured", "to", "written"),
+    [
+        ("mine", "0.16.1", "megatron", "0.16"),
+        ("mine", "0.16.1", "megatron@0.19", "0.19"),
+        ("mine", "", "megatron", newest_release()),
+        ("mine", "0.3.0", "megatron", newest_release()),
+        (None, "0.16.1", "megatron", newest_release()),
+    ],
+    ids=["measured", "named", "none there", "not known", "no study"],
+)
+def test_a_study_is_written_for_the_release_that_its_trials_ran(
+    tmp_path, study, measured, to, written
+):
+    there = {"megatron_core": measured}
+    out = exported(tmp_path, DENSE, "tp=2", to=to, there=there, study=study)
+    assert f"The flags are those of Megatron Core {written};" in (out / "README.md").read_text()
 
 
 def test_what_the_ranks_need_is_exported_and_sourced(tmp_path):
