@@ -2,6 +2,7 @@ import ast
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -132,8 +133,9 @@ def test_a_world_above_one_node_is_started_on_every_node(
     )
     stand_in.chmod(0o755)
     env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
+    own = socket.gethostname()
     told = subprocess.run(
-        ["bash", script], env={**env, "MASTER_ADDR": "localhost"}, capture_output=True, text=True
+        ["bash", script], env={**env, "MASTER_ADDR": own}, capture_output=True, text=True
     ).stdout
     assert f"--nproc-per-node {per_node} " in told
     readme = (tmp_path / "out" / "README.md").read_text()
@@ -142,11 +144,18 @@ def test_a_world_above_one_node_is_started_on_every_node(
         assert "MASTER_ADDR" not in readme
         return
     assert f"--nnodes {n_nodes} " in told
-    assert "--rdzv-endpoint localhost:29500" in told
-    # By the name that it was given: this machine's own address for it is loopback's.
-    assert "--rdzv-conf is_host=true --local-addr localhost" in told
+    assert f"--rdzv-endpoint {own}:29500" in told
+    # By the name that it was given: this machine's own address for it is often loopback's.
+    assert f"--local-addr {own} --rdzv-conf is_host=true" in told
     assert "--standalone" not in told
     assert f"for {n_nodes} machines with {per_node} ranks each" in readme
+    for loopback in ("localhost", "127.0.0.1"):
+        beside = subprocess.run(
+            ["bash", script], env={**env, "MASTER_ADDR": loopback}, capture_output=True, text=True
+        ).stdout
+        # All nodes are this machine, and cannot all serve: torchrun lets the first one.
+        assert "is_host" not in beside
+        assert f"--rdzv-endpoint {loopback}:29500 --local-addr {loopback}" in beside
     alone = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
     assert alone.returncode != 0
     assert "MASTER_ADDR: name one of the 2 machines" in alone.stderr

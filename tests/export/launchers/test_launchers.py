@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from autotune.export.door import can_start
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
+from tests.jobs import CPU
 
 TWO_NODES = {"world": 16, "global_batch": 32}
 
@@ -95,10 +97,14 @@ def test_accelerate_is_told_where_the_others_are(tmp_path):
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
     variables = {"PYTHON": str(out / "bin" / "python")}
-    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR="localhost", **variables)
+    own = socket.gethostname()
+    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR=own, **variables)
     assert f"--config_file {out}/accelerate.yaml" in text
-    assert "--main_process_ip localhost --main_process_port 29500" in text
-    assert "is_host=true" in text
+    assert f"--main_process_ip {own} --main_process_port 29500 --rdzv_conf is_host=true" in text
+    # All nodes are this machine, and cannot all serve.
+    text = told(["bash", out / "launch.sh"], out, MASTER_ADDR="localhost", **variables)
+    assert "--main_process_ip localhost" in text
+    assert "--rdzv_conf" not in text
     config = yaml.safe_load((out / "accelerate.yaml").read_text())
     assert (config["num_machines"], config["num_processes"]) == (2, 16)
     assert config["rdzv_backend"] == "c10d"
@@ -161,17 +167,25 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= asked
     (out / "bin").mkdir()
     stand_in(out / "bin", "srun", SRUN)
-    stand_in(out / "bin", "scontrol", 'printf "localhost\\nother\\n"')
+    stand_in(
+        out / "bin",
+        "scontrol",
+        'if [[ $2 = node ]]; then echo "NodeName=$4 NodeAddr=127.0.0.1 NodeHostName=x"; exit; fi; '
+        'printf "${FIRST:-localhost}\\nother\\n"',
+    )
     stand_in(out / "bin", "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
     given = {"SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(out)}
-    text = told(
-        ["bash", out / "job.sbatch", "--max_steps", "2"],
-        out,
-        PYTHON=str(out / "bin" / "python"),
-        **given,
-    )
+    command = ["bash", out / "job.sbatch", "--max_steps", "2"]
+    given["PYTHON"] = str(out / "bin" / "python")
+    text = told(command, out, **given)
     assert text.count("--rdzv-endpoint localhost:20007") == 2
     assert text.count("--max_steps 2") == 2
+    # A name that Slurm alone knows, and an address that the user knows better.
+    text = told(command, out, FIRST="n0.invalid", **given)
+    assert text.count("--rdzv-endpoint 127.0.0.1:20007") == 2
+    named = {"MASTER_ADDR": "localhost", "MASTER_PORT": "7000"}
+    text = told(command, out, FIRST="n0.invalid", **named, **given)
+    assert text.count("--rdzv-endpoint localhost:7000") == 2
     wrong = subprocess.run(
         ["bash", out / "job.sbatch"],
         env={**os.environ, **given, "SLURM_SUBMIT_DIR": str(tmp_path)},
@@ -184,14 +198,20 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
 
 @pytest.mark.real
 @needs_slurm
-def test_a_batch_job_trains_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
+def test_a_batch_job_of_two_nodes_trains_as_it_is(tmp_path, monkeypatch):
+    # Tests of DeepSpeed in this process leave an address and a port.
+    for name in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in {**extensions_environment("cpu"), "PYTHON": sys.executable}.items():
         monkeypatch.setenv(name, value)
-    out = export(handed(tmp_path, micro_batch=2), tmp_path, "deepspeed", "slurm")
+    one_core = dataclasses.replace(CPU, n_devices=1)
+    handout = handed(tmp_path, environment=one_core, micro_batch=2)
+    assert handout.n_nodes == 2
+    out = export(handout, tmp_path, "deepspeed", "slurm")
     monkeypatch.chdir(out)
     (tmp_path / "cluster").mkdir()
-    with slurm_cluster(tmp_path / "cluster", 1, cpus=2) as cluster:
+    # The names of its nodes are known to Slurm alone.
+    with slurm_cluster(tmp_path / "cluster", 2) as cluster:
         job = cluster.run("sbatch", "--parsable", "job.sbatch", "--steps", "2")
         try:
             cluster.wait_until(lambda: cluster.jobs() == [], "it has ended", 400)
