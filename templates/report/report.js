@@ -88,7 +88,7 @@
   if (!table) return;
   const body = table.tBodies[0];
   const rows = all("tr[data-trial]", body);
-  const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+  const texts = new Map();
   const [outcome, text, shown, predicted] = ["outcome", "text", "shown", "predicted"].map((name) => document.getElementById("filter-" + name));
   const wanted = new URLSearchParams(location.hash.slice(1));
   outcome.value = wanted.get("outcome") || "";
@@ -96,11 +96,17 @@
   text.value = wanted.get("text") || "";
   if (predicted) predicted.checked = wanted.has("predicted");
 
+  /* A row shows what differs from the baseline's settings; all of them are found. */
+  function textOf(row) {
+    if (!texts.has(row)) texts.set(row, (row.textContent + " " + (recordOf(row)?.settings ?? "")).toLowerCase());
+    return texts.get(row);
+  }
+
   function apply() {
     const word = text.value.toLowerCase();
     let count = 0;
     for (const row of rows) {
-      const fits = (!outcome.value || row.dataset.outcome === outcome.value) && texts.get(row).includes(word);
+      const fits = (!outcome.value || row.dataset.outcome === outcome.value) && (!word || textOf(row).includes(word));
       row.hidden = !fits;
       if (!fits) close(row);
       count += fits ? 1 : 0;
@@ -157,6 +163,10 @@
 
   /* What a row opens is made when it is asked for. */
   let known = null;
+  function recordOf(row) {
+    known = known || JSON.parse(document.getElementById("details").textContent);
+    return known[row.dataset.trial];
+  }
   function detailOf(row) {
     const next = row.nextElementSibling;
     return next && next.classList.contains("detail") ? next : null;
@@ -173,8 +183,7 @@
     return element;
   }
   function open(row) {
-    known = known || JSON.parse(document.getElementById("details").textContent);
-    const one = known[row.dataset.trial];
+    const one = recordOf(row);
     if (!one) return;
     const detail = document.createElement("tr");
     detail.className = "detail";

@@ -12,7 +12,7 @@ from autotune.record.worth import write_ladder
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.colours import contrast
-from tests.report.test_page import without_anything
+from tests.report.test_page import details_in, without_anything
 from tests.report.test_terminal import finished
 from tests.report.wide import wide_study
 from tests.search.scripted import GIB, ok
@@ -254,6 +254,21 @@ def test_the_filter_shows_what_it_is_asked_for(browser: Browser, page: Path) -> 
     browser.driver.refresh()
     browser.wait_until("document.readyState === 'complete'")
     assert browser.run(f"{ROWS}.map(row => row.innerText)") == few
+
+
+def test_the_filter_finds_settings_that_are_the_baseline_s_too(
+    browser: Browser, page: Path
+) -> None:
+    settings = {
+        int(number): one["settings"].split()
+        for number, one in details_in(page.read_text(encoding="utf-8")).items()
+    }
+    browser.open(page)
+    baseline: Any = browser.run("return document.querySelector('tr.baseline').dataset.trial")
+    for setting in settings[int(baseline)]:
+        choose(browser, "text", setting)
+        shown: Any = browser.run(NUMBERS)
+        assert {number for number, its in settings.items() if setting in its} <= set(shown)
 
 
 def test_a_row_opens_its_trial_and_a_mark_does_too(browser: Browser, page: Path) -> None:
