@@ -85,6 +85,10 @@ class ScriptDiagnosis:
         }
 
 
+_TOLD = {"speed", "measured", "disturbed"}
+"""Facts of a trial that the diagnosis of a script tells in its own words."""
+
+
 def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
     """The diagnosis as (name, text)."""
     yield "command", diagnosis.command
@@ -100,7 +104,8 @@ def describe_script(diagnosis: ScriptDiagnosis) -> Iterator[tuple[str, str]]:
         )
     yield "memory", _memory(diagnosis)
     if diagnosis.explanation is not None:
-        yield from ((n, text) for n, text in describe(diagnosis.explanation) if n != "speed")
+        facts = describe(diagnosis.explanation)
+        yield from ((name, text) for name, text in facts if name not in _TOLD)
     for remark in diagnosis.remarks:
         yield "remark", remark
     for change in diagnosis.changes:

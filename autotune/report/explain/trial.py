@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_interval, format_rate, format_seconds
 from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSpec, Use
 from autotune.record.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
 from autotune.record.facts import environment_at
@@ -102,6 +102,7 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
         facts.append(("speed", _speed(explanation)))
     if phases := describe_phases(explanation.result):
         facts.append(("phases", phases))
+    facts += _measured(explanation.result)
     if rate := predicted_rate(explanation.spec):
         facts.append(("predicted", f"{rate} samples/s; {predicted_memory(explanation.spec)}"))
     facts += [("collective", _collective(c)) for c in diagnosis.collectives[:_MAX_COLLECTIVES]]
@@ -116,6 +117,16 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
     if diagnosis.problem:
         facts.append(("missing", diagnosis.problem))
     return facts
+
+
+def _measured(result: TrialResult) -> list[tuple[str, str]]:
+    """The figures of a trial, in the form of those that were predicted, and what disturbed it."""
+    if result.samples_per_s is None:
+        return []
+    interval = format_interval(result.samples_per_s_low, result.samples_per_s_high)
+    rate = f"{format_rate(result.samples_per_s)} ({interval})"
+    facts = [("measured", f"{rate} samples/s; {format_bytes(result.peak_memory_bytes)}")]
+    return [*facts, ("disturbed", result.disturbed)] if result.disturbed else facts
 
 
 def describe_phases(result: TrialResult) -> str:
