@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path:
         "No proven gain",
         "Nothing beat the baseline",
     )
+
+
+def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: Path) -> None:
+    study = finished(tmp_path, lambda spec: ok(spec, 100.0), trials=1)
+    baseline = study.trials()[0].spec.identity.candidate_hash
+    for trial in study.trials():
+        if trial.spec.identity.candidate_hash != baseline:
+            shutil.rmtree(trial.folder)
+    page = rendered(study)
+    assert '<p class="headline ">Only the baseline ran</p>' in page
+    words = "Trial 0: 100 samples/s. The search ended: the number of trials is reached."
+    assert f'<p class="words">{words}</p>' in page
+    assert "beat the baseline" not in page
+    assert dict(describe_verdict(read_report(study)))["speedup"] == "none: only the baseline ran"
 
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:

@@ -95,6 +95,12 @@ class StudyReport:
         return self.answer.baseline.trial if self.answer and self.answer.baseline else None
 
     @property
+    def is_baseline_alone(self) -> bool:
+        """Whether nothing but the answer's baseline ran: there was nothing that could beat it."""
+        baseline = self.baseline_row
+        return baseline is not None and all(row is baseline for row in self.rows)
+
+    @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:
         """`best` and `drifted` -> its trial, and what the guard says of it; those there are."""
         answer, found = self.answer, {}

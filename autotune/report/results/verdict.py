@@ -113,7 +113,8 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
             if ours is not None and theirs is not None:
                 change = describe_difference(ours.candidate, theirs.candidate, report.context)
             facts.append(("change", change))
-        facts.append(("speedup", describe_speedup(answer)))
+        alone = "none: only the baseline ran" if report.is_baseline_alone else ""
+        facts.append(("speedup", alone or describe_speedup(answer)))
         if whole := describe_whole(report):
             facts.append(("whole run", whole))
     if best is not None and answer.guard is not None:
