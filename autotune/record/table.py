@@ -81,7 +81,8 @@ _IDENTITY = {
     "role": "string: why it was run: baseline, search, confirm (final comparison)",
     "baseline": "string: what its candidate is to the baseline: baseline, a substitute for "
     "another whose trials the platform ended, or passed over and why; empty: nothing",
-    "confirm_round": "Int64: round of the final comparison; empty for other roles",
+    "confirm_round": "Int64: round of the final comparison, from 0 (the report counts from 1); a "
+    "later comparison of the same study begins at the next multiple of 8; empty for other roles",
     "retry_of": "Int64: number of the trial that it repeats after a platform fault",
     "repeat_of": "Int64: number of the disturbed trial that it repeats",
     "candidate_hash": "string: identity of the candidate: equal hashes, equal runs",

@@ -14,6 +14,7 @@ from autotune.job.model import train_flops_per_token
 from autotune.record import table
 from autotune.record.study import Study
 from autotune.record.table import TABLE_VERSION, load_table, schema_of, write_table
+from autotune.search.race import BLOCK
 from tests.search.scripted import GIB, make, ok, realistic, search
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
@@ -59,6 +60,11 @@ def test_schema_is_frozen():
 def test_documentation_is_up_to_date():
     """`python -m autotune.record.table > docs/table.md` mends it."""
     assert (REPOSITORY / "docs" / "table.md").read_text(encoding="utf-8") == table.describe()
+
+
+def test_rounds_are_explained_as_the_search_numbers_them():
+    (column,) = (column for column in SCHEMA if column.name == "confirm_round")
+    assert f"next multiple of {BLOCK};" in column.meaning
 
 
 def test_names_are_unique_and_explained():

@@ -28,6 +28,7 @@ from autotune.report.page.tables import config_of
 from autotune.report.page.words import best_word
 from autotune.report.results.rows import Row, describe_evidence, ranked
 from autotune.report.results.study import StudyReport
+from autotune.search.confirm import first_round_of
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -129,7 +130,8 @@ def _role(trial: Trial, report: StudyReport) -> str:
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:
         return identity.role.value
-    return f"{identity.role.value}, round {identity.confirm_round}"
+    number = identity.confirm_round - first_round_of(identity.confirm_round) + 1
+    return f"{identity.role.value}, round {number}"
 
 
 def _judged(row: Row, *, is_first: bool, is_final: bool) -> dict[str, Any]:
