@@ -24,7 +24,7 @@ from autotune.search.confirm import (
     race_run_s,
     run_s,
 )
-from autotune.search.history import History, results
+from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.prospect import Prospect
 from autotune.search.race import COLD, MIN_ROUNDS, N_CONFIRM, WARM, Rules, most_runs
 from autotune.search.reduced import Reductions, n_reduced
@@ -115,6 +115,8 @@ class Plan:
     is_measured: bool
     """Whether `trial_s` is the median of trials in the record; else it is assumed."""
     budget_s: float | None
+    used_s: float
+    """Seconds of it that trials of the record took, the first run of a command among them."""
     price_per_hour: float | None
     """Price of one accelerator, in whatever currency; None: nobody said."""
     ranks: tuple[str, ...] = ()
@@ -259,6 +261,7 @@ def make_plan(
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
+        used_s=_used_s(job, history) if runs else 0.0,
         price_per_hour=job.price_per_hour,
         ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, lattice),
@@ -320,6 +323,13 @@ def _guard_of(
         "guard_is_measured": known_s is not None,
         "guard_trials": sum(most_runs(size, rules) for size in sizes) if n_runs else 0,
     }
+
+
+def _used_s(job: Job, history: History) -> float:
+    """Seconds of the budget that trials of the record took, as a search counts them."""
+    if history.recorded or job.script is None:
+        return busy_s(intervals(history.recorded))
+    return job.script.measured.wall_s  # it joins the record as its first trial
 
 
 def _reach_of(job: Job, lattice: Lattice) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.app.pages import table_of
 from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
-from autotune.base.units import format_interval
+from autotune.base.units import format_interval, format_seconds
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -24,7 +24,12 @@ from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import StudyReport, read_report
-from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
+from autotune.report.results.verdict import (
+    describe_figure,
+    describe_outcome,
+    describe_place,
+    describe_verdict,
+)
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
 from autotune.search.history import History
@@ -79,6 +84,17 @@ def shown(report: StudyReport, width: int = 80, *, details: bool = False) -> str
     print_report(console, report, details=details)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize("release", ["", "0.16.1"])
+def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str) -> None:
+    study = finished(tmp_path, trials=1)
+    facts = study.read_state()
+    context = {**facts["context"], "engine": "megatron"}
+    environment = {**facts["environment"], "megatron_core": release}
+    study.write_state({**facts, "context": context, "environment": environment})
+    place = describe_place(read_report(study))
+    assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -371,6 +387,18 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     print_plan(console, plan, reasons=True)
     assert isinstance(console.file, io.StringIO)
     assert "30.0 s for all of it; a trial and" in console.file.getvalue()
+
+
+def test_what_earlier_runs_took_of_the_budget_is_said(tmp_path: Path) -> None:
+    job = make(budget="1h")
+    study = finished(tmp_path)
+    plan = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(study.trials()))
+    assert plan.used_s == sum(trial.result.wall_s for trial in study.trials() if trial.result)
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    said = f"{format_seconds(3600)} for all of it, of which earlier runs took "
+    assert f"{said}{format_seconds(plan.used_s)}" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

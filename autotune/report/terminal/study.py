@@ -176,6 +176,8 @@ def _samples(plan: Plan) -> str:
 
 def _budget(plan: Plan, budget_s: float) -> str:
     text = f"{format_seconds(budget_s)} for all of it"
+    if plan.used_s >= 1:
+        text += f", of which earlier runs took {format_seconds(plan.used_s)}"
     if budget_s < plan.least_s:
         text += (
             f"; a trial and the shortest final comparison take about "
