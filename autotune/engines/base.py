@@ -361,6 +361,16 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     return found
 
 
+def known_releases(engine: str, environment: Environment) -> list[tuple[str, str]]:
+    """Title and release of each package of an engine whose release an environment says.
+
+    Nodes that are only described have none of Megatron Core, nor have those of unlike releases.
+    """
+    packages = find_engine(engine).packages
+    found = [(each.title, environment.release_of(each.name)) for each in packages]
+    return [(title, release) for title, release in found if release]
+
+
 def installed_engines() -> list[EnginePlugin]:
     """All engines that are installed, by their names.
 

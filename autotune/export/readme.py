@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.base.templates import canonical_json
 from autotune.base.units import format_bytes, format_gain_interval, format_rate, format_seconds
-from autotune.engines.base import find_engine
+from autotune.engines.base import known_releases
 from autotune.export.base import Handout, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
@@ -28,7 +28,7 @@ def choice_values(handout: Handout) -> dict[str, Any]:
         "problems": [] if soak is None else soak.problems,
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
-            *_releases(handout),
+            *known_releases(handout.engine, environment),
             ("torch", environment.torch_version),
             ("memory limit per device", limit),
         ],
@@ -48,13 +48,6 @@ def figures_file(handout: Handout) -> dict[str, str]:
     measured = {name: getattr(handout, name) for name in ("figures", "environment", "soak")}
     told = {name: value and dataclasses.asdict(value) for name, value in measured.items()}
     return {FIGURES_FILE: canonical_json(told)}
-
-
-def _releases(handout: Handout) -> list[tuple[str, str]]:
-    """Releases of the engine's packages that the environment has."""
-    packages = find_engine(handout.engine).packages
-    found = [(each.title, handout.environment.release_of(each.name)) for each in packages]
-    return [(title, release) for title, release in found if release]
 
 
 def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:

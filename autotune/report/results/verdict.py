@@ -11,7 +11,7 @@ from autotune.base.units import (
     format_rate,
 )
 from autotune.contract import Origin
-from autotune.engines.base import find_engine
+from autotune.engines.base import known_releases
 from autotune.record.answer import Drifted, SearchAnswer, Standing
 from autotune.record.facts import (
     engine_name_of,
@@ -38,21 +38,18 @@ _PASSED_SHOWN = 5
 
 
 def describe_place(report: StudyReport) -> str:
-    """Model, devices and versions; empty where the study does not say."""
+    """Model, devices and the releases that are known; empty where the study does not say."""
     environment, model = environment_of(report.facts), model_of(report.facts)
     origin = origin_of(report.facts)
     mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
     if environment is None:
         return mark
-    releases = [
-        f"{package.title} {environment.release_of(package.name)}"
-        for package in find_engine(engine_name_of(report.facts)).packages
-    ]
+    releases = known_releases(engine_name_of(report.facts), environment)
     named = "?" if model is None else model.name
     return ", ".join(
         [
             f"{mark}{named} on {environment.device_name}",
-            *releases,
+            *(f"{title} {release}" for title, release in releases),
             f"torch {environment.torch_version}",
         ]
     )
