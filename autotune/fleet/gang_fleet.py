@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from autotune.base.clock import machine, unix_now_s
@@ -54,6 +55,8 @@ _READ_S = 0.02
 _SHARE_OF_TIME = 0.01
 """Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
 _LONGEST_PAUSE_S = 0.5
+_WHY_S = 1.0
+"""Time for a transport to say whether its nodes are gone for good, before others are looked at."""
 LEASE_S = 60.0
 """Time without a word after which a far node ends what it runs, and is given up here: it is dead,
 or its network is."""
@@ -104,6 +107,9 @@ class GangFleet:
         """Nodes that could not fork ranks beside those of others: trials with them start cold."""
         self._lost: dict[str, _Lost] = {}
         """Nodes that do not answer for the time being."""
+        self._told_lost: Mapping[str, str] = {}
+        """Those of them that were lost while not all nodes were, each with its problem."""
+        self.end_of_all = _EndOfAll(transport)
 
     def capacity(self, world: int) -> int:
         """See `Fleet.capacity`.
@@ -113,7 +119,7 @@ class GangFleet:
         """
         capacity = self._allocator.capacity(world)
         if not capacity and self._lost:
-            if ended := self._transport.ended():
+            if ended := self.end_of_all.waited_for():
                 raise FleetError(ended, "run the same command again on other nodes: it resumes")
             why = "; ".join(lost.problem for lost in self._lost.values())
             raise FleetError(
@@ -124,8 +130,10 @@ class GangFleet:
         return capacity
 
     def absent(self) -> Mapping[str, str]:
-        """See `Fleet.absent`."""
-        return {name: lost.problem for name, lost in self._lost.items()}
+        """See `Fleet.absent`; where all nodes are gone for good, none is for the time being."""
+        if not self.end_of_all.is_asked and not self.end_of_all.why:
+            self._told_lost = {name: lost.problem for name, lost in self._lost.items()}
+        return self._told_lost
 
     def quarantined(self) -> tuple[str, ...]:
         """See `Fleet.quarantined`."""
@@ -392,6 +400,42 @@ class GangFleet:
         self._reaping = {(n, f) for n, f in self._reaping if n != name}
         for trial in [t for t in self._running.values() if name in t.open]:
             trial.ended(name, trial.problem or problem)
+        self.end_of_all.ask()
+
+
+class _EndOfAll:
+    """Asks a transport whether all its nodes are gone for good.
+
+    Slurm's controller may be slow, and nodes that are there need to hear from here meanwhile.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.why = ""
+        """Why they are, in words; empty: they are not, or that is not known."""
+        self._transport = transport
+        self._thread: Thread | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is no answer yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def ask(self) -> None:
+        """Ask, unless that is known or being asked; waits for a quick answer alone."""
+        if not self.why and not self.is_asked:
+            self._thread = Thread(target=self._ask, daemon=True)
+            self._thread.start()
+            self._thread.join(_WHY_S)
+
+    def waited_for(self) -> str:
+        """`why`, after an answer of now."""
+        self.ask()
+        if self._thread is not None:
+            self._thread.join()
+        return self.why
+
+    def _ask(self) -> None:
+        self.why = self._transport.ended()
 
 
 @dataclass(kw_only=True)
@@ -467,7 +511,7 @@ class GangTrial(Handle):
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
-            if not self._has_read():
+            if not self._has_read() or (self.problem and self._fleet.end_of_all.is_asked):
                 return None
             self._result = self._collect()
             self._fleet.judge(self, self._result.outcome, self._result.wall_s)
@@ -565,7 +609,8 @@ class GangTrial(Handle):
             nodes=nodes,
             was_cancelled=self._was_cancelled and was_ended,
             timed_out_after_s=self._timed_out_after_s if was_ended else None,
-            problem=self.problem,
+            # What ended all nodes is why this one was lost.
+            problem=self.problem and (self._fleet.end_of_all.why or self.problem),
         )
         devices = [slot.name for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._reports)

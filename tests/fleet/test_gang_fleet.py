@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -58,6 +59,9 @@ class Rack:
     def __init__(self, n_nodes: int, *, is_remote: bool = False) -> None:
         self.is_remote = is_remote
         self.is_gone = False
+        self.end = ""
+        self.says_end = Event()
+        self.says_end.set()
         self._nodes = tuple(
             Node(name=f"n{i}", devices=("0", "1"), address=f"10.0.0.{i}", interface="eth0")
             for i in range(n_nodes)
@@ -79,7 +83,8 @@ class Rack:
         return self.agents[node.name][-1]
 
     def ended(self) -> str:
-        return ""
+        self.says_end.wait()
+        return self.end
 
     def problems(self) -> tuple[str, ...]:
         return ()
@@ -318,6 +323,36 @@ def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_no
     assert result is not None
     assert result.outcome is Outcome.LAUNCH
     assert re.match(said, result.evidence), result.evidence
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_the_end_of_all_nodes_is_told_as_such_and_not_as_that_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    rack = Rack(3, is_remote=True)
+    fleet = GangFleet(rack, world=4)
+    trial = fleet.submit(four_ranks(), tmp_path)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    assert trial.poll() is None
+    fleet._lose("n2", "no answer")
+    assert fleet.absent() == {"n2": "no answer"}
+    rack.is_gone, rack.end = True, "job 5 of Slurm has ended (CANCELLED): it was cancelled"
+    if is_slow:
+        rack.says_end.clear()
+        monkeypatch.setattr(gang_fleet, "_WHY_S", 0.0)
+    for node in (0, 1):
+        rack.agent(node).code = 137
+    result = trial.poll()
+    if is_slow:
+        assert result is None, "why it ended is being asked"
+        assert list(fleet.absent()) == ["n2"]
+        rack.says_end.set()
+    with pytest.raises(FleetError, match=re.escape(rack.end)):
+        fleet.capacity(4)
+    result = trial.poll()
+    assert result is not None
+    assert (result.outcome, result.evidence) == (Outcome.LAUNCH, rack.end)
+    assert list(fleet.absent()) == ["n2"], "it is not back either"
 
 
 def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -65,6 +65,7 @@ _ENDS = {
     "TIMEOUT": "its time limit is over",
 }
 _STARTING = ("PENDING", "CONFIGURING")
+_HOLDING = ("RUNNING", "SUSPENDED")
 _AGAIN = "run the same command again once there are nodes: it resumes"
 
 
@@ -145,7 +146,7 @@ def end_of(job: str, *, n_restarts: int) -> str:
         time.sleep(_FIRST_LOOK_S)
     if status.n_restarts > n_restarts or status.state in (*_STARTING, "REQUEUED"):
         return f"job {job} of Slurm was requeued: it waits for nodes again"
-    if status.state in ("RUNNING", "SUSPENDED"):
+    if status.state in _HOLDING:
         return ""
     return not_running(job, status)
 
@@ -178,7 +179,8 @@ def obtained(
 ) -> Iterator[str]:
     """A job of one's own that holds nodes while the block runs; its number.
 
-    It is given back whatever ends the block, and ends by itself once this process is gone.
+    It is given back whatever ends the block, unless it has ended before that. It ends by itself
+    once this process is gone.
 
     Args:
         arguments: Of `sbatch`.
@@ -336,12 +338,20 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
 
 
 def _give_back(job: str, say: Callable[[str], None]) -> None:
+    is_held = True
     try:
-        run_slurm("scancel", job)
-    except FleetError as error:
-        say(f"job {job} of Slurm may still hold its nodes: {error.message}; scancel {job}")
-        return
-    say(f"job {job} of Slurm is given back")
+        with suppress(FleetError):
+            is_held = status_of(job).state in (*_STARTING, *_HOLDING)
+    finally:  # an interrupt meanwhile is no reason to keep the nodes
+        try:
+            run_slurm("scancel", job)
+        except FleetError as error:
+            if is_held:
+                may = f"job {job} of Slurm may still hold its nodes"
+                say(f"{may}: {error.message}; scancel {job}")
+        else:
+            if is_held:
+                say(f"job {job} of Slurm is given back")
 
 
 @contextmanager

@@ -171,6 +171,27 @@ def test_what_cannot_be_had_is_said_in_slurms_words(cluster, allocate, of, error
     assert cluster.jobs() == [blocker]
 
 
+def test_a_job_that_has_ended_by_itself_is_not_said_to_be_given_back(monkeypatch):
+    """It is cancelled all the same, as where nobody says how it is."""
+    ran: list[str] = []
+
+    def answer(state: str):
+        def status(_job):
+            if not state:
+                raise FleetError("no answer")
+            return read_status(f"JobState={state}")
+
+        return status
+
+    monkeypatch.setattr(slurm_job, "run_slurm", lambda *command: ran.append(" ".join(command)))
+    for state, is_said in [("RUNNING", True), ("PENDING", True), ("", True), ("CANCELLED", False)]:
+        said: list[str] = []
+        monkeypatch.setattr(slurm_job, "status_of", answer(state))
+        slurm_job._give_back("5", said.append)
+        assert said == (["job 5 of Slurm is given back"] if is_said else []), state
+    assert ran == ["scancel 5"] * 4
+
+
 @needs_slurm
 def test_an_interrupt_while_nodes_are_waited_for_gives_the_job_back(cluster, allocate):
     blocker = allocate("-N3")
@@ -306,6 +327,8 @@ def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, t
     assert cancelled.returncode == ExitCode.FLEET_UNAVAILABLE, stderr
     said = " ".join(stderr.split())
     assert f"job {job} of Slurm has ended (CANCELLED): it was cancelled" in said
+    for contradiction in ("goes on without", "is given back"):
+        assert contradiction not in said
     cluster.wait_until(lambda: cluster.jobs() == [], "the job is over")
 
     killed, job = begun(1)
