@@ -166,13 +166,18 @@ class RecordStandings:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
         A candidate is among them if its interval overlaps the best's. Where both ran side by side
-        in the final comparison, the interval of their ratio tells more and decides instead.
+        in the final comparison, the interval of their ratio tells more and decides instead. Who
+        dropped out of it as surely slower is not among them, however wide that interval is after
+        the few rounds that it ran.
         """
         if self._objective.wish.name != "samples_per_s":
             return ()
         compared = {} if verdict is None else verdict.figures
+        behind = frozenset() if verdict is None else verdict.race.left_behind(figures)
 
         def is_tied(key: str) -> bool:
+            if key in behind:
+                return False
             if verdict is not None and {key, best} <= set(compared):
                 gain = verdict.gain(best, key)
                 return gain is None or not gain.is_told_apart

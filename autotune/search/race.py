@@ -20,7 +20,7 @@ Two different questions are asked of the same runs:
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -369,6 +369,28 @@ class Race:
         """All that ran, the fastest first, those that dropped out included."""
         ran = [r.key for r in self.racers if r.key in self.logs]
         return tuple(sorted(ran, key=lambda key: -self._fit.scores[key]))
+
+    def left_behind(self, among: Collection[str]) -> frozenset[str]:
+        """Those that dropped out since one of some was surely faster.
+
+        Who stopped for another reason is not among them: the same as the best, or the choice was
+        made. Nor is the baseline, which runs on: its interval says whether it is slower.
+        """
+        behind: set[str] = set()
+        for n_rounds in range(1, self.n_rounds):
+            logs = {k: {n: v for n, v in r.items() if n < n_rounds} for k, r in self.logs.items()}
+            then = replace(self, logs={k: r for k, r in logs.items() if r}, n_rounds=n_rounds)
+            ahead = [racer for racer in then._last if racer.key in among]
+            leader = max(ahead, key=lambda r: then._fit.scores[r.key], default=None)
+            behind |= {
+                racer.key
+                for racer in then._last
+                if leader is not None
+                and racer.key != self.baseline
+                and max(self.logs[racer.key]) == n_rounds - 1
+                and then._is_beaten(racer, leader)
+            }
+        return frozenset(behind)
 
     @property
     def _pair(self) -> tuple[str, ...]:

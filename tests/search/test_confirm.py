@@ -237,6 +237,32 @@ def test_ties_are_those_whose_interval_overlaps_the_bests(study: Study):
     assert [tie.candidate.micro_batch for tie in result.ties] == [4]
 
 
+def test_who_dropped_out_as_surely_slower_is_no_tie(study: Study):
+    """Its one run says little by itself: after noisy rounds the interval of its ratio has 1."""
+    behind = {2: 0.10, 4: 0.11}
+
+    def noisy(spec: TrialSpec) -> TrialResult:
+        size, number = spec.layout.micro_batch, spec.identity.confirm_round
+        slower = 0.0 if size == 8 else behind.get(size, 1.0)
+        if number is None and size != 8:  # near enough to be a finalist
+            slower -= 0.04
+        elif number is not None and number > 0:
+            slower += 0.03 * (-1) ** (number + (size == 8))
+        return ok(spec, 120.0 * math.exp(-slower))
+
+    fleet = ScriptedFleet(noisy)
+    result = search(study, JOB, fleet=fleet, lattice=narrow())
+    rounds = {size: [r for its, r in confirmed(fleet) if its == size] for size in (2, 4, 8)}
+    assert rounds == {2: [0, 1, 2, 3, 4], 4: [0], 8: [0, 1, 2, 3, 4]}
+    history = History(study.trials())
+    verdict = confirm.recorded_verdict(history, OBJECTIVE)
+    assert verdict is not None
+    left = next(t.candidate for t in history.tried if t.candidate.micro_batch == 4)
+    gain = verdict.gain(result.best.candidate.hash, left.hash)
+    assert not gain.is_told_apart
+    assert [tie.candidate.micro_batch for tie in result.ties] == [2]
+
+
 def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     first = ScriptedFleet(three_ways)
     search(study, JOB, fleet=first, lattice=narrow())

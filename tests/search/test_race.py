@@ -45,6 +45,16 @@ def test_the_smaller_memory_wins_among_equals():
     assert race_of(logs, 9, racers=racers).standing == ("b",)
 
 
+def test_left_behind_are_those_that_dropped_out_as_surely_slower():
+    off = {"a": 0.0, "b": -0.2, "c": 0.0, "start": -0.5}
+    logs = {key: {n: log for n in range(5)} for key, log in off.items()}
+    logs["b"], logs["c"] = {0: -0.2}, {0: 0.0, 1: 0.0}
+    race = race_of(logs, 5)
+    assert race.left_behind("abc") == {"b"}, "one stopped, and the baseline runs on"
+    assert race.left_behind("b") == set(), "whoever beat it is not handed out"
+    assert race_of({**logs, "b": {n: -0.2 for n in range(5)}}, 5).left_behind("abc") == set()
+
+
 def test_one_slow_run_does_not_throw_out_a_candidate_that_its_own_trial_speaks_for():
     logs = {"a": {0: 0.0}, "b": {0: -0.2}, "c": {0: 0.0}, "start": {0: -0.5}}
     own = {"a": 0.0, "b": 0.03, "c": 0.0, "start": -0.5}
