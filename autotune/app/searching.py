@@ -58,6 +58,8 @@ class SearchCall:
     no_knowledge: bool = False
     is_one: bool = False
     """Whether only one search may come of it, of one engine and on one kind of device."""
+    study_ending: str = ""
+    """See `open_session`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,15 +152,17 @@ def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iter
             command=call.command,
         )
     for flags, options in kinds:
-        engines = [flags] if call.command else both_engines(call.job_file, flags, agreed)
+        engines = [(flags, "")]
+        if not call.command:
+            engines = both_engines(call.job_file, flags, agreed)
         if call.is_one and len(engines) > 1:
-            names = " and ".join(str(each["engine"]) for each in engines)
+            names = " and ".join(str(each["engine"]) for each, _ in engines)
             raise JobError(
                 f"engine both: that is a search for each of {names}",
                 "search once for each, then compare the studies",
             )
-        for own in engines:
-            yield replace(call, flags=own, options=options)
+        for own, ending in engines:
+            yield replace(call, flags=own, options=options, study_ending=ending)
 
 
 def _run_in_rounds(
@@ -281,4 +285,5 @@ def _session(call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller)
         fleet=call.fleet,
         options=call.options,
         agreed=agreed,
+        study_ending=call.study_ending,
     )

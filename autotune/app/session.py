@@ -74,6 +74,7 @@ def open_session(
     options: FleetOptions = NO_OPTIONS,
     agreed: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
+    study_ending: str = "",
 ) -> Session:
     """Read the job, and find out what is legal for it on a fleet.
 
@@ -86,6 +87,8 @@ def open_session(
         agreed: What the file said when the user was asked about it, as of `agree_to_job`.
         versions: Releases that its trials run with, by the fields of `Environment`, where they
             are none of this Python's.
+        study_ending: What the study's name ends in, unless there is only one without it: that
+            was begun by an earlier release, or by a search of that engine alone, and goes on.
 
     Raises:
         JobError: The job, the space, the fleet or a file that it names is not valid.
@@ -101,6 +104,9 @@ def open_session(
     job, data = place.finish_job(
         *read_job(job_file, place.flags, place.environment, agreed=agreed)
     )
+    ended = job.study + study_ending
+    if Study(results, ended).job_file.exists() or not Study(results, job.study).job_file.exists():
+        job, data = replace(job, study=ended), {**data, "study": ended}
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
@@ -148,28 +154,29 @@ BOTH = "both"
 
 def both_engines(
     job_file: Path | None, flags: Mapping[str, Any], agreed: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
+) -> list[tuple[dict[str, Any], str]]:
     """The flags of each search that is asked for: of one engine, or of all that run trials.
 
-    Only DeepSpeed reads a space and files of its own, so they go to no other.
+    Only DeepSpeed reads a space and files of its own, so they go to no other. Beside the flags
+    stands what the study's name has to end in, as of `open_session`.
     """
     file = (
         dict(agreed or {}) if job_file is None or agreed is not None else read_job_file(job_file)
     )
     asked = flags.get("engine") or file.get("engine")
     if asked != BOTH:
-        return [dict(flags)]
+        return [(dict(flags), "")]
     study = flags.get("study") or file.get("study")
     found = []
     for plugin in sorted(installed_engines(), key=lambda each: each.name != DEFAULT_ENGINE):
         if not plugin.is_driven:
             continue
-        own = {**flags, "engine": plugin.name}
+        own, ending = {**flags, "engine": plugin.name}, f"-{plugin.name}"
         if study:
-            own["study"] = f"{study}-{plugin.name}"
+            own["study"], ending = f"{study}{ending}", ""
         if plugin.name != DEFAULT_ENGINE:
             own = {name: value for name, value in own.items() if name not in _OF_DEFAULT_ENGINE}
-        found.append(own)
+        found.append((own, ending))
     return found
 
 

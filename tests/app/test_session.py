@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.app.session import DEMO, _defaults, read_job
 from autotune.devices.hardware import Environment
 from autotune.job.job import make_job
+from autotune.record.study import Study
+from autotune.search.plan import Plan
 from tests.jobs import CPU, TINY
 
 
@@ -42,3 +45,27 @@ def test_the_job_of_a_study_holds_from_any_folder(
     monkeypatch.chdir(tmp_path)
     again = make_job(data, where="test")
     assert (again.model, again.base_config) == (job.model, project / "base")
+
+
+def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_path: Path) -> None:
+    def planned(**flags: str) -> list[str]:
+        shown: list[Plan] = []
+        job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, **flags}
+        call = SearchCall(flags=job, results=tmp_path, fleet="simulate:2xH100", dry_run=True)
+        run_searches(call, Caller(show_plan=shown.append))
+        return [plan.study for plan in shown]
+
+    alone = [planned(engine=engine)[0] for engine in ("deepspeed", "megatron")]
+    named = [f"{alone[0]}-deepspeed", f"{alone[1]}-megatron"]
+    assert planned(engine="both") == named
+    assert planned(engine="both", study="mine") == ["mine-deepspeed", "mine-megatron"]
+
+    def begin(name: str) -> None:
+        study = Study(tmp_path, name)
+        study.folder.mkdir(exist_ok=True)
+        study.job_file.touch()
+
+    begin(alone[1])
+    assert planned(engine="both") == [named[0], alone[1]]
+    begin(named[1])
+    assert planned(engine="both") == named
