@@ -13,7 +13,7 @@ from autotune.base.files import try_folder
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import bind_engine, find_engine, installed_engines
+from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engines
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -148,8 +148,6 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
 
 _OF_DEFAULT_ENGINE = ("space", "base_config", "baseline", "templates")
 """Keys of a job whose files are DeepSpeed's: a search of both engines hands them to it alone."""
-BOTH = "both"
-"""In place of an engine's name: a search for each, one after the other."""
 
 
 def both_engines(

@@ -27,6 +27,9 @@ from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.space.space_file import Space
 
+BOTH = "both"
+"""In place of an engine's name, of a search alone: one for each engine, one after the other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
@@ -357,6 +360,11 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     Raises:
         JobError: There is none of that name.
     """
+    if name == BOTH:
+        raise JobError(
+            f"{where or 'engine'}: {name!r}: only a search takes both, one after the other",
+            f"name one of {', '.join(plugin_names('engine'))}",
+        )
     found: EnginePlugin = load_plugin("engine", name, where=where)
     return found
 

@@ -39,6 +39,12 @@ def test_an_engine_that_is_not_installed_is_answered_with_those_that_are():
     assert "did you mean deepspeed?" in caught.value.hint
 
 
+def test_where_one_engine_is_asked_for_both_are_said_to_be_of_a_search():
+    with pytest.raises(JobError, match="--engine: 'both': only a search takes both") as caught:
+        find_engine("both", where="--engine")
+    assert caught.value.hint == "name one of deepspeed, megatron"
+
+
 def test_a_plugin_names_what_it_is_without_a_job():
     engine = find_engine("deepspeed")
     assert engine.name == "deepspeed"
