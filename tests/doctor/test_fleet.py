@@ -106,6 +106,9 @@ def test_releases_that_differ_are_told_by_node(machine: str) -> None:
     assert fleet.level is Level.FAIL
     fleet = examined(machine, {"a": GOOD, "b": other(peft="0.1")})
     assert said(fleet, "peft")[0] is Level.WARN, "no figure depends on it"
+    fleet = examined(machine, {"a": GOOD, "b": other(**{"megatron-core": "0.16.1"})})
+    told = (Level.WARN, "differ: missing on a; 0.16.1 on b")
+    assert said(fleet, "megatron-core") == told, "DeepSpeed trains there"
 
 
 def test_devices_that_differ_are_no_fleet(machine: str) -> None:

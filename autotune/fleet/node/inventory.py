@@ -24,7 +24,10 @@ from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
 from autotune.trial.launcher import LOOPBACK, family_of
 
 MARK = "autotune-inventory: "
-REPORTED = ("deepspeed", "torch", "transformers", "accelerate", "peft", "psutil", "pydantic")
+REPORTED = (
+    *("deepspeed", "megatron-core", "torch", "transformers", "accelerate", "peft", "psutil"),
+    "pydantic",
+)
 """Packages whose releases are told, beside Python's own."""
 
 

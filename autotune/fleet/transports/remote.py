@@ -377,7 +377,7 @@ class Elsewhere(Place):
         Raises:
             FleetError: A package that trials of the engine need is missing on a node.
         """
-        for package in find_engine(job.engine).packages:
+        for package in find_engine(job.engine).needed(job):
             lacking = [
                 name
                 for name, found in self.transport.inventory.items()

@@ -1,5 +1,6 @@
 """What a node says of itself, and which of its addresses others reach."""
 
+import importlib.metadata
 import json
 import socket
 
@@ -58,6 +59,21 @@ def test_an_inventory_travels_as_a_line() -> None:
     assert "\n" not in line
     assert from_json(line) == found
     assert found.releases["python"]
+
+
+def test_it_tells_the_releases_of_the_engines_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(package: str) -> str:
+        if package == "peft":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return f"1.0 of {package}"
+
+    monkeypatch.setattr(inventory.importlib.metadata, "version", version)
+    told = inventory._releases()
+    for engine in ("deepspeed", "megatron-core"):
+        assert told[engine] == f"1.0 of {engine}"
+    assert "peft" not in told
 
 
 def test_a_node_that_cannot_says_why_and_how_to_mend_it() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,13 @@ from autotune.fleet.transports import remote
 from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import (
     BootedProcess,
+    Elsewhere,
     Host,
     RemoteTransport,
     boot_command,
     common_environment,
 )
-from tests.jobs import A100, CPU
+from tests.jobs import A100, CPU, tiny_job
 
 AGENT = "autotune.fleet.node.agent"
 
@@ -312,6 +314,16 @@ def test_megatron_of_several_releases_counts_as_missing(other: str, told: str) -
     assert f"(a: 0.14.0; {told})" in problem
     assert common_environment(uneven).megatron_core == ""
     assert common_environment(fleet_of(a=has(ours), b=has(ours))).megatron_core == "0.14.0"
+
+
+def test_nodes_without_the_engine_are_named_unless_the_job_brings_it(tmp_path: Path) -> None:
+    there = dataclasses.replace(has(), releases={"megatron-core": "0.16.1", "torch": "2.13.0"})
+    place = Elsewhere(fleet_of(a=there, b=has()), {})
+    job = tiny_job(tmp_path, engine="megatron")
+    unused: Any = None
+    with pytest.raises(FleetError, match="megatron-core is not installed on b"):
+        place.fleet_for(job, unused, unused)
+    place.fleet_for(dataclasses.replace(job, megatron_path=tmp_path), unused, unused)
 
 
 def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
