@@ -18,7 +18,16 @@ from autotune.app.studies import state_of
 from autotune.base.errors import NothingFeasibleError, StudyError
 from autotune.base.templates import Templates
 from autotune.base.units import format_rate
-from autotune.contract import CONFIG_DIR, Origin, Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import (
+    CONFIG_DIR,
+    SPEC_FILE,
+    Origin,
+    Outcome,
+    Role,
+    TrialResult,
+    TrialSpec,
+    to_dict,
+)
 from autotune.record.answer import Speedup
 from autotune.record.guard import Convergence, GuardVerdict
 from autotune.record.study import Study
@@ -37,6 +46,7 @@ from autotune.search.answer import failed_answer
 from autotune.search.base import Stage
 from autotune.search.history import History
 from tests.report import samples
+from tests.report.test_predictions import said as predicted
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
 from tests.search.scripted import GIB, Behaviour, Notebook, fault, ok, realistic
@@ -359,6 +369,46 @@ def test_where_nothing_fits_the_page_says_how_far_it_is_off(tmp_path: Path) -> N
     assert headline[1] == "Nothing fits: the smallest candidate needs 90 GiB of 24 GiB"
     assert "<li>optimizer offload to the host (--space zero_offload)</li>" in page
     assert "needs" in charts_in(page)
+
+
+def test_a_need_that_was_predicted_is_said_to_be_predicted(tmp_path: Path) -> None:
+    study = without_anything(tmp_path, lambda spec: fault(spec, Outcome.OOM, "915 GiB"))
+    for trial in study.trials():
+        foretold = dataclasses.replace(predicted(0.4), peak_memory_bytes=90 * GIB)
+        spec = changed(trial.spec, predicted=foretold)
+        (trial.folder / SPEC_FILE).write_text(json.dumps(to_dict(spec)), encoding="utf-8")
+    page = rendered(study)
+    assert "Nothing fits: the smallest candidate is predicted to need 90 GiB of 24 GiB" in page
+    chart = charts.needs(read_report(study))
+    assert chart is not None
+    assert {bar.value for bar in chart.bars} == {"90 GiB, predicted"}
+
+
+def test_without_a_figure_no_trial_is_the_fastest(tmp_path: Path) -> None:
+    with_figures = rendered(finished(tmp_path / "some"))
+    assert "The best first" in with_figures
+    killed = finished(tmp_path / "killed", trials=3)
+    for trial in killed.trials():
+        if trial.spec.identity.role is Role.CONFIRM:
+            shutil.rmtree(trial.folder)
+    assert "The fastest first." in rendered(killed)
+    none = without_anything(tmp_path / "none", lambda spec: fault(spec, Outcome.OOM, "too large"))
+    page = rendered(none)
+    assert "The fastest first." not in page
+    assert "By number." in page
+
+
+def test_lines_that_differ_in_sizes_alone_are_one_group(tmp_path: Path) -> None:
+    def too_large(spec: TrialSpec) -> TrialResult:
+        size = "1.03 TiB" if spec.layout.micro_batch > 1 else "981 GiB"
+        return fault(spec, Outcome.OOM, f"out of memory, {size} of 79.1 GiB")
+
+    study = without_anything(tmp_path, too_large)
+    lines = {trial.result.evidence for trial in study.trials() if trial.result is not None}
+    assert len(lines) == 2
+    (group,) = page_tables.evidence(read_report(study))
+    assert group["n"] == str(len(study.trials()))
+    assert group["is_first"] == "such as "
 
 
 def test_where_every_trial_runs_out_of_memory_no_chart_is_empty(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def needs(report: StudyReport) -> Chart | None:
     bars = [
         Bar(
             label=f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}",
-            value=format_bytes(need),
+            value=format_bytes(need) + ("" if row.peak_bytes else ", predicted"),
             tone="limit" if need > allowed_bytes else "candidate",
             width=scale.at(need),
         )

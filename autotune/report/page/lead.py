@@ -287,10 +287,12 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
     needed, allowed = needs_of(report), report.objective.allowed_bytes
     if needed and needed[0][0] > allowed:
         need, row = needed[0]
-        how = "has" if row.peak_bytes else "is predicted to need"
+        needs, how = "needs", "has"
+        if not row.peak_bytes:
+            needs = how = "is predicted to need"
         sizes = f"{format_bytes(need)} of {format_bytes(allowed)}"
         return Lead(
-            figure=f"Nothing fits: the smallest candidate needs {sizes}",
+            figure=f"Nothing fits: the smallest candidate {needs} {sizes}",
             words=f"Trial {row.trial} {how} the least memory of {len(report.rows)} candidates: "
             f"{describe_candidate(row.candidate, report.context)}.",
             tone="bad",

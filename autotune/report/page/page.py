@@ -90,6 +90,7 @@ def render_page(
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": rows,
+        "has_figures": has_figures,
         "has_compared": any(row["is_compared"] for row in rows),
         "has_repeats": any(row["is_again"] for row in rows),
         "details": details(report, frame, rows),

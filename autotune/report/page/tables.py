@@ -16,7 +16,8 @@ from autotune.report.results.effects import changes_of
 from autotune.report.results.rows import describe_evidence
 from autotune.report.results.study import StudyReport
 
-_FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
+"""A number, and the unit of a size: 981 GiB and 1.03 TiB differ in figures alone."""
 
 
 def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
