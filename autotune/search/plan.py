@@ -9,7 +9,7 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
-from autotune.engines.base import find_engine
+from autotune.engines.base import bind_engine, find_engine
 from autotune.job.command import as_typed
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -125,7 +125,7 @@ class Plan:
     command: str = ""
     """The user's own command, as typed; empty: what is trained is another workload."""
     ways: dict[str, str] = field(default_factory=dict)
-    """Knob of the lattice -> the way by which it reaches that command."""
+    """Knob that changes the command in candidates -> the way by which it does."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Knob that does not reach it -> why."""
 
@@ -264,7 +264,7 @@ def make_plan(
         used_s=_used_s(job, history) if runs else 0.0,
         price_per_hour=job.price_per_hour,
         ranks=tuple(_ranks(lattice, places)),
-        **_reach_of(job, lattice),
+        **_reach_of(job, environment, lattice),
         **_guard_of(job, history, search_trials, n_runs if runs and is_compared else 0, rules),
     )
 
@@ -332,15 +332,23 @@ def _used_s(job: Job, history: History) -> float:
     return job.script.measured.wall_s  # it joins the record as its first trial
 
 
-def _reach_of(job: Job, lattice: Lattice) -> dict[str, Any]:
+def _reach_of(job: Job, environment: Environment, lattice: Lattice) -> dict[str, Any]:
     """How the knobs reach the user's own command; empty where there is none."""
     if job.script is None:
         return {}
     reach: Reach = load_plugin("workload", job.workload).reach(job)
-    varying = [name for name in lattice.context.knobs if name in lattice.values]
+    own = next(iter(bind_engine(job, environment).ladder()))[0]
+
+    def is_changed(name: str) -> bool:
+        """Whether candidates differ in a knob, or all of them from the command as it is."""
+        theirs = own.values.get(name)
+        used = lattice.table.used(name) - {None}
+        return name in lattice.values or (theirs is not None and used - {theirs} != set())
+
+    changed = filter(is_changed, lattice.context.knobs)
     return {
         "command": as_typed(job.script.command),
-        "ways": {name: reach.ways.get(name, "configuration") for name in varying},
+        "ways": {name: reach.ways.get(name, "configuration") for name in changed},
         "left_out": dict(reach.left_out),
     }
 

@@ -14,16 +14,27 @@ from rich.console import Console
 
 from autotune.app.diagnose import diagnose
 from autotune.app.exports import export_study, patch_study
-from autotune.app.own_script import open_script_session, refuse_missing_script, world_of
+from autotune.app.own_script import (
+    _as_trial,
+    adopt_first_run,
+    open_script_session,
+    own_candidate,
+    refuse_missing_script,
+    world_of,
+)
+from autotune.app.run import begin_study
 from autotune.app.session import plan_search
 from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.base.units import format_bytes
-from autotune.contract import read_json, to_dict, write_json
-from autotune.job.observed import OBSERVED_FILE, MovedCommand
+from autotune.contract import Role, read_json, to_dict, write_json
+from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, digest_of, file_digest
+from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.terminal.study import print_plan
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
 
@@ -83,7 +94,7 @@ def test_a_study_of_a_command_may_be_moved(
     files = export_study(study, tmp_path / "tuned", to="hf", trial=0)
     assert tmp_path / "tuned" / "train.args" in files
     assert "per_device_train_batch_size" in (tmp_path / "tuned" / "train.args").read_text()
-    (patched,) = patch_study(study, [written(folder / "ds.json")], trial=0)
+    (patched,) = patch_study(study, [written(folder / "ds.json")], trial=0).files
     assert not patched.is_changed, "it is the command as it is"
     assert not patched.left
     monkeypatch.chdir(tmp_path)
@@ -110,7 +121,7 @@ def test_a_moved_command_is_the_same_if_its_files_are(tmp_path: Path) -> None:
     )
     digest = script.digest()
     before.rename(after)
-    moved = MovedCommand.of(script, after)
+    moved = CommandNow.of(script, after)
     assert moved.digest() == digest != script.digest()
     assert moved.here.folder == str(after)
     command = ["torchrun", f"{after}/train.py", f"--deepspeed={after}/ds.json", "--lr=1"]
@@ -124,6 +135,87 @@ def written(path: Path) -> Path:
     """The configuration that arrived, as a file."""
     path.write_text(json.dumps(TRAINER["config"]), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) -> Study:
+    """A study of a command with files: trial 0 ran it as it is, trial 1 with ZeRO stage 1."""
+    folder = tmp_path / "project"
+    names = [str(folder / name) for name in ("ds.json", "run.sh", "train.py")]
+    own, _ = studied(tmp_path / "results", {**TRAINER, "config_file": names[0]}, sources=names)
+    written(folder / "ds.json")
+    (folder / "run.sh").write_text("torchrun --nproc-per-node 2 train.py --deepspeed ds.json\n")
+    (folder / "train.py").write_text("pass\n")
+    path = tmp_path / "results" / "own" / OBSERVED_FILE
+    digests = {name: file_digest(name) for name in names}
+    said = read_json(path) | {"observed_digest": digest_of(own, names), "source_digests": digests}
+    write_json(path, said)
+    monkeypatch.chdir(folder)
+    session = open_script_session(own, {"study": "own"}, results=tmp_path / "results", note=print)
+    session.study.lock()
+    begin_study(session, print)
+    adopt_first_run(session)
+    values = {**own_candidate(session).values, "zero.stage": 1}
+    candidate = Candidate.of(values, world=2, global_batch=session.job.global_batch)
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
+        study="own",
+        number=1,
+        job=session.job,
+        engine=session.engine,
+        environment=session.environment,
+    )
+    trial = session.study.write_spec(spec, session.engine.files(candidate))
+    session.study.take_result(trial, spec, _as_trial(Observed.read(path), spec))
+    session.study.unlock()
+    return session.study
+
+
+def patch(study: Study, name: str, trial: int = 1) -> bool:
+    """Patch a file; says whether there was anything to write."""
+    made = patch_study(study, [Path(name)], trial=trial)
+    for one in made.files:
+        made.write(one)
+    return any(one.is_changed for one in made.files)
+
+
+def test_what_a_study_s_own_patch_wrote_makes_it_no_other_study(tuned: Study) -> None:
+    out = tuned.root / "out"
+    assert patch(tuned, "ds.json")
+    assert json.loads(Path("ds.json").read_text())["zero_optimization"]["stage"] == 1
+    assert not patch(tuned, "ds.json"), "a second run changes nothing"
+    patch(tuned, "run.sh")
+    export_study(tuned, out, to="hf", launcher="slurm", trial=1)
+    after = Path("ds.json").read_text()
+    project = Path.cwd().rename(tuned.root / "moved")
+    export_study(tuned, out, trial=1, project=project)
+    (project / "ds.json").write_text(after + " ")
+    with pytest.raises(StudyError, match=r"moved/ds\.json is not what it was"):
+        export_study(tuned, out, trial=1, project=project)
+
+
+def test_what_a_patch_wrote_is_no_part_of_another_trial(tuned: Study) -> None:
+    """The changes of both would be in what is handed out."""
+    before = Path("ds.json").read_text()
+    patch(tuned, "ds.json")
+    with pytest.raises(StudyError, match=r"ds\.json holds the configuration of trial 1, which"):
+        export_study(tuned, tuned.root / "out", trial=0)
+    Path("ds.json").write_text(before)
+    export_study(tuned, tuned.root / "out", trial=0)
+
+
+def test_a_file_that_the_user_changed_is_named(tuned: Study) -> None:
+    patch(tuned, "ds.json")
+    Path("train.py").write_text("import torch\n")
+    with pytest.raises(StudyError, match=r"describe now: \S+train\.py is not what it was\n"):
+        patch(tuned, "ds.json")
+
+
+def test_a_patched_command_is_observed_anew(tuned: Study) -> None:
+    """As it is now it is another baseline."""
+    script = Observed.read(tuned.folder / OBSERVED_FILE)
+    patch(tuned, "ds.json")
+    assert script.digest() != script.observed_digest
 
 
 @pytest.mark.usefixtures("launchers")
@@ -206,6 +298,24 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
     print_plan(console, plan_search(session, fresh=False), reasons=False)
     assert isinstance(console.file, io.StringIO)
     assert said in console.file.getvalue()
+
+
+@pytest.mark.usefixtures("launchers")
+def test_a_plan_names_a_knob_that_all_candidates_change_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both bucket sizes of the space are more than the model has, so they are one."""
+    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
+    description = {**TRAINER, "config": {**TRAINER["config"], **config}}
+    command, folder = studied(tmp_path / "results", description)
+    monkeypatch.chdir(folder)
+    session = open_script_session(
+        command, {"study": "own"}, results=tmp_path / "results", note=print
+    )
+    plan = plan_search(session, fresh=False)
+    assert "reduce_bucket_size" not in session.lattice.values
+    assert plan.ways["reduce_bucket_size"] == "configuration"
+    assert not {"stage3.sub_group_size", "zenflow"} & plan.ways.keys()
 
 
 @pytest.mark.usefixtures("launchers")
