@@ -83,6 +83,30 @@ def test_differences_are_warned_of(comparison: StudyComparison) -> None:
     assert "seq_len" not in text
 
 
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [("samples_per_s", "of a is samples_per_s and that of b is pareto"), ("pareto", "of both")],
+)
+def test_speed_decides_only_where_both_were_searched_for_it(
+    tmp_path: Path, first: str, why: str
+) -> None:
+    studies = [
+        finished(tmp_path / "a", objective=first, behave=varied, trials=12),
+        finished(tmp_path / "b", objective="pareto", behave=slower, trials=12),
+    ]
+    comparison = compare_studies([str(study.folder) for study in studies], tmp_path)
+    verdict = dataclasses.replace(
+        comparison.verdicts[0], name="b", first="a", ratio=0.7, low=0.68, high=0.72
+    )
+    assert verdict.faster == "a"
+    assert "use " not in str(verdict)
+    assert f": speed alone does not decide, since the objective {why}" in str(verdict)
+    assert "; b's takes " in str(verdict)
+    page = render_comparison(dataclasses.replace(comparison, verdicts=[verdict]), Templates())
+    assert "a: 1.43x as fast as b" in page
+    assert "Use a" not in page
+
+
 def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     longer = finished(tmp_path, seq_len=128)
     comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)

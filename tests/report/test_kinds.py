@@ -94,6 +94,17 @@ def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
     assert "money" not in near
 
 
+def test_of_several_studies_of_a_kind_the_best_stands_for_it() -> None:
+    same = {"device_name": "H100", "price_per_hour": 3.0}
+    kinds = [kind("A", 300.0, **same), kind("B", 250.0, **same)]
+    kinds += [kind("C", 100.0, price_per_hour=1.5), kind("D", 90.0, device_name="device C")]
+    said = dict(describe_kinds(kinds[:3]))
+    assert said["speed"] == "A (H100) does most per accelerator, 3.00x C"
+    assert said["money"] == "A (H100) does most for the same money, 1.50x C"
+    assert {"A", "B", "C"} < set(said), "each study keeps its line"
+    assert split_of(kinds) == split_of([kinds[0], kinds[2]])
+
+
 def test_the_better_half_leads_and_what_is_not_proven_to_be_behind() -> None:
     far = [kind("A", 300.0), kind("B", 200.0), kind("C", 100.0)]
     assert [each.run for each in leading_kinds(far)] == ["A", "B"]

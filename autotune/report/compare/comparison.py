@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.base.units import format_gain_interval
+from autotune.base.units import format_bytes, format_gain_interval
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.facts import engine_name_of, environment_of
@@ -129,16 +129,39 @@ class Against:
     high: float
     engines: tuple[str, str]
     """Names of the packages that trained: of the first one's, of the other's."""
+    objectives: tuple[str, str]
+    """Names of what the first one and the other were searched for."""
+    peaks_bytes: tuple[int | None, int | None]
+    """Peak memory of the first one's best and of the other's; None where no meter said."""
 
     @property
     def faster(self) -> str:
-        """The one to use; empty: no difference is proven."""
+        """The faster one; empty: no difference is proven."""
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
     def __str__(self) -> str:
         text = f"{self.name}'s best is {self.ratio:.2f}x as fast as {self.first}'s "
-        text += f"({format_gain_interval(self.low, self.high)}): "
-        return text + (f"use {self.advice}" if self.faster else "no proven difference")
+        text += f"({format_gain_interval(self.low, self.high)})"
+        if self.undecided:
+            return f"{text}: {self.undecided}"
+        return f"{text}: use {self.advice}" if self.faster else f"{text}: no proven difference"
+
+    @property
+    def undecided(self) -> str:
+        """Why speed alone does not say which to use; empty: both were searched for speed."""
+        first, other = self.objectives
+        if first == other == "samples_per_s":
+            return ""
+        why = f"of {self.first} is {first} and that of {self.name} is {other}"
+        if first == other:
+            why = f"of both is {first}"
+        said = f"speed alone does not decide, since the objective {why}"
+        ours, theirs = self.peaks_bytes
+        if ours is None or theirs is None:
+            return said
+        return f"{said}; {self.name}'s takes {format_bytes(theirs)}, {self.first}'s " + (
+            format_bytes(ours)
+        )
 
     @property
     def advice(self) -> str:
@@ -274,6 +297,8 @@ def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
         low=ratio.low,
         high=ratio.high,
         engines=(_package(first), _package(other)),
+        objectives=(first.report.objective.wish.name, other.report.objective.wish.name),
+        peaks_bytes=(_peak_of(first), _peak_of(other)),
     )
 
 
@@ -292,6 +317,11 @@ def _runs_of(run: ComparedRun, best: Tried) -> list[TrialResult]:
     if row is not None and row.n_runs > 1:
         return telling_runs(best.trials)
     return [] if best.measured is None else [best.measured]
+
+
+def _peak_of(run: ComparedRun) -> int | None:
+    answer = run.report.answer
+    return None if answer is None or answer.best is None else answer.best.peak_memory_bytes
 
 
 def _package(run: ComparedRun) -> str:
@@ -348,7 +378,7 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
                 price_per_hour=run.price_per_hour,
             )
         )
-    return found if len(found) > 1 else []
+    return found if len({kind.device_name for kind in found}) > 1 else []
 
 
 def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:

@@ -92,7 +92,11 @@ class UnevenSplit:
 
 
 def split_of(kinds: Sequence[KindFigures]) -> UnevenSplit | None:
-    """The split that balances a step of two kinds; None: they are not two, or none can be."""
+    """The split that balances a step of two kinds; None: they are not two, or none can be.
+
+    Of several studies of a kind, the one that does most per accelerator stands for it.
+    """
+    kinds = _bests_by_kind(kinds, KindFigures.per_accelerator)
     if len(kinds) != 2 or kinds[0].global_batch != kinds[1].global_batch:
         return None
     one, two = kinds
@@ -188,8 +192,8 @@ def describe_split(split: UnevenSplit) -> str:
 
 
 def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float], by: str) -> str:
-    """Who is best by a figure, and whether the intervals say so."""
-    best, second = _ordered(kinds, of)[:2]
+    """Which kind is best by a figure, and whether the intervals say so."""
+    best, second = _bests_by_kind(kinds, of)[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
     text = f"{best.run} ({best.device_name}) does most {by}, {ratio:.2f}x {second.run}"
     if of(best, best.samples_per_s_low) <= of(second, second.samples_per_s_high):
@@ -199,6 +203,16 @@ def _best(kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float
 
 def _all_priced(kinds: Sequence[KindFigures]) -> bool:
     return all(kind.price_per_hour is not None for kind in kinds)
+
+
+def _bests_by_kind(
+    kinds: Sequence[KindFigures], of: Callable[[KindFigures, float], float]
+) -> list[KindFigures]:
+    """The best study of each kind by a figure, the best first."""
+    bests: dict[str, KindFigures] = {}
+    for each in _ordered(kinds, of):
+        bests.setdefault(each.device_name, each)
+    return list(bests.values())
 
 
 def _ordered(

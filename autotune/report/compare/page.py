@@ -78,6 +78,9 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
     if not verdict.faster:
         words = f"{verdict.name} is {ratio:.2f}x as fast as {verdict.first}, {interval}."
         return "No proven difference", words, ""
+    if verdict.undecided:
+        words = f"{capitalized(interval)}. {capitalized(verdict.undecided)}."
+        return f"{verdict.faster}: {ratio:.2f}x as fast as {slower}", words, ""
     return (
         f"{verdict.faster}: {ratio:.2f}x {slower}",
         f"{capitalized(interval)}. Use {verdict.advice}.",
