@@ -17,8 +17,8 @@ from autotune.export.door import export_handout, export_record, find_dialect, ha
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
-from autotune.job.observed import OBSERVED_FILE, MovedCommand, Observed
-from autotune.patch.patch import Patched, patched_all
+from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
+from autotune.patch.patch import Patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import (
@@ -29,6 +29,7 @@ from autotune.record.facts import (
     origin_of,
 )
 from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
+from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
@@ -97,10 +98,12 @@ def find_chosen(
     data = read_job_file(study.job_file)
     refuse_code_of_others(study.job_file, data.get("model"))
     job = make_job(_from_here(data, study), where=str(study.job_file))
+    candidate = candidate_of(trials[number].spec)
     if project is not None:
         job = dataclasses.replace(job, script=_moved(job.script, project, study))
+    if job.script is not None:
+        job = dataclasses.replace(job, script=_patched(job.script, project, study, candidate))
     _check_folder(job, study)
-    candidate = candidate_of(trials[number].spec)
     guards = guards_of(
         history_of(recorded, facts).trials,
         baseline_of(facts).candidate_hash,
@@ -150,7 +153,7 @@ def _check_folder(job: Job, study: Study) -> None:
         )
 
 
-def _moved(script: Observed | None, project: Path, study: Study) -> MovedCommand:
+def _moved(script: Observed | None, project: Path, study: Study) -> CommandNow:
     """A study's command in the folder where its files are now.
 
     Raises:
@@ -161,7 +164,7 @@ def _moved(script: Observed | None, project: Path, study: Study) -> MovedCommand
             f"study {study.name}: it trains no command of your own, so it has no project folder",
             "leave --project out",
         )
-    moved = MovedCommand.of(script, project)
+    moved = CommandNow.of(script, project)
     if moved.sources and not any(map(os.path.exists, moved.here.sources)):
         raise StudyError(
             f"{project}: holds none of the files that the command of study {study.name} read, "
@@ -169,6 +172,34 @@ def _moved(script: Observed | None, project: Path, study: Study) -> MovedCommand
             f"name the folder that was {script.folder} with --project",
         )
     return moved
+
+
+def _patched(
+    script: Observed, project: Path | None, study: Study, candidate: Candidate
+) -> Observed:
+    """A study's command that knows what the study's own patches wrote into its files.
+
+    Raises:
+        StudyError: A patch wrote another candidate there: what is handed out would mix both.
+    """
+    then, patches = script.source_digests, read_patches(study.folder)
+    places = dict(zip(script.sources, script.places, strict=True))
+    # Those of another first run are over: the patched file may have been its command as it is.
+    known = {
+        name: one
+        for name, one in patches.items()
+        if name in places and one.before == then.get(name)
+    }
+    for name, one in known.items():
+        is_other = one.candidate_hash != candidate.hash
+        if is_other and one.after != one.before and file_digest(places[name]) == one.after:
+            raise StudyError(
+                f"study {study.name}: {places[name]} holds the configuration of trial "
+                f"{one.trial}, which --patch wrote there",
+                f"put the file back as it was, or name that one with --trial {one.trial}",
+            )
+    written = {name: one.after for name, one in known.items()}
+    return CommandNow.of(script, project, written) if written else script
 
 
 def _hosts_of(trial: Trial) -> list[str]:
@@ -237,16 +268,48 @@ def _with_guard(
     return None if figures is None else dataclasses.replace(figures, guard=guard)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyPatch:
+    """Files of a user's that are to carry a study's configuration."""
+
+    files: Sequence[Patched]
+    study: Study
+    chosen: Chosen
+
+    def write(self, patch: Patched) -> None:
+        """Write one of the files, and into the study that the study wrote it.
+
+        Raises:
+            RenderError: The folder cannot be written to, or the file changed meanwhile.
+            StudyError: The study cannot be written to.
+        """
+        script = self.chosen.handout.job.script
+        path = os.path.realpath(patch.path)
+        places = [] if script is None else zip(script.sources, script.places, strict=True)
+        name = next((name for name, place in places if os.path.realpath(place) == path), None)
+        if script is not None and name is not None and name in script.source_digests:
+            spec = self.chosen.trial.spec.identity
+            one = WrittenPatch(
+                before=script.source_digests[name],
+                after=text_digest(patch.after.encode()),
+                trial=spec.number,
+                candidate_hash=spec.candidate_hash,
+            )
+            # First: a patch that nobody knows of would lock the study.
+            write_patches(self.study.folder, {**read_patches(self.study.folder), name: one})
+        write_patched(patch)
+
+
 def patch_study(
     study: Study,
     files: Sequence[Path],
     *,
     trial: int | None = None,
     project: Path | None = None,
-) -> list[Patched]:
+) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
 
-    Nothing is written: `write_patched` does that.
+    Nothing is written: `StudyPatch.write` does that.
 
     Args:
         study: A study with trials.
@@ -260,7 +323,11 @@ def patch_study(
         RenderError: A file cannot be read, or its text cannot be changed.
     """
     chosen = find_chosen(study, trial=trial, project=project)
-    return patched_all(files, wanted_of(chosen.handout, chosen.engine))
+    return StudyPatch(
+        files=patched_all(files, wanted_of(chosen.handout, chosen.engine)),
+        study=study,
+        chosen=chosen,
+    )
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:

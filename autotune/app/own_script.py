@@ -52,6 +52,7 @@ from autotune.job.observed import (
     OBSERVED_FILE,
     Observed,
     digest_of,
+    file_digest,
     filled_in,
     refuse_unobserved,
 )
@@ -247,6 +248,7 @@ def observe(
             sources=sources,
             memory_limit_bytes=limit_bytes,
             observed_digest=digest_of(list(command), sources),
+            source_digests={name: file_digest(name) for name in sources},
         )
         text = canonical_json(dataclasses.asdict(script))
         write_text(study.folder / OBSERVED_FILE, text, error=StudyError, hint=hint)

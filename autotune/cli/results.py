@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +28,7 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
+    from autotune.app.exports import StudyPatch
     from autotune.patch.patch import Patched
 
 
@@ -184,8 +184,8 @@ def export(
 
     if patch:
         refuse_several(out=out, to=to, patch=patch)
-        patches = patch_study(find_study(results, study), patch, trial=trial, project=project)
-        _patch(patches, yes, as_json=as_json)
+        patched = patch_study(find_study(results, study), patch, trial=trial, project=project)
+        _patch(patched, yes, as_json=as_json)
         return
     if out is None:
         raise JobError(
@@ -204,19 +204,17 @@ def export(
     print_files(files, as_json=as_json)
 
 
-def _patch(files: Sequence["Patched"], yes: bool, *, as_json: bool) -> None:
+def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
     """Show what changes in some files, and write it where that is wanted."""
-    from autotune.patch.patch import write_patched
-
     told = []
-    for one in files:
+    for one in patched.files:
         if not as_json:
             emit(one.diff)
             for left in one.left:
                 say(f"{one.path} does not carry {left}")
         is_wanted = one.is_changed and (yes or (not as_json and _may_write(one.path)))
         if is_wanted:
-            write_patched(one)
+            patched.write(one)
         told.append({**one.to_dict(), "written": is_wanted})
         if not as_json:
             say(f"{one.path}: {_outcome(one, is_wanted)}")

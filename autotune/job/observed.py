@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 from autotune.base.errors import JobError
@@ -68,6 +69,8 @@ class Observed(Stored):
     """What a rank was given in that run; None: all there is."""
     observed_digest: str = ""
     """`digest` as it was then: files that have changed since are observed anew."""
+    source_digests: dict[str, str] = field(default_factory=dict)
+    """Each of `sources` -> hash of its text then; older records have none."""
     schema_version: int = 1
 
     @classmethod
@@ -245,7 +248,21 @@ class Observed(Stored):
 
     def digest(self) -> str:
         """Hash of the command and of the files that it read, as they are now: 12 hex digits."""
-        return digest_of(self.command, self.sources)
+        return digest_of(self.command, self.sources, self.places)
+
+    @property
+    def places(self) -> list[str]:
+        """Where each of `sources` is now."""
+        return self.sources
+
+    def changed(self) -> list[str]:
+        """Places of the sources whose text is not as it was then, as far as the record tells."""
+        then = self.source_digests
+        return [
+            place
+            for name, place in zip(self.sources, self.places, strict=True)
+            if name in then and file_digest(place) != then[name]
+        ]
 
     @property
     def here(self) -> "Observed":
@@ -286,20 +303,45 @@ class Observed(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovedCommand(Observed):
-    """A command whose folder is in another place now."""
+class CommandNow(Observed):
+    """A command as its files are now: in another place, or with what its study's patch wrote."""
 
     now_in: str
+    patched: Mapping[str, str] = field(default_factory=dict)
+    """Source that a patch wrote -> hash of what it wrote."""
 
     @classmethod
-    def of(cls, script: Observed, folder: Path) -> "MovedCommand":
-        """A command whose folder is `folder` now."""
-        fields = {each.name: getattr(script, each.name) for each in dataclasses.fields(script)}
-        return cls(**fields, now_in=str(folder.resolve()))
+    def of(
+        cls,
+        script: Observed,
+        folder: Path | None = None,
+        patched: Mapping[str, str] = MappingProxyType({}),
+    ) -> "CommandNow":
+        """A command whose folder is `folder` now, None where it was; `patched` as the field."""
+        fields = {each.name: getattr(script, each.name) for each in dataclasses.fields(Observed)}
+        now_in = script.folder if folder is None else str(folder.resolve())
+        return cls(**fields, now_in=now_in, patched=dict(patched))
 
     def digest(self) -> str:
-        """See `Observed.digest`: the same as before the move, if only the place has changed."""
-        return digest_of(self.command, self.sources, [self._now(name) for name in self.sources])
+        """See `Observed.digest`: neither another place nor the study's own patch changes it."""
+        is_known = self.source_digests.keys() == set(self.sources)
+        if self.patched and is_known and not self.changed():
+            return self.observed_digest
+        return super().digest()
+
+    @property
+    def places(self) -> list[str]:
+        """See `Observed.places`."""
+        return [self._now(name) for name in self.sources]
+
+    def changed(self) -> list[str]:
+        """See `Observed.changed`: a file that holds what a patch wrote has not changed."""
+        names = dict(zip(self.places, self.sources, strict=True))
+        return [
+            place
+            for place in super().changed()
+            if file_digest(place) != self.patched.get(names[place])
+        ]
 
     @property
     def here(self) -> Observed:
@@ -311,7 +353,8 @@ class MovedCommand(Observed):
                 **fields,
                 "folder": self.now_in,
                 "command": [self._now(word) for word in self.command],
-                "sources": [self._now(name) for name in self.sources],
+                "sources": self.places,
+                "source_digests": {self._now(n): d for n, d in self.source_digests.items()},
                 "description": {**self.description, "config_file": self._now(config)},
             }
         )
@@ -338,6 +381,19 @@ def digest_of(command: list[str], sources: list[str], places: Sequence[str] | No
         except OSError:
             continue
     return found.hexdigest()[:12]
+
+
+def file_digest(place: str | Path) -> str:
+    """Hash of the text of one file; empty where it is lost or too large to be a source."""
+    try:
+        return text_digest(read_bounded(Path(place), _LARGEST_SOURCE_BYTES))
+    except OSError:
+        return ""
+
+
+def text_digest(text: bytes) -> str:
+    """Hash of a text: 12 hex digits."""
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:

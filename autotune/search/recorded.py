@@ -81,7 +81,8 @@ class Task:
         """Differences between what a trial ran and what its candidate would run now; empty: none.
 
         Returns:
-            `seq_len was 64, is 128`, each: of the job, or else of the configuration files.
+            `seq_len was 64, is 128`, each: of the job, or else of the files that a command of
+            the user's reads, or else of the configuration files.
 
         Raises:
             RenderError: The candidate's configuration does not render any more.
@@ -107,7 +108,10 @@ class Task:
             if then != now:
                 return list(_said(then, now))
         if ran.digest and ran.digest != runs.digest:  # records of schema 1 name none
-            return [f"its training script was {ran.digest}, is {runs.digest}"]
+            changed = [] if job.script is None else job.script.changed()
+            return [f"{place} is not what it was" for place in changed] or [
+                f"its training script was {ran.digest}, is {runs.digest}"
+            ]
         engine = self.engine_of(candidate)
         if engine.rendering_digest == trial.spec.engine.rendering_digest != "":
             return []
