@@ -151,7 +151,13 @@ def _check_said(run: MegatronRun, handout: Handout) -> None:
     Raises:
         RenderError: It does not.
     """
-    row = run.row
+    row, megatron = run.row, "--to megatron for Megatron-LM"
+    if handout.environment.accelerator == "cpu":
+        raise RenderError(
+            "--to megatron-deepspeed: it does not train CPU ranks, whatever the layout",
+            f"write it {megatron}",
+        )
+    other = "--rank" if handout.figures is None else "--trial"
     wrong = {
         "an interleaved pipeline (vp)": row["vp"] > 1,
         "context parallelism (cp)": row["cp"] > 1,
@@ -160,11 +166,10 @@ def _check_said(run: MegatronRun, handout: Handout) -> None:
         "recomputation of a part of a chunk's layers": row["recompute_layers"] > 0,
         "selective recomputation": row["recompute"] == Recompute.SELECTIVE,
         **{f"a layout with {name} set": row[name] > 0 for name in MORE_KNOBS},
-        "CPU ranks": handout.environment.accelerator == "cpu",
     }
     for what, is_asked in wrong.items():
         if is_asked:
             raise RenderError(
                 f"--to megatron-deepspeed: it does not train {what}",
-                "choose another layout with --rank, or --to megatron for Megatron-LM",
+                f"choose another layout with {other}, or {megatron}",
             )

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import CheckFlags, check_files
+from autotune.app.planning import open_outlook
 from autotune.base.errors import RenderError
+from autotune.engines.megatron.engine import MegatronEngine
+from autotune.export.base import MeasuredFigures
 from autotune.export.dialects.megatron_deepspeed import FLAGS_FILE, flags
+from autotune.export.door import export_handout, handout_of
+from autotune.planning.explained import estimate_candidate
+from autotune.planning.outlook import FleetWishes
+from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, exported
 from tests.record_megatron_deepspeed_flags import as_text, flags_of
 
@@ -18,6 +25,9 @@ LAYOUTS = (
     "tp=2 pp=2 distributed_optimizer=true",
     "tp=2 recompute=full micro_batch=2 sequence_parallel=true",
     "pp=4",
+)
+FIGURES = MeasuredFigures(
+    trial=3, n_runs=1, samples_per_s=2.0, samples_per_s_low=1.9, samples_per_s_high=2.1
 )
 
 
@@ -62,8 +72,24 @@ def test_flags_are_its_own_and_agree_with_the_configuration(tmp_path, settings):
     ],
 )
 def test_what_it_does_not_train_is_refused(tmp_path, job, settings, told):
-    with pytest.raises(RenderError, match=told):
+    with pytest.raises(RenderError, match=told) as caught:
         exported(tmp_path, job, settings, to="megatron-deepspeed")
+    assert "another layout with --rank" in caught.value.hint
+
+
+def test_of_a_measured_one_the_fix_names_the_flag_of_export_and_of_cpu_ranks_no_layout(tmp_path):
+    outlook = open_outlook(None, DENSE, FleetWishes(gpu="H100"), engine="megatron")
+    candidate = estimate_candidate(outlook, ["pp=2", "vp=4"]).candidate
+    engine = MegatronEngine(outlook.job, outlook.environment)
+    handout = handout_of(
+        candidate, engine=engine, job=outlook.job, environment=outlook.environment, figures=FIGURES
+    )
+    with pytest.raises(RenderError, match="interleaved") as caught:
+        export_handout(handout, tmp_path / "out", to="megatron-deepspeed")
+    assert "another layout with --trial" in caught.value.hint
+    with pytest.raises(RenderError, match="does not train CPU ranks") as caught:
+        exported_for_cpu(tmp_path, to="megatron-deepspeed", tp=2)
+    assert caught.value.hint == "write it --to megatron for Megatron-LM"
 
 
 @pytest.mark.skipif(
