@@ -222,6 +222,19 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
 
 
+def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
+    variables = {"MALLOC_TRIM_THRESHOLD_": "1073741824"}
+    out = exported(dataclasses.replace(handout, variables=variables), tmp_path, "command")
+    assert "export MALLOC_TRIM_THRESHOLD_=1073741824\n" in (out / "launch.sh").read_text()
+    head = "| environment variable | is now |\n|---|---|\n"
+    assert (
+        f"{head}| `MALLOC_TRIM_THRESHOLD_` | `1073741824` |\n" in (out / "README.md").read_text()
+    )
+    without = exported(dataclasses.replace(handout, variables={}), tmp_path, "command")
+    assert "environment variable" not in (without / "README.md").read_text()
+
+
 @pytest.mark.parametrize("to", ["command", "hf", "deepspeed"])
 def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: str) -> None:
     theirs = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
