@@ -18,10 +18,11 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.soak import (
     Half,
     check_space,
+    failures_of,
     growth_of,
-    problems_of,
     resumed_of,
     soak_trials,
+    unknown_of,
 )
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 
@@ -139,13 +140,14 @@ def _result(
     subject: Subject, environment: Environment, minutes: float, halves: list[Half], size: int
 ) -> SoakResult:
     growth = growth_of(halves)
-    problems = problems_of(halves, growth)
+    failures, unknown = failures_of(halves, growth), unknown_of(halves)
     times_s = [seconds for half in halves for seconds in half.result.step_times_s]
     rates = [half.result.samples_per_s for half in halves if half.result.samples_per_s]
     peaks = [half.result.peak_memory_bytes for half in halves if half.result.peak_memory_bytes]
     return SoakResult(
-        passed=not problems,
-        problems=problems,
+        passed=not failures and not unknown,
+        problems=[*failures, *unknown],
+        too_short=bool(unknown) and not failures,
         source=subject.source,
         trial=subject.trial,
         candidate_hash=subject.spec.identity.candidate_hash,

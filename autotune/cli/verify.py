@@ -174,7 +174,7 @@ def soak(
     """Train the best configuration for minutes.
 
     Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
-    What it found goes to soak.json and into exports. Exit code 5 if it failed.
+    What it found goes to soak.json and into exports. Exit code 5 if it failed or was too short.
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.contract import METER_SLACK, ContractError, read_json, write_json
 from autotune.record.facts import read_fact
 
@@ -57,7 +57,7 @@ class SoakResult:
 
     passed: bool
     problems: list[str]
-    """Why it failed, a sentence each."""
+    """Why it did not pass, a sentence each."""
     source: str
     """The study or the export folder that the configuration came from."""
     trial: int | None
@@ -82,6 +82,8 @@ class SoakResult:
     torch_version: str
     started_at_s: float
     """Wall-clock time (Unix)."""
+    too_short: bool = False
+    """Whether all that stands against it is that it was too short to judge."""
     version: int = SOAK_VERSION
 
     def is_of(self, files: dict[str, str]) -> bool:
@@ -137,6 +139,7 @@ def _can_be(soak: SoakResult) -> bool:
         and all(map(_can_grow, soak.growth))
         and (soak.checkpoint is None or _can_be_resumed(soak.checkpoint))
         and soak.passed == (not soak.problems)
+        and not (soak.passed and soak.too_short)
     )
     return figures_can_be and (not soak.passed or _can_have_passed(soak))
 
@@ -180,8 +183,9 @@ def _can_have_passed(soak: SoakResult) -> bool:
 
 def describe_soak(soak: SoakResult) -> str:
     """How long, how far, and how it ended: `passed: 10.0 minutes, 431 steps at sequence 2048`."""
-    text = "passed" if soak.passed else "failed"
-    text += f": {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
+    text = "passed" if soak.passed else "too short to know" if soak.too_short else "failed"
+    text += f": {soak.minutes:.1f} minutes, {format_count(soak.steps, 'step')} at sequence "
+    text += f"{soak.seq_len}"
     if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
         text += ", with a checkpoint saved and resumed on the way"
     return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.contract import (
     METER_SLACK,
     Checkpoint,
@@ -152,19 +152,14 @@ def check_space(folder: Path, n_params: int) -> None:
         )
 
 
-def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
-    """Why a soak failed; empty if it passed, and every part of it could be judged."""
+def failures_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
+    """Why a soak failed; empty if nothing that could be judged did."""
     problems = []
     for name, half in zip(("first", "second"), halves, strict=False):
         result, limit = half.result, half.spec.measure.memory_limit_bytes
         if not result.outcome.is_measured:
             where = f" [{result.evidence_source}]" if result.evidence_source else ""
             problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
-        elif (n := min((len(_watched(r)) for r in half.reports), default=0)) < MIN_SAMPLES:
-            problems.append(
-                f"{name} half: whether memory grows is not known: {n} samples after the first "
-                f"{WARM_UP_SHARE:.0%}, it takes {MIN_SAMPLES}: give more --minutes"
-            )
         peak = result.peak_memory_bytes
         if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
             problems.append(
@@ -172,11 +167,6 @@ def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
                 f"{format_bytes(limit)} that are allowed"
             )
     deviation = loss_deviation(halves)
-    if deviation is None and all(half.result.outcome.is_measured for half in halves):
-        problems.append(
-            "whether the checkpoint holds all of the training is not known: not every rank has "
-            f"{STEPS_COMPARED} losses both after saving it and after resuming it"
-        )
     if deviation is not None and deviation > LOSS_TOLERANCE:
         problems.append(
             f"after the resume the losses differ by {deviation:.2g} of theirs from those without "
@@ -191,6 +181,26 @@ def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
         if meter.slope_bytes_per_hour > meter.allowed_bytes_per_hour
     ]
     return problems
+
+
+def unknown_of(halves: Sequence[Half]) -> list[str]:
+    """What a soak was too short to judge; empty if all that ended well could be."""
+    unknown = []
+    for name, half in zip(("first", "second"), halves, strict=False):
+        n = min((len(_watched(report)) for report in half.reports), default=0)
+        if half.result.outcome.is_measured and n < MIN_SAMPLES:
+            unknown.append(
+                f"{name} half: whether memory grows is not known: "
+                f"{format_count(n, 'sample')} after the first {WARM_UP_SHARE:.0%}, it takes "
+                f"{MIN_SAMPLES}: give more --minutes"
+            )
+    measured = all(half.result.outcome.is_measured for half in halves)
+    if measured and loss_deviation(halves) is None:
+        unknown.append(
+            "whether the checkpoint holds all of the training is not known: not every rank has "
+            f"{STEPS_COMPARED} losses both after saving it and after resuming it"
+        )
+    return unknown
 
 
 def growth_of(halves: Sequence[Half]) -> list[Growth]:

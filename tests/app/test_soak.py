@@ -129,6 +129,27 @@ def test_a_soak_that_fails_ends_with_its_own_code_and_the_export_says_why(
     assert "- first half: oom: out of memory after an hour" in readme
 
 
+def test_a_soak_that_is_too_short_to_judge_is_not_called_failed(
+    study: Study, machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    fleet = machine()
+    fleet.n_samples = 3
+    command = ["autotune", "soak", "--results", str(study.root), "--minutes", "2"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == ExitCode.SOAK_FAILED
+    said = " ".join(capfd.readouterr().out.split())
+    assert "soak too short to know: 0.6 minutes, 36 steps" in said
+    assert "not known first half: whether memory grows is not known: 2 samples" in said
+    found = read_soak(study.folder)
+    assert found is not None
+    assert (found.passed, found.too_short) == (False, True)
+    readme = (study.best_folder / "README.md").read_text()
+    assert "(`autotune soak`) too short to know: 0.6 minutes" in readme
+    assert "failed" not in said
+
+
 def test_people_get_a_few_lines(
     study: Study, machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

@@ -26,11 +26,12 @@ from autotune.search.soak import (
     Half,
     _slope,
     check_space,
+    failures_of,
     growth_of,
     loss_deviation,
-    problems_of,
     resumed_of,
     soak_trials,
+    unknown_of,
 )
 from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok
 from tests.trials import ds_config, files, spec
@@ -68,6 +69,8 @@ class SoakFleet(ScriptedFleet):
     """Leaves what the ranks of a soak leave."""
 
     how: dict[str, float] = {}  # noqa: RUF012  set per test, on an instance
+    n_samples: int | None = None
+    """Samples of memory of each rank; None: all."""
 
     def submit(self, spec: TrialSpec, folder: Path):
         assert spec.measure.checkpoint is not None
@@ -81,7 +84,9 @@ class SoakFleet(ScriptedFleet):
         (folder / RANKS_DIR).mkdir()
         for rank in range(spec.layout.world):
             path = folder / RANKS_DIR / f"{rank:02d}.json"
-            write_json(path, to_dict(report_of(spec, rank, **self.how)))
+            report = report_of(spec, rank, **self.how)
+            samples = report.memory_samples[: self.n_samples]
+            write_json(path, to_dict(dataclasses.replace(report, memory_samples=samples)))
         return super().submit(spec, folder)
 
 
@@ -127,7 +132,8 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
     assert saved.steps_after == STEPS_COMPARED
     assert size_bytes == 1000
     assert not Path(saved.folder).exists(), "checkpoints are not left on the disk"
-    assert problems_of(halves, growth_of(halves)) == []
+    assert failures_of(halves, growth_of(halves)) == []
+    assert unknown_of(halves) == []
     assert loss_deviation(halves) == 0
     kept = resumed_of(halves, size_bytes)
     assert kept is not None
@@ -140,7 +146,7 @@ def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path)
 def test_a_first_half_that_fails_ends_it(tmp_path: Path):
     halves, _, fleet = soak(tmp_path, lambda s: fault(s, Outcome.OOM, "out of memory"))
     assert len(fleet.specs) == 1
-    assert problems_of(halves, []) == ["first half: oom: out of memory [script]"]
+    assert failures_of(halves, []) == ["first half: oom: out of memory [script]"]
 
 
 def test_a_second_half_that_fails_is_named(tmp_path: Path):
@@ -152,7 +158,7 @@ def test_a_second_half_that_fails_is_named(tmp_path: Path):
         )
 
     halves, size_bytes, _ = soak(tmp_path, behave)
-    assert "second half: invalid: no resume [script]" in problems_of(halves, [])
+    assert "second half: invalid: no resume [script]" in failures_of(halves, [])
     assert resumed_of(halves, size_bytes) is not None
 
 
@@ -161,7 +167,7 @@ def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
     growth = {meter.meter: meter for meter in growth_of(halves)}
     assert growth["private_data"].slope_bytes_per_hour == pytest.approx(4 * MIB * 3600)
     assert growth["host_rss"].slope_bytes_per_hour == 0
-    problems = problems_of(halves, list(growth.values()))
+    problems = failures_of(halves, list(growth.values()))
     assert len(problems) == 1
     assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
 
@@ -173,22 +179,24 @@ def test_memory_that_was_not_judged_is_no_pass(tmp_path: Path):
         for report in halves[1].reports
     ]
     halves[1] = dataclasses.replace(halves[1], reports=short)
-    (problem,) = problems_of(halves, growth_of(halves))
-    assert problem.startswith("second half: whether memory grows is not known: 5 samples")
-    assert problem.endswith("it takes 6: give more --minutes")
+    (unknown,) = unknown_of(halves)
+    assert unknown.startswith("second half: whether memory grows is not known: 5 samples")
+    assert unknown.endswith("it takes 6: give more --minutes")
+    assert failures_of(halves, growth_of(halves)) == []
 
 
 def test_losses_that_were_not_compared_are_no_pass(tmp_path: Path):
     halves, _, _ = soak(tmp_path)
     silent = [dataclasses.replace(report, losses=[1.0]) for report in halves[1].reports]
     halves[1] = dataclasses.replace(halves[1], reports=silent)
-    (problem,) = problems_of(halves, growth_of(halves))
-    assert "not every rank has 4 losses" in problem
+    (unknown,) = unknown_of(halves)
+    assert "not every rank has 4 losses" in unknown
+    assert failures_of(halves, growth_of(halves)) == []
 
 
 def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
     halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
-    assert problems_of(halves, growth_of(halves)) == []
+    assert failures_of(halves, growth_of(halves)) == []
 
 
 def test_one_jump_is_no_growth():
@@ -201,14 +209,14 @@ def test_one_jump_is_no_growth():
 def test_a_checkpoint_that_does_not_hold_everything_is_found(tmp_path: Path):
     halves, _, _ = soak(tmp_path, how={"forgets": 0.01})
     assert loss_deviation(halves) == pytest.approx(0.01)
-    problems = problems_of(halves, growth_of(halves))
+    problems = failures_of(halves, growth_of(halves))
     assert len(problems) == 1
     assert "does not hold all of the training" in problems[0]
 
 
 def test_a_peak_above_the_limit_is_found(tmp_path: Path):
     halves, _, _ = soak(tmp_path, lambda s: ok(s, 4.0, peak=9 * GIB))
-    problems = problems_of(halves, growth_of(halves))
+    problems = failures_of(halves, growth_of(halves))
     assert problems[0] == "first half: peak memory 9 GiB is above the 8 GiB that are allowed"
 
 

@@ -16,7 +16,7 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
-from autotune.search.soak import Half, growth_of, problems_of, resumed_of, soak_trials
+from autotune.search.soak import Half, failures_of, growth_of, resumed_of, soak_trials, unknown_of
 from tests import trials
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
@@ -46,7 +46,7 @@ def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> lis
     )
     assert ran is not None
     halves, size_bytes = ran
-    problems = problems_of(halves, [])
+    problems = [*failures_of(halves, []), *unknown_of(halves)]
     assert not [p for p in problems if "half" in p], problems
     kept = resumed_of(halves, size_bytes)
     assert kept is not None
@@ -80,12 +80,13 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
 )
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
     halves = soak(record, 0.1, zero, config, **spec)
-    assert problems_of(halves, growth_of(halves)) == []
+    assert failures_of(halves, growth_of(halves)) == []
+    assert unknown_of(halves) == []
 
 
 def test_a_leak_and_a_state_that_no_checkpoint_holds_are_found(record):
     halves = soak(record, 0.2, {"stage": 1}, {}, factory="leaks_and_forgets")
-    problems = problems_of(halves, growth_of(halves))
+    problems = failures_of(halves, growth_of(halves))
     assert any("does not hold all of the training" in problem for problem in problems)
     assert any("memory grows: private_data" in problem for problem in problems)
 

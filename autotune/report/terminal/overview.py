@@ -78,9 +78,10 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("soak", Text(describe_soak(soak), style="green" if soak.passed else "bold red"))
+    style = "green" if soak.passed else "bold yellow" if soak.too_short else "bold red"
+    grid.add_row("soak", Text(describe_soak(soak), style=style))
     for problem in soak.problems:
-        grid.add_row("problem", Text(problem))
+        grid.add_row("not known" if soak.too_short else "problem", Text(problem))
     if (kept := soak.checkpoint) is not None:
         text = f"{format_bytes(kept.size_bytes)} after {kept.steps} steps, saved in "
         text += format_seconds(kept.save_s)
