@@ -21,7 +21,7 @@ from autotune.report.compare.page import _ratios, render_comparison
 from autotune.report.compare.terminal import broken, print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
-from tests.search.scripted import ok
+from tests.search.scripted import GIB, ok
 
 JOB = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 16\nworld: 2\nprecision: fp32\n"
 
@@ -296,6 +296,19 @@ def test_names_of_one_sound_are_told_apart_by_the_folders_above() -> None:
 )
 def test_a_long_name_takes_lines(name: str, lines: list[str]) -> None:
     assert broken(name).splitlines() == lines
+
+
+def test_a_name_gives_way_to_the_figures_beside_it(comparison: StudyComparison) -> None:
+    figures = {
+        **{"run": "simulated-llama-3-8b-s8192-b256-w8-d2d135-deepspeed", "trial": 10},
+        **{"samples_per_s": 1108.0, "samples_per_s_low": 1095.0, "samples_per_s_high": 1168.0},
+        **{"peak_memory_bytes": 78.6 * GIB, "speedup": 1.26},
+        **{"speedup_low": 1.23, "speedup_high": 1.3},
+    }
+    wide = dataclasses.replace(comparison, bests=pd.DataFrame([figures, figures]))
+    lines = [line.rstrip() for line in printed(wide).splitlines() if "GiB" in line]
+    assert len(lines) == 2
+    assert all(line.endswith("78.6 GiB    1.26x  1.23 to 1.30") for line in lines)
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -21,8 +21,11 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
         console.print(Text(str(verdict), style="bold"))
     print_facts(console, [(run.name, str(run.report.folder)) for run in comparison.runs])
     console.print()
-    _print(console, outcome_columns(comparison), _narrow(outcome_rows(comparison)))
-    _print(console, BEST_COLUMNS, _narrow(best_rows(comparison)))
+    for columns, rows in (
+        (outcome_columns(comparison), outcome_rows(comparison)),
+        (BEST_COLUMNS, best_rows(comparison)),
+    ):
+        _print(console, columns, _narrow(columns, rows, console.width))
     if comparison.kinds:
         print_facts(console, describe_kinds(comparison.kinds))
         console.print()
@@ -119,7 +122,9 @@ FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome
 """Columns of numbers."""
 _MOST_IN_A_TABLE = 3
 """Studies whose knobs stand beside each other; of more, each has a line."""
-_NAME_WIDTH = 16
+_NAME_WIDTH, _LEAST_NAME_WIDTH = 16, 9
+_GAP = 2
+"""Columns between the cells of a table."""
 
 
 def _print_knobs(console: Console, comparison: StudyComparison) -> None:
@@ -154,9 +159,15 @@ def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str
     console.print()
 
 
-def _narrow(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Rows that begin with a study's name, which takes several lines where it is long."""
-    return [[broken(name), *figures] for name, *figures in rows]
+def _narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """Rows that begin with a study's name, which takes several lines where it is long.
+
+    A line of it is so short that the figures beside it fit a terminal of `width` columns.
+    """
+    figures = [[name, *cells] for name, *cells in zip(columns, *rows, strict=True)][1:]
+    taken = sum(_GAP + max(map(len, cells)) for cells in figures)
+    name_width = min(_NAME_WIDTH, max(_LEAST_NAME_WIDTH, width - taken))
+    return [[broken(name, name_width), *cells] for name, *cells in rows]
 
 
 def broken(name: str, width: int = _NAME_WIDTH) -> str:
