@@ -299,7 +299,9 @@ def search(
         ask_for_nodes=lambda request: ask_for_nodes(request, yes=yes, dry_run=dry_run),
         show_plan=show_plan,
         confirm=may_run,
-        watch=lambda session: view_for(PROGRESS, session.lattice.context),
+        watch=lambda session: view_for(
+            PROGRESS, session.lattice.context, session.job.objective.name
+        ),
     )
     ended = run_searches(call, caller)
     if len(ended) > 1:

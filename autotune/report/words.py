@@ -18,6 +18,11 @@ from autotune.search.base import RaceState
 from autotune.search.history import History
 
 
+def chosen_word(objective: str) -> str:
+    """What an objective, by its name, makes of the chosen one: of a front it is the knee."""
+    return "knee" if objective == "pareto" else "best"
+
+
 def describe_standing(standing: Standing) -> str:
     """`61.2 samples/s (59.9 to 62.7), peak 812 MiB, trial 5`."""
     memory = (

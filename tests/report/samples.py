@@ -14,6 +14,7 @@ JOB = make_job({"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world"
 CONTEXT = Context(
     model=JOB.model.shape, world=2, global_batch=16, precision="bf16", accelerator="cpu"
 )
+SPEED = JOB.objective.name
 
 
 def candidate(**knobs: KnobValue) -> Candidate:

@@ -54,12 +54,13 @@ def report(console: Console) -> None:
 
 def live(console: Console) -> None:
     rates = (40.0, 50.0, 48.0, 60.0, 57.0)
-    console.print(draw(dataclasses.replace(samples.snapshot(), rates=rates), samples.CONTEXT))
+    snapshot = dataclasses.replace(samples.snapshot(), rates=rates)
+    console.print(draw(snapshot, samples.CONTEXT, samples.SPEED))
 
 
 def comparing(console: Console) -> None:
     racing = dataclasses.replace(samples.snapshot(), stage=Stage.CONFIRM, race=samples.race())
-    console.print(draw(racing, samples.CONTEXT))
+    console.print(draw(racing, samples.CONTEXT, samples.SPEED))
 
 
 def ladder(console: Console) -> None:

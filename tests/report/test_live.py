@@ -10,7 +10,7 @@ from autotune.record.study import Trial
 from autotune.report.terminal.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
-from tests.report.samples import CONTEXT
+from tests.report.samples import CONTEXT, SPEED
 from tests.trials import changed, spec
 
 
@@ -47,14 +47,14 @@ def text_of(a_console: Console) -> str:
 
 
 def test_animation_only_on_a_terminal() -> None:
-    assert isinstance(view_for(console(terminal=True), CONTEXT), LiveView)
-    assert isinstance(view_for(console(), CONTEXT), LineView)
+    assert isinstance(view_for(console(terminal=True), CONTEXT, SPEED), LiveView)
+    assert isinstance(view_for(console(), CONTEXT, SPEED), LineView)
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_the_view_shows_what_matters_and_fits(snapshot: Snapshot, width: int) -> None:
     screen = console(width)
-    screen.print(draw(snapshot, CONTEXT))
+    screen.print(draw(snapshot, CONTEXT, SPEED))
     lines = text_of(screen).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     text = "\n".join(lines)
@@ -71,7 +71,7 @@ def test_a_long_candidate_does_not_change_the_height(snapshot: Snapshot) -> None
         snapshot.running[0], candidate=snapshot.best.candidate
     ),)):  # fmt: skip
         screen = console(60)
-        screen.print(draw(dataclasses.replace(snapshot, running=running), CONTEXT))
+        screen.print(draw(dataclasses.replace(snapshot, running=running), CONTEXT, SPEED))
         heights.append(len(text_of(screen).splitlines()))
     assert heights[0] == heights[1]
 
@@ -84,6 +84,7 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
                 snapshot, counts={}, running=(), baseline=None, best=None, time_left_s=None
             ),
             CONTEXT,
+            SPEED,
         )
     )
     assert "none yet" in text_of(screen)
@@ -91,13 +92,13 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
 
 def test_the_best_is_not_compared_with_a_baseline_that_does_not_run(snapshot: Snapshot) -> None:
     screen = console()
-    screen.print(draw(dataclasses.replace(snapshot, baseline=None), CONTEXT))
+    screen.print(draw(dataclasses.replace(snapshot, baseline=None), CONTEXT, SPEED))
     assert "the baseline so far" not in text_of(screen)
 
 
 def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     screen = console()
-    with LineView(screen, CONTEXT) as view:
+    with LineView(screen, CONTEXT, SPEED) as view:
         view.on_snapshot(snapshot)
         view.on_snapshot(snapshot)
         view.on_snapshot(
@@ -129,10 +130,24 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     ]
 
 
+def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -> None:
+    """It may be slower than the one before it: the fastest is not what is sought."""
+    lower = dataclasses.replace(snapshot, best=samples.standing(9, 40.0, micro_batch=2))
+    screen = console()
+    with LineView(screen, CONTEXT, "pareto") as view:
+        view.on_snapshot(snapshot)
+        view.on_snapshot(lower)
+    screen.print(draw(lower, CONTEXT, "pareto"))
+    text = text_of(screen)
+    assert text.count("knee so far: ") == 2
+    assert "\nknee " in text
+    assert "best" not in text
+
+
 def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) -> None:
     racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race(), rates=(1, 2))
     screen = console(100)
-    screen.print(draw(racing, CONTEXT))
+    screen.print(draw(racing, CONTEXT, SPEED))
     text = text_of(screen)
     assert "55.0 samples/s (53.9 to 56.1, 2 runs)" in text
     assert "50.0 samples/s (49.0 to 51.0, 2 runs)" in text
@@ -144,7 +159,7 @@ def test_the_final_comparison_is_shown_by_its_own_figures(snapshot: Snapshot) ->
 
 def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
     screen = console(200)
-    with LineView(screen, CONTEXT) as view:
+    with LineView(screen, CONTEXT, SPEED) as view:
         racing = dataclasses.replace(snapshot, stage=Stage.CONFIRM, race=samples.race())
         begun = dataclasses.replace(samples.race(), n_rounds=0, leader=None, gain=None)
         for race in (begun, samples.race(), samples.race()):
@@ -180,7 +195,7 @@ def test_a_best_that_is_slower_than_before_says_why(
     )
     higher = dataclasses.replace(lower, best=samples.standing(11, 70.0, micro_batch=1))
     screen = console(300)
-    with LineView(screen, CONTEXT) as view:
+    with LineView(screen, CONTEXT, SPEED) as view:
         for one in (snapshot, lower, higher):
             view.on_snapshot(one)
     said = [line.partition("best so far: ")[2] for line in text_of(screen).splitlines()]
@@ -188,7 +203,7 @@ def test_a_best_that_is_slower_than_before_says_why(
     assert second == f"40.0 samples/s (39.2 to 40.8), peak 800 MiB, trial 9; {why}"
     assert ";" not in first + third
     screen = console(300, terminal=True)
-    with LiveView(screen, CONTEXT) as live:
+    with LiveView(screen, CONTEXT, SPEED) as live:
         live.on_snapshot(snapshot)
         live.on_snapshot(lower)
     assert f"trial 9; {why}" in text_of(screen)
@@ -196,6 +211,6 @@ def test_a_best_that_is_slower_than_before_says_why(
 
 def test_a_note_is_text_and_never_markup() -> None:
     screen = console(terminal=True)
-    with LiveView(screen, CONTEXT) as view:
+    with LiveView(screen, CONTEXT, SPEED) as view:
         view.on_note("key [bold]x[/bold] at trials[3]")
     assert "[bold]x[/bold] at trials[3]" in text_of(screen)

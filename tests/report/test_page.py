@@ -126,6 +126,7 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     for mark in panel.marks:
         if mark.tone != "failed":
             assert 100 - mark.y == pytest.approx(rates[mark.trial] * per_rate, abs=0.1)
+    assert drawn.keys[-1].text == "best so far"
     ends = charts.outcomes(report)
     assert ends is not None
     assert sum(int(bar.value) for bar in ends.bars) == len(frame)
@@ -203,6 +204,8 @@ def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) 
     )
     page = rendered(study)
     assert '<p class="headline ">Peak 8 GiB, the baseline 12 GiB</p>' in page
+    assert "</svg>fastest so far<" in page, "the smallest is the best"
+    assert "best so far" not in page
     assert "is 0.87x the baseline (95% interval 0.87 to 0.87): slower." in page
     facts = dict(describe_verdict(read_report(study)))
     assert facts["speedup"] == "0.87x (0.87 to 0.87): slower than the baseline"

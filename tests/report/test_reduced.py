@@ -169,7 +169,7 @@ def test_a_log_says_that_what_runs_is_reduced() -> None:
         elapsed_s=0.0,
     )
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    LineView(console, Context.of(JOB, ENVIRONMENT)).on_snapshot(
+    LineView(console, Context.of(JOB, ENVIRONMENT), JOB.objective.name).on_snapshot(
         Snapshot(
             stage=Stage.SEARCH,
             trials=(),

@@ -1,6 +1,7 @@
 """Words of the page: the one for what a search chose, and sentences."""
 
 from autotune.report.results.study import StudyReport
+from autotune.report.words import chosen_word
 
 
 def capitalized(text: str) -> str:
@@ -9,5 +10,5 @@ def capitalized(text: str) -> str:
 
 
 def best_word(report: StudyReport) -> str:
-    """What the objective makes of the chosen one: on a front it is no `best`, but the knee."""
-    return "knee" if report.objective.wish.name == "pareto" else "best"
+    """See `chosen_word`."""
+    return chosen_word(report.objective.wish.name)

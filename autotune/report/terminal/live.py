@@ -16,6 +16,7 @@ from autotune.base.units import format_rate, format_seconds
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
 from autotune.report.words import (
+    chosen_word,
     describe_counts,
     describe_ending,
     describe_others,
@@ -39,18 +40,25 @@ class View(Observer, AbstractContextManager["View"]):
     """An observer that owns a part of the terminal while it is entered."""
 
 
-def view_for(console: Console, context: Context) -> View:
-    """The live view on a terminal, lines elsewhere; the context tells settings from defaults."""
+def view_for(console: Console, context: Context, objective: str) -> View:
+    """The live view on a terminal, lines elsewhere.
+
+    Args:
+        console: Where it goes.
+        context: Tells settings from defaults.
+        objective: Name of what is searched for.
+    """
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console, context)
-    return LineView(console, context)
+        return LiveView(console, context, objective)
+    return LineView(console, context, objective)
 
 
 class LiveView(View):
     """Redraws itself in place; notes scroll past above it."""
 
-    def __init__(self, console: Console, context: Context) -> None:
+    def __init__(self, console: Console, context: Context, objective: str) -> None:
         self._context = context
+        self._objective = objective
         self._best = _BestSoFar()
         self._live = Live(console=console, transient=True, auto_refresh=False)
 
@@ -64,7 +72,7 @@ class LiveView(View):
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Draw the state of the search."""
         why = self._best.see(snapshot)
-        self._live.update(draw(snapshot, self._context, why=why), refresh=True)
+        self._live.update(draw(snapshot, self._context, self._objective, why=why), refresh=True)
 
     def on_note(self, note: str) -> None:
         """Print a note above the view."""
@@ -74,9 +82,10 @@ class LiveView(View):
 class LineView(View):
     """One plain line per event: a log that a file or a pipe can take."""
 
-    def __init__(self, console: Console, context: Context) -> None:
+    def __init__(self, console: Console, context: Context, objective: str) -> None:
         self._console = console
         self._context = context
+        self._objective = objective
         self._started_at_s = time.monotonic()
         self._stage: Stage | None = None
         self._running: dict[int, Running] = {}
@@ -103,7 +112,7 @@ class LineView(View):
                 self._say(f"trial {number} started: {_described(trial, self._context)}")
         before, why = self._best.trial, self._best.see(snapshot)
         if snapshot.best is not None and snapshot.best.trial != before:
-            said = f"best so far: {describe_standing(snapshot.best)}"
+            said = f"{chosen_word(self._objective)} so far: {describe_standing(snapshot.best)}"
             self._say(f"{said}; {why}" if why else said)
         if (race := snapshot.race) is not None and race.n_rounds != self._n_rounds:
             self._n_rounds = race.n_rounds
@@ -148,7 +157,7 @@ class _BestSoFar:
         return self._why
 
 
-def draw(snapshot: Snapshot, context: Context, *, why: str = "") -> Group:
+def draw(snapshot: Snapshot, context: Context, objective: str, *, why: str = "") -> Group:
     """The live view of one moment; `why` the best is slower than one before it, if it is."""
     left_s = snapshot.time_left_s
     left = "" if left_s is None else f", about {format_seconds(left_s)} left"
@@ -170,7 +179,7 @@ def draw(snapshot: Snapshot, context: Context, *, why: str = "") -> Group:
         if others := describe_others(race):
             facts.add_row("others", others)
     else:
-        facts.add_row("best", _best(snapshot, context, why))
+        facts.add_row(chosen_word(objective), _best(snapshot, context, why))
         if line := sparkline([*accumulate(snapshot.rates, max)]):
             facts.add_row("fastest", Text(line, no_wrap=True, style="green"))
     facts.add_row("outcomes", describe_counts(snapshot.counts))
