@@ -37,6 +37,7 @@ def files_of_command(
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),
+        "overridden": [],  # they are the changes at the top
     }
     return {
         **made.files,

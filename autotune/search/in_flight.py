@@ -2,14 +2,13 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.garbage import LongLived, uncollected
 from autotune.base.units import format_count
-from autotune.contract import Outcome
+from autotune.contract import Outcome, TrialSpec
 from autotune.fleet.base import Handle
 from autotune.record.study import Recorded, Trial, lost_result
 from autotune.search.base import Running
@@ -134,7 +133,7 @@ class TrialsInFlight:
             engine=engine,
             environment=self._context.environment,
         )
-        self._say_overridden(spec.engine.overridden)
+        self._say_overridden(spec)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
         self._candidates[spec.identity.number] = run.candidate
@@ -236,11 +235,14 @@ class TrialsInFlight:
             self._n_unsettled = 0
             self._long_lived.settle()
 
-    def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
+    def _say_overridden(self, spec: TrialSpec) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
-        for key, (theirs, ours) in overridden.items():
-            instead = "left out" if ours is None else f"now {ours!r}"
-            said = f"your configuration's {key}={theirs!r} is {instead}"
+        for key, (theirs, ours) in spec.engine.overridden.items():
+            instead = "without it" if ours is None else f"with {ours!r}"
+            said = (
+                f"your configuration has {key}={theirs!r}: trial {spec.identity.number} runs "
+                f"{instead}, as its candidate needs"
+            )
             self._context.note_once(f"overridden {key}", said)
 
     def _say_quarantined(self) -> None:

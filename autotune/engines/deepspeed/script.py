@@ -274,11 +274,15 @@ class ScriptEngine(DeepSpeedEngine):
         return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        """Keys of the command's configuration that change: key -> (theirs, ours)."""
+        """Keys of the command's configuration that change: key -> (theirs, ours).
+
+        As they were written: what "auto" was filled in with is not the user's.
+        """
+        written = self._script.description.get("config_written") or self._script.config
         return {
-            key: (look_up(self._script.config, key), value)
+            key: (look_up(written, key), value)
             for key, value in self.edits(candidate).configuration.items()
-            if look_up(self._script.config, key) is not None
+            if look_up(written, key) is not None
         }
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:

@@ -249,6 +249,17 @@ def test_what_a_user_s_key_becomes_is_said(tmp_path: Path) -> None:
     assert any(line.startswith("ds_config.json: ") for line in engine.edits_in_words(candidate))
 
 
+def test_a_user_s_key_is_told_as_it_was_written(tmp_path: Path) -> None:
+    """Not by what "auto" was filled in with, and not at all if nobody wrote it."""
+    filled = {**TRAINER["config"], "zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
+    written = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
+    bucket = "zero_optimization.reduce_bucket_size"
+    for zero, told in ((written, ("auto", 1000000)), ({"zero_optimization": {"stage": 2}}, None)):
+        engine = engine_of(tmp_path, {**TRAINER, "config": filled, "config_written": zero})
+        candidate = changed(engine, reduce_bucket_size=1000000)
+        assert engine.overridden(candidate).get(bucket) == told
+
+
 def test_what_is_expected_is_what_was_read_back_but_for_the_edits(tmp_path: Path) -> None:
     odd = {"gradient_clipping": 0.25, "optimizer_wrapper": "SomethingElse"}
     engine = engine_of(tmp_path, read_back=odd)

@@ -235,6 +235,14 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
     assert "environment variable" not in (without / "README.md").read_text()
 
 
+def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
+    assert handout.overridden
+    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
+    assert text.count("`zero_optimization.stage`") == 1
+    assert "do not run as you wrote them" not in text
+
+
 @pytest.mark.parametrize("to", ["command", "hf", "deepspeed"])
 def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: str) -> None:
     theirs = json.dumps({"output_dir": "out", "per_device_train_batch_size": 4, "d_model": 64})
