@@ -35,6 +35,15 @@ def test_the_first_screen_is_one_sentence_one_command_one_table() -> None:
     assert sum(line.startswith("```sh") for line in screen) == 1
 
 
+def test_what_you_get_tells_a_model_s_study_from_that_of_your_own_command() -> None:
+    section = README.split("## What you get\n")[1].split("\n## ")[0]
+    assert "launch.sh --steps 3" in section
+    assert "`--max_steps 3`" in section, "no script of Trainer's knows --steps"
+    (row,) = (line for line in section.splitlines() if line.startswith("| `best/` |"))
+    assert "For a model, a training script" in row
+    assert "for your own command" in row
+
+
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)#]+)", README))
 def test_links_lead_somewhere(link: str) -> None:
     assert (REPOSITORY / link).exists()
