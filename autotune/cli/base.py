@@ -108,16 +108,20 @@ LauncherName = Annotated[
         "--launcher", help="What starts the ranks, such as slurm; the tool's own by default."
     ),
 ]
+_DEVICES = (
+    "Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh), slurm (this "
+    "allocation), slurm:'-N 4 -t 2:00:00' (asks for one), ray or ray:ADDRESS (a cluster of Ray)"
+)
 FleetName = Annotated[
     str,
     typer.Option(
         "--fleet",
-        help="Who runs the trials: local (this machine), hostfile:FILE (nodes by ssh), slurm "
-        "(this allocation), slurm:'-N 4 -t 2:00:00' (asks for one), ray or ray:ADDRESS (a cluster "
-        "of Ray); or who answers: simulate or simulate:8xH100 (the cost model), "
+        help=f"{_DEVICES}; or who answers: simulate or simulate:8xH100 (the cost model), "
         "replay:FILE.csv#GROUP (a table).",
     ),
 ]
+DevicesName = Annotated[str, typer.Option("--fleet", help=f"{_DEVICES}.")]
+"""A fleet of devices, where nothing but a measurement tells anything."""
 FleetOption = Annotated[
     list[str] | None,
     typer.Option(
