@@ -116,7 +116,9 @@ How to read an entry:
 - **values**: what a space may list.
 - **default**: what runs if nobody sets the knob.
 - **acts**: when the knob changes anything. Elsewhere it is left out of a candidate, and values
-  that mean the same run become one.
+  that mean the same run become one. So a bucket or group that is larger than all elements of a
+  rank becomes that number: `reduce_bucket_size=5e8` stands as 385229056 in the tables of a rank
+  with 385 million parameters. If 5e8 was the default there, no list of changes names it.
 - **tried on**: the honest limit, which values trained real steps and were read back from the live
   engine.
 - **releases**: DeepSpeed has removed the knob. With a newer release the rules refuse all of its
