@@ -158,12 +158,17 @@ def first_round_of(round_number: int) -> int:
     return round_number // BLOCK * BLOCK
 
 
+def last_comparison(history: History) -> int:
+    """First round of the record's last comparison; below 0: there was none."""
+    return first_round_of(max((number_of(t) for t in history.trials), default=-1))
+
+
 def drifted_before(history: History, guards: Mapping[str, GuardVerdict]) -> frozenset[str]:
     """Hashes of those that the guard failed in comparisons that another one has followed.
 
     The last comparison may still be under way: its members are those it was planned with.
     """
-    last = first_round_of(max((number_of(t) for t in history.trials), default=0))
+    last = last_comparison(history)
     earlier = {t.spec.identity.candidate_hash for t in history.trials if 0 <= number_of(t) < last}
     return frozenset(key for key in earlier if key in guards and guards[key].is_drift)
 
@@ -325,10 +330,8 @@ def race_so_far(
 
 def recorded_verdict(history: History, objective: Objective) -> Verdict | None:
     """Result of the record's last comparison, whoever was the baseline; None: there was none."""
-    numbers = [number_of(trial) for trial in history.trials]
-    last = max(numbers, default=-1)
-    first_round = first_round_of(last)
-    own = _runs_of(history, first_round) if last >= 0 else {}
+    first_round = last_comparison(history)
+    own = _runs_of(history, first_round) if first_round >= 0 else {}
     hashes = {key for key, _ in own}
     comparison = FinalComparison(
         members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
@@ -336,8 +339,8 @@ def recorded_verdict(history: History, objective: Objective) -> Verdict | None:
         first_round=first_round,
         rules=_rules_of(own) or COLD,
     )
-    n_rounds = last - first_round + 1
-    if last < 0 or n_rounds < MIN_ROUNDS:
+    n_rounds = max((number for _, number in own), default=-1) - first_round + 1
+    if not own or n_rounds < MIN_ROUNDS:
         return None
     state = _states(comparison, history, objective)(n_rounds)
     figures = _figures(comparison, history, objective)

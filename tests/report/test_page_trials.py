@@ -1,9 +1,17 @@
 """The rows of the page's table of trials."""
 
+import dataclasses
+from collections import Counter
+
 from autotune.contract import Role
 from autotune.record.study import Study
 from autotune.report.page.trials import trials
+from autotune.report.results.rows import make_rows
 from autotune.report.results.study import read_report
+from autotune.report.results.verdict import describe_verdict
+from autotune.search.history import History
+from autotune.search.race import BLOCK
+from tests.trials import changed
 
 
 def test_rounds_are_counted_as_the_terminal_counts_them(wide: Study) -> None:
@@ -18,3 +26,42 @@ def test_rounds_are_counted_as_the_terminal_counts_them(wide: Study) -> None:
     for number, from_0 in rounds.items():
         assert from_0 is not None
         assert said[number] == f"confirm, round {from_0 + 1}"
+
+
+def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
+    report = read_report(wide)
+    compared = [row for row in report.ranked_rows if row.is_compared]
+    left_out = compared[1]
+    tried_once = next(row for row in report.rows if row.figure and not row.is_compared)
+    again = History(report.history.trials)
+    for trial in report.history.trials:
+        identity = trial.spec.identity
+        if identity.confirm_round is None or identity.candidate_hash == left_out.candidate.hash:
+            continue
+        number = identity.number + len(report.history.trials)
+        spec = changed(trial.spec, number=number, confirm_round=identity.confirm_round + BLOCK)
+        assert trial.result is not None
+        result = dataclasses.replace(trial.result, number=number)
+        again.put(dataclasses.replace(trial, spec=spec, result=result))
+    twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
+    rows = {row["number"]: row for row in trials(twice, {"best": None, "baseline": None})}
+    for number, row in rows.items():
+        if row["role"].startswith("confirm"):
+            is_last = number >= len(report.history.trials)
+            assert row["role"].endswith("of an earlier comparison") is not is_last
+    assert rows[compared[0].trial]["rests_on"] == f"{compared[0].n_runs} runs compared"
+    assert rows[left_out.trial]["rests_on"] == "1 run, not in the last comparison"
+    assert rows[tried_once.trial]["rests_on"] == "1 run, not compared"
+
+
+def test_who_ran_once_in_the_comparison_is_named(wide: Study) -> None:
+    report = read_report(wide)
+    roles = [trial.spec.identity for trial in report.history.trials]
+    runs = Counter(i.candidate_hash for i in roles if i.confirm_round is not None)
+    once = [str(row.trial) for row in report.rows if runs[row.candidate.hash] == 1]
+    again = [str(row.trial) for row in report.rows if runs[row.candidate.hash] > 1]
+    assert len(once) > 1
+    assert dict(describe_verdict(report))["compared"] == (
+        f"trials {', '.join(again)} ran again, in turns; trials {', '.join(once)} once more, and "
+        "have the figure of that run; every other row is one trial"
+    )

@@ -28,7 +28,7 @@ from autotune.report.page.tables import config_of
 from autotune.report.page.words import best_word
 from autotune.report.results.rows import Row, describe_evidence, ranked
 from autotune.report.results.study import StudyReport
-from autotune.search.confirm import first_round_of
+from autotune.search.confirm import first_round_of, last_comparison, number_of
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate, describe_difference
 
@@ -55,6 +55,7 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
     for trial in report.history.trials:
         runs.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
     is_final = any(row.is_compared for row in report.rows)
+    last = last_comparison(report.history)
     found = []
     for row in ranked(report.rows, first.trial if first else None):
         settings = describe_candidate(row.candidate, report.context)
@@ -63,6 +64,7 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
         own = runs[row.candidate.hash]
         kin = next((n for t in own if (n := marks.get(t.spec.identity.number))), "")
         heads = {row.trial, *marks}
+        left_out = _left_out(own, last) if is_final else ""
         own = sorted(own, key=lambda t: (t.spec.identity.number not in heads, _number(t)))
         for place, trial in enumerate(own):
             result, number = trial.result, _number(trial)
@@ -76,9 +78,9 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
                     "word": words.get(mark, ""),
                     "is_again": place > 0,
                     "again_of": kin if place > 0 else "",
-                    "role": _role(trial, report),
+                    "role": _role(trial, report, last),
                     "outcome": "running" if result is None else result.outcome.value,
-                    **_judged(row, is_first=place == 0, is_final=is_final),
+                    **_judged(row, is_first=place == 0, left_out=left_out),
                     "rate": "" if rate is None else format_rate(rate),
                     "rate_key": rate or 0.0,
                     "memory": _blank(format_bytes(peak_bytes)),
@@ -121,8 +123,12 @@ def details(
     return found
 
 
-def _role(trial: Trial, report: StudyReport) -> str:
-    """Why it was run; what was tried on the way to the baseline is told apart from it."""
+def _role(trial: Trial, report: StudyReport, last: int) -> str:
+    """Why it was run, `last` being the first round of the last comparison.
+
+    What was tried on the way to the baseline is told apart from it, and so are runs of an earlier
+    comparison, which count for no figure.
+    """
     identity = trial.spec.identity
     if identity.role is Role.BASELINE:
         its = baseline_of(report.facts).candidate_hash
@@ -130,18 +136,27 @@ def _role(trial: Trial, report: StudyReport) -> str:
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:
         return identity.role.value
-    number = identity.confirm_round - first_round_of(identity.confirm_round) + 1
-    return f"{identity.role.value}, round {number}"
+    first = first_round_of(identity.confirm_round)
+    said = f"{identity.role.value}, round {identity.confirm_round - first + 1}"
+    return said if first == last else f"{said} of an earlier comparison"
 
 
-def _judged(row: Row, *, is_first: bool, is_final: bool) -> dict[str, Any]:
+def _left_out(trials: Sequence[Trial], last: int) -> str:
+    """What a candidate is that the last comparison has no figure of."""
+    rounds = [number for trial in trials if (number := number_of(trial)) >= 0]
+    return "not in the last comparison" if rounds and max(rounds) < last else "not compared"
+
+
+def _judged(row: Row, *, is_first: bool, left_out: str) -> dict[str, Any]:
     """The figure of a candidate, and what it rests on; in words in its first row alone."""
     figure, said = row.figure, dict.fromkeys(("figure", "interval", "rests_on"), "")
     if figure is None or not is_first:
         return said | {"figure_key": row.rate, "is_compared": row.is_compared}
     runs = format_count(figure.n_runs, "run")
-    if is_final:
-        runs += " compared" if row.is_compared else ", not compared"
+    if row.is_compared:
+        runs += " compared"
+    elif left_out:
+        runs += f", {left_out}"
     if row.is_compared and figure.n_disturbed:
         runs += f", {figure.n_disturbed} disturbed"
     return {

@@ -127,11 +127,8 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         chosen = choices_of(ours.candidate.values, report.context) if ours else {}
         if untried := warning(chosen, report.context):
             facts.append(("untried", untried))
-    compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
-    if compared and len(compared) < len(report.rows):
-        trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
-        text = f"{trials} ran again, in turns; every other row is one trial"
-        facts.append(("compared", text))
+    if said := _compared(report):
+        facts.append(("compared", said))
     if (spread := report.history.spread).knows_repeats:
         deviation = f"{math.sqrt(spread.variance):.1%} (standard deviation)"
         text = f"runs of the same configuration differ by {deviation}"
@@ -236,6 +233,26 @@ def describe_peaks(best: Standing, baseline: Standing) -> str:
     """`12 GiB, the baseline 21 GiB`: peak memory of both."""
     peaks = [format_bytes(standing.peak_memory_bytes) for standing in (best, baseline)]
     return f"{peaks[0]}, the baseline {peaks[1]}"
+
+
+def _compared(report: StudyReport) -> str:
+    """Whose figures are those of the final comparison; empty: nobody's, or everybody's."""
+    compared = [row for row in report.rows if row.is_compared]
+    again, once = (
+        [str(row.trial) for row in compared if (row.n_runs > 1) is several]
+        for several in (True, False)
+    )
+    if not again or len(compared) == len(report.rows):
+        return ""
+
+    def named(trials: Sequence[str]) -> str:
+        return f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
+
+    said = f"{named(again)} ran again, in turns"
+    if once:
+        have = "have" if len(once) > 1 else "has"
+        said += f"; {named(once)} once more, and {have} the figure of that run"
+    return f"{said}; every other row is one trial"
 
 
 def _disturbed(report: StudyReport) -> list[str]:
