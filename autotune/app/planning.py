@@ -10,6 +10,7 @@ from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
+from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson, read_lessons
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
@@ -111,7 +112,8 @@ def export_ranked(
     """
     if not 1 <= rank <= len(kept.candidates):
         raise JobError(
-            f"--rank {rank}: there are {len(kept.candidates)} candidates", "1 is the best one"
+            f"--rank {rank}: the plan has {format_count(len(kept.candidates), 'candidate')}",
+            "1 is the best one",
         )
     handout = handout_of(
         kept.candidates[int(kept.order[rank - 1])],

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.app.session import Session
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.plugins import load_plugin
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.contract import Origin
 from autotune.cost.knowledge import (
     Lesson,
@@ -73,15 +73,17 @@ def steer(
         return None
     if above := len(steering.above_host):
         note(
-            f"{above} candidates are not started: their processes need more than the host's "
-            f"{format_bytes(steering.host.memory_bytes if steering.host else None)}"
+            f"{format_count(above, 'candidate')} not started: the processes need more than the "
+            f"host's {format_bytes(steering.host.memory_bytes if steering.host else None)}"
         )
     if not follows:
         return steering
     if not steering.steers:
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")
     elif steering.recalled is not None:
-        note(f"{steering.recalled.n_trials} trials of other studies correct the forecast")
+        n_trials = steering.recalled.n_trials
+        verb = "corrects" if n_trials == 1 else "correct"
+        note(f"{format_count(n_trials, 'trial')} of other studies {verb} the forecast")
     return steering
 
 

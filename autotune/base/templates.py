@@ -2,8 +2,9 @@
 
 A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
 through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script` (JSON
-inside a script element) or `text` (prose, as it is): a bare `{{ value }}` is refused, because
-Python's spelling of it (`True`, `None`, an unquoted path) is wrong in each of them.
+inside a script element), `text` (prose, as it is) or `count` (prose, a number of things): a bare
+`{{ value }}` is refused, because Python's spelling of it (`True`, `None`, an unquoted path) is
+wrong in each of them.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from autotune.base.data import data_folder
 from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
 from autotune.base.text import lines
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 
@@ -180,6 +181,7 @@ class _StrictEnvironment(SandboxedEnvironment):
             html=_filter(lambda value: html.escape(lines(str(value)))),
             script=_filter(_to_script),
             text=_filter(lambda value: lines(str(value))),
+            count=_to_count,
         )
 
     @staticmethod
@@ -201,6 +203,10 @@ def _to_script(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _to_count(value: Any, one: str, several: str = "") -> Encoded:
+    return Encoded(lines(format_count(int(_defined(value)), one, several)))
+
+
 def _filter(encode: Callable[[Any], str]) -> Callable[[Any], Encoded]:
     return lambda value: Encoded(encode(_defined(value)))
 
@@ -214,7 +220,7 @@ def _defined(value: Any) -> Any:
 def _only_encoded(value: Any) -> Any:
     if isinstance(value, Encoded):
         return value
-    filters = "| tojson, | sh, | html, | script, | text"
+    filters = "| tojson, | sh, | html, | script, | text, | count"
     raise TypeError(f"the value {_defined(value)!r} goes through none of {filters}")
 
 

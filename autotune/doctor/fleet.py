@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.devices.hardware import VERSIONED
 from autotune.doctor.diagnosis import Level, Machine, Remark, worst
 from autotune.doctor.findings import conclude_of_node
@@ -124,7 +124,7 @@ def conclude_fleet(nodes: Sequence[NodeExamination]) -> Iterator[Remark]:
     there = {node.name: node.inventory for node in nodes if node.inventory is not None}
     missing = [node.name for node in nodes if node.inventory is None]
     n_slots = sum(node.n_slots for node in nodes)
-    count = f"{len(there)} of {len(nodes)} answer, with {n_slots} slots"
+    count = f"{len(there)} of {len(nodes)} answer, with {format_count(n_slots, 'slot')}"
     if not there:
         yield _fail("nodes", count, "mend what is said of each")
         return

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.units import format_count
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
 from autotune.job.job import Job
@@ -211,7 +212,8 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
     legal = np.flatnonzero(total == 0)
     if len(rows) and not len(legal):
         closest = rows[int(np.argmin(total))]
-        said = f"space {space.name}: none of its {len(rows)} candidates is legal for this job"
+        counted = format_count(len(rows), "candidate")
+        said = f"space {space.name}: none of its {counted} is legal for this job"
         settings = settings_of(closest, engine.context)
         raise nothing_legal(
             f"{said}; refused most by",

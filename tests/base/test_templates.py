@@ -102,6 +102,14 @@ def test_a_shell_word_is_quoted(folder):
     )
 
 
+def test_a_number_of_things_is_counted_and_a_word_of_the_template_is_prose(folder):
+    text = '{{ a | count("rank") }}, {{ b | count("rank") }}, {{ b | count("batch", "batches") }}'
+    (folder / "t.md.j2").write_text(text)
+    assert Templates(folder).text("t.md.j2", {"a": 1, "b": 2}) == "1 rank, 2 ranks, 2 batches"
+    with pytest.raises(RenderError, match="undefined"):
+        Templates(folder).text("t.md.j2", {"a": 1})
+
+
 def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
     (folder / "launch").mkdir()
     (folder / "launch" / "README.md.j2").write_text("mine")

@@ -1,10 +1,12 @@
 """What the doctor says of a fleet: each node, and what differs between them."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 
 import pytest
+from rich.console import Console
 
 from autotune.base.errors import FleetError
 from autotune.doctor import Level
@@ -15,6 +17,7 @@ from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.remote import Host, RemoteTransport
+from autotune.report.terminal.overview import print_fleet
 from tests.jobs import A100, CPU
 
 GOOD = Inventory(
@@ -91,6 +94,23 @@ def test_a_node_that_does_not_answer_is_left_out_and_named(machine: str) -> None
     assert fleet.level is Level.WARN
     assert said(fleet, "nodes") == (Level.WARN, "1 of 2 answer, with 2 slots; without b")
     assert fleet.nodes[1].n_slots == 0
+    shown = io.StringIO()
+    print_fleet(Console(file=shown), fleet)
+    assert "a: 2 slots\n" in shown.getvalue()
+    assert "b: left out\n" in shown.getvalue()
+
+
+def test_one_slot_is_not_several(machine: str) -> None:
+    one = dataclasses.replace(GOOD, devices=("0",), places=(DevicePlace(),))
+    fleet = examined(machine, {"a": one})
+    assert said(fleet, "nodes") == (Level.OK, "1 of 1 answer, with 1 slot")
+    shown = io.StringIO()
+    print_fleet(Console(file=shown), fleet)
+    assert "a: 1 slot\n" in shown.getvalue()
+
+
+def test_a_node_that_does_not_answer_says_why(machine: str) -> None:
+    fleet = examined(machine, {"a": GOOD}, {"b": "Connection refused"})
     assert fleet.nodes[1].findings[0].message == "Connection refused"
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
 from autotune.contract import Origin
 from autotune.doctor import Examination, Level, Remark
 from autotune.doctor.fleet import FleetExamination
@@ -104,7 +104,7 @@ def print_diagnosis(console: Console, diagnosis: Examination) -> None:
 def print_fleet(console: Console, fleet: FleetExamination) -> None:
     """Print what is said of each node, and of all of them together."""
     for node in fleet.nodes:
-        slots = f"{node.n_slots} slots" if node.n_slots else "left out"
+        slots = format_count(node.n_slots, "slot") if node.n_slots else "left out"
         console.print(Text(f"{node.name}: {slots}", style="bold"))
         _print_remarks(console, node.findings)
     console.print(Text("all nodes", style="bold"))

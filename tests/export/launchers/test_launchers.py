@@ -196,6 +196,22 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     assert "holds no launch.sh" in wrong.stderr
 
 
+def test_one_of_something_is_not_several(tmp_path):
+    one_core = dataclasses.replace(CPU, n_devices=1)
+    handout = handed(tmp_path, environment=one_core, micro_batch=1)
+    for launcher, said in [
+        ("torchrun", "2 machines with 1 rank each"),
+        ("slurm", "2 nodes with 1 rank each"),
+        ("kubernetes", "2 pods with\n1 core each"),
+        ("ray", "2 nodes of the cluster with 1 core each"),
+    ]:
+        (tmp_path / launcher).mkdir()
+        readme = (export(handout, tmp_path / launcher, "hf", launcher) / "README.md").read_text()
+        assert said in readme
+        assert "1 sample per rank" in readme
+        assert "on 2 data-parallel ranks" in readme
+
+
 @pytest.mark.real
 @needs_slurm
 def test_a_batch_job_of_two_nodes_trains_as_it_is(tmp_path, monkeypatch):
