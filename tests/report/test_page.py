@@ -135,6 +135,17 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     assert len(knobs.axes) == 4
 
 
+@pytest.mark.parametrize(("failures", "said"), [(1, "1 has no figure"), (2, "2 have no figure")])
+def test_a_caption_counts_trials_without_a_figure(wide: Study, failures: int, said: str) -> None:
+    report = read_report(wide)
+    everything = report.history.trials
+    failed = [t for t in everything if t.result is not None and not t.result.samples_per_s]
+    history = History([trial for trial in everything if trial not in failed[failures:]])
+    chart = charts.history(dataclasses.replace(report, history=history))
+    assert chart is not None
+    assert chart.alt == f"{len(history.trials)} trials by number; {said}."
+
+
 def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
     tmp_path: Path,
 ) -> None:

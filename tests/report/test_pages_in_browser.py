@@ -312,6 +312,40 @@ def test_the_command_is_copied(browser: Browser, page: Path) -> None:
     assert browser.run("return window.caught") == command
 
 
+BROKEN = """
+const broken = [], walker = document.createTreeWalker(
+  document.getElementById("use-command"), NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode, range = document.createRange();
+  for (const found of node.data.matchAll(/(?<!\\S)--?[\\w-]+/g)) {
+    range.setStart(node, found.index);
+    range.setEnd(node, found.index + found[0].length);
+    const tops = Array.from(range.getClientRects()).map((one) => Math.round(one.top));
+    if (new Set(tops).size > 1) broken.push(found[0]);
+  }
+}
+return broken;
+"""
+"""Flags of the command that two lines share."""
+UNNAMED = """
+return Array.from(document.querySelectorAll(".cards td.number")).filter((one) =>
+  one.textContent.trim() && getComputedStyle(one, "::before").content === "none"
+).map((one) => one.textContent)
+"""
+
+
+def test_no_line_of_the_command_ends_within_a_flag(browser: Browser, page: Path) -> None:
+    for width in range(320, 480, 10):
+        browser.open(page, width=width)
+        assert browser.run(BROKEN) == [], width
+
+
+def test_every_figure_of_a_card_has_its_name(browser: Browser, page: Path, front: Path) -> None:
+    for one in (page, front):
+        browser.open(one, width=390)
+        assert browser.run(UNNAMED) == []
+
+
 def test_a_value_keeps_the_lines_that_pass_it(browser: Browser, page: Path) -> None:
     browser.open(page)
     shown = "return document.querySelectorAll('#chart-knobs .candidate:not(.off)').length"

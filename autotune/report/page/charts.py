@@ -199,7 +199,7 @@ def history(report: StudyReport) -> Chart | None:
     )
     alt = f"{len(ended)} trials by number"
     if failed:
-        alt += f"; {len(failed)} have no figure"
+        alt += f"; {len(failed)} {'has' if len(failed) == 1 else 'have'} no figure"
     return Chart(
         name="history", alt=f"{alt}.", kind="plot", keys=keys, x_title="trial", panels=[panel]
     )
