@@ -220,7 +220,7 @@ def search(
         bool, typer.Option("--fresh", help="Start anew; the old study is kept beside it.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and its price, and run nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan and its price, and run no trial.")
     ] = False,
     metrics_file: Annotated[
         Path | None,

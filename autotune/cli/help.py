@@ -126,7 +126,9 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
     listed = f"`{ctx.command_path} --help` lists them"
     if isinstance(error, NoSuchOption):
         known = [name for param in ctx.command.get_params(ctx) for name in param.opts]
-        meant = did_you_mean(error.option_name, known, most=2, alike=0.6)
+        meant = _ELSEWHERE.get(error.option_name) or did_you_mean(
+            error.option_name, known, most=2, alike=0.6
+        )
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     said = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
@@ -142,6 +144,10 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
     return JobError(f"{ctx.command_path}: {said}", listed)
 
 
+_ELSEWHERE = {
+    "--accelerator": "DS_ACCELERATOR=cuda or DS_ACCELERATOR=cpu before the command chooses; "
+}
+"""Option of other commands -> what does the same here."""
 _SHOULD = "Input should "
 """Begins the checker's words for a value that it does not take."""
 _NUMBERS = {"valid integer": "whole number", "valid number": "number"}

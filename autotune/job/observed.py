@@ -450,6 +450,11 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
             "tune a command that trains by DeepSpeed: --deepspeed ds_config.json for Trainer, "
             "--use_deepspeed for accelerate launch, deepspeed.initialize in a script"
         )
+    if "Check batch related parameters" in result.evidence:
+        hint = (
+            "if the ranks of a Trainer have no GPU, add --use_cpu to the command: without it "
+            "Trainer counts one process; else make the batch sizes of command and file agree"
+        )
     if "fp16 is not supported" in result.evidence:
         hint = (
             "train in bf16, or on a GPU: DeepSpeed takes fp16 on CPU ranks only where the "

@@ -75,6 +75,15 @@ def test_a_mistyped_name_is_guessed(
     assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
 
 
+def test_a_search_says_what_chooses_its_devices() -> None:
+    with pytest.raises(AutotuneError) as caught:
+        GROUP.main(
+            ["search", "--accelerator", "cuda"], prog_name="autotune", standalone_mode=False
+        )
+    assert "DS_ACCELERATOR=cuda" in caught.value.hint
+    assert "--accelerators" not in caught.value.hint
+
+
 def test_case_is_no_mistake_and_nonsense_is_not_guessed() -> None:
     assert did_you_mean("h100", ["H100", "A100"], most=1) == "did you mean H100? "
     assert did_you_mean("xyz", ["H100", "A100"]) == ""

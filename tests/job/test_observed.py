@@ -159,6 +159,11 @@ def test_placeholders_take_a_candidate_s_values_or_their_own() -> None:
             "ValueError: Type fp16 is not supported on your device.",
             "AVX512-FP16",
         ),
+        (
+            Outcome.INVALID,
+            "AssertionError: Check batch related parameters. train_batch_size is not equal to",
+            "--use_cpu",
+        ),
     ],
 )
 def test_a_first_run_that_measured_nothing_says_what_helps(
