@@ -222,6 +222,14 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
 
 
+def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path) -> None:
+    handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
+    assert (
+        "TORCH_EXTENSIONS_DIR"
+        in (exported(handout, tmp_path, "command") / "README.md").read_text()
+    )
+
+
 def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> None:
     handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
     variables = {"MALLOC_TRIM_THRESHOLD_": "1073741824"}
