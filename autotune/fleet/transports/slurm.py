@@ -21,7 +21,6 @@ from autotune.fleet.transports.local import LocalProcess
 from autotune.fleet.transports.remote import Elsewhere, Host, RemoteTransport
 from autotune.fleet.transports.slurm_job import (
     JobStatus,
-    binds_tasks,
     check_slurm,
     end_of,
     look_at_request,
@@ -86,7 +85,6 @@ class SlurmTransport(RemoteTransport):
         self._status = status_of(job)
         if self._status.state != "RUNNING":
             raise FleetError(not_running(job, self._status), _HOW)
-        self._binds = binds_tasks()  # once: steps are opened by many threads
 
     def hosts(self) -> Sequence[Host]:
         """See `RemoteTransport.hosts`."""
@@ -96,8 +94,7 @@ class SlurmTransport(RemoteTransport):
         """See `RemoteTransport.open`."""
         named = {name: os.environ[name] for name in self.options.forward if name in os.environ}
         return LocalProcess(
-            step_command(self._job, host, command, binds=self._binds),
-            environment={**slurm_environment(), **named},
+            step_command(self._job, host, command), environment={**slurm_environment(), **named}
         )
 
     def ended(self) -> str:

@@ -199,9 +199,7 @@ def obtained(
         try:
             status = _wait_for_nodes(job, wait_s=wait_s, say=say)
             holder = LocalProcess(
-                step_command(
-                    job, status.first_node, ["sh", "-c", _HOLDER, fifo], binds=binds_tasks()
-                ),
+                step_command(job, status.first_node, ["sh", "-c", _HOLDER, fifo]),
                 environment=slurm_environment(),
             )
             names = ",".join(share.nodes for share in status.shares)
@@ -214,32 +212,13 @@ def obtained(
                 holder.end()
 
 
-def binds_tasks() -> bool:
-    """Whether the cluster binds tasks to cores, as far as its controller says."""
-    try:
-        shown = run_slurm("scontrol", "show", "config")
-    except FleetError:
-        return True
-    found = re.search(r"^TaskPlugin\s*=\s*(\S+)$", shown, re.MULTILINE)
-    return found is None or found[1] not in ("task/none", "(null)")
-
-
-def step_command(job: str, node: str, command: Sequence[str], *, binds: bool) -> list[str]:
-    """Command that runs another one on a node of a job, as one task with all that the job has.
-
-    Args:
-        job: Its number.
-        node: One of its nodes.
-        command: What runs there.
-        binds: Whether the cluster `binds_tasks`.
-    """
-    # A cluster that binds nothing complains of the word that says so.
-    unbound = ("--cpu-bind=none",) if binds else ()
+def step_command(job: str, node: str, command: Sequence[str]) -> list[str]:
+    """Command that runs another one on a node of a job, as one task with all that the job has."""
     return [
         *("srun", "--quiet", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1"),
         # Without these a task gets a core and its share of the memory; and the working folder
         # need not be there.
-        *(f"--nodelist={node}", "--mem=0", *unbound, "--chdir=/"),
+        *(f"--nodelist={node}", "--mem=0", "--cpu-bind=none", "--chdir=/"),
         *command,
     ]
 
