@@ -104,9 +104,11 @@ def open_session(
     job, data = place.finish_job(
         *read_job(job_file, place.flags, place.environment, agreed=agreed)
     )
-    ended = job.study + study_ending
-    if Study(results, ended).job_file.exists() or not Study(results, job.study).job_file.exists():
-        job, data = replace(job, study=ended), {**data, "study": ended}
+    if study_ending:
+        ended = job.study + study_ending
+        names = (ended, job.study)
+        study_name = next((n for n in names if Study(results, n).job_file.exists()), ended)
+        job, data = replace(job, study=study_name), {**data, "study": study_name}
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)

@@ -80,11 +80,16 @@ def prospect_of(
         FleetError: The accelerator is in no table.
         JobError: The model's sizes cannot be seen.
     """
-    taught, steering = steering, dataclasses.replace(steering, recalled=None)
+    taught, steering = steering, steering.untaught
     own: Sequence[Candidate] = steering.lattice.candidates
     rungs: list[Candidate] = []
     if job.baseline is None:
         rungs = [c for rung in engine.ladder() for c in rung if not engine.judge(c)]
+
+    def at_row(row: int) -> Candidate:
+        """The candidate of a row: a lattice makes those alone that are asked for."""
+        return own[row] if row < len(own) else rungs[row - len(own)]
+
     said = [steering.forecast(each) for each in (own, rungs) if each]
     seconds = np.concatenate([each.seconds for each in said])
     peaks = np.concatenate(
@@ -95,9 +100,7 @@ def prospect_of(
     rows = np.flatnonzero(fits) if fits.any() else np.arange(len(seconds))
     steps_s = seconds[rows]
     typical = int(rows[np.argsort(steps_s)[len(rows) // 2]])
-    correction = _correction(
-        taught, history, [*own, *rungs][typical], predicted_s=float(seconds[typical])
-    )
+    correction = _correction(taught, history, at_row(typical), predicted_s=float(seconds[typical]))
     allowed_bytes = steering.objective.allowed_bytes
     found = Prospect(
         n_fit=int(fits[: len(own)].sum()),
@@ -111,8 +114,7 @@ def prospect_of(
         return found  # one has succeeded
     is_above = found.least_peak_bytes >= MODEL_MARGIN * allowed_bytes
     if steering.knows_memory and risk.min() >= CERTAIN and (is_above or _is_host(steering)):
-        at = int(peaks.argmin())
-        least = own[at] if at < len(own) else rungs[at - len(own)]
+        least = at_row(int(peaks.argmin()))
         return dataclasses.replace(
             found,
             problem=_too_large(found, steering, history, least),

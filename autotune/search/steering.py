@@ -263,6 +263,15 @@ class Steering:
         )
 
     @cached_property
+    def untaught(self) -> "Steering":
+        """The same without what other studies saw; what the model says is worked out once."""
+        if self.recalled is None:
+            return self
+        found = replace(self, recalled=None)
+        found.__dict__["_lattice_forecast"] = self._lattice_forecast
+        return found
+
+    @cached_property
     def above_host(self) -> frozenset[str]:
         """Hashes of the lattice's candidates that the host's memory is certain not to hold.
 
@@ -271,7 +280,7 @@ class Steering:
         if self.host is None or not self.knows_memory:
             return frozenset()
         candidates = self.lattice.candidates
-        believed = replace(self, recalled=None)._believed(History(), candidates)
+        believed = self.untaught._believed(History(), candidates)
         is_above = below(self._host_overrun(believed, candidates)) >= CERTAIN
         return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
 
