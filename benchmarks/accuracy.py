@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_constants import leave_one_out, peaks_by_meter
+from fit_constants import beyond, leave_one_out, peaks_by_meter
 from fit_errors import coverage, misses_of
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
@@ -231,6 +231,9 @@ def _memory_lines(
                     peaks = _analytic(predicted, mask)
                 error = errors(peaks, runs.peaks_bytes[mask])
                 misses = np.log(runs.peaks_bytes[mask] / peaks)
+                # A formula says how it counts.
+                spare = runs.spare(predicted)[mask] if status == "ok" else np.ones(len(peaks))
+                beyond_said = beyond(runs.peaks_bytes[mask], peaks, spare)
                 said = forecast(runs.plans.take(mask), constants)
                 features = said.memory_features or said.features
                 found.append(
@@ -241,7 +244,7 @@ def _memory_lines(
                         "bias": float(np.median(np.log(peaks / runs.peaks_bytes[mask]))),
                         "median_error": float(np.median(error)),
                         "p90_error": float(np.quantile(error, 0.9)),
-                        "coverage": float(np.mean(np.abs(misses) <= np.log(reach))),
+                        "coverage": float(np.mean(np.abs(beyond_said) <= np.log(reach))),
                         **_learned(features, misses, MEMORY_PRIOR, MEMORY_VARIATION, seed=seed),
                     }
                 )

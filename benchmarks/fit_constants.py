@@ -121,11 +121,13 @@ class LeftOut:
     """By the meter of each run."""
     doubt: NDArray[np.float64]
     """Share of the step that is in doubt."""
+    spare: NDArray[np.float64]
+    """Factors by which peaks may lie lower, where a row leaves open what it takes."""
 
 
 def leave_one_out(runs: Runs) -> LeftOut:
     """Fit on all other sources, one source after the other."""
-    times_s, peaks_bytes, doubt = (np.full(len(runs.rows), np.nan) for _ in range(3))
+    times_s, peaks_bytes, doubt, spare = (np.full(len(runs.rows), np.nan) for _ in range(4))
     for source in np.unique(runs.sources):
         rest, part = runs.part(runs.sources != source), runs.part(runs.sources == source)
         fitted, shares = fit_time(rest, _START)
@@ -138,7 +140,16 @@ def leave_one_out(runs: Runs) -> LeftOut:
         times_s[here] = predicted.step_time_s
         peaks_bytes[here] = peaks_by_meter(part, predicted)
         doubt[here] = doubt_of(predicted)
-    return LeftOut(times_s=times_s, peaks_bytes=peaks_bytes, doubt=doubt)
+        spare[here] = part.spare(predicted)
+    return LeftOut(times_s=times_s, peaks_bytes=peaks_bytes, doubt=doubt, spare=spare)
+
+
+def beyond(
+    measured: NDArray[np.float64], predicted: NDArray[np.float64], spare: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Log of measured over predicted, beyond what a row leaves open: 0 within that."""
+    ratio = np.log(measured / predicted)
+    return np.where(ratio < 0, np.minimum(0.0, ratio + np.log(spare)), ratio)
 
 
 def peaks_by_meter(runs: Runs, predicted: Prediction) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from fit_constants import LeftOut, leave_one_out
+from fit_constants import LeftOut, beyond, leave_one_out
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
@@ -33,7 +33,10 @@ _UNKNOWN = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """Sizes of log(measured / predicted) of runs left out; NaN where nothing was measured."""
+    """Sizes of log(measured / predicted) of runs left out; NaN where nothing was measured.
+
+    Those of peaks are what is beyond the values that a row leaves open.
+    """
 
     sources: NDArray[np.str_]
     frameworks: NDArray[np.str_]
@@ -63,13 +66,14 @@ class Misses:
 def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     """How far the runs are from what was predicted of them. Formulas of papers are no runs."""
     ran = runs.status == "ok"
+    peaks = beyond(runs.peaks_bytes, left_out.peaks_bytes, left_out.spare)
     return Misses(
         sources=runs.sources,
         frameworks=runs.frameworks,
         peak_flops=np.array([its.peak_flops[its.half] for its in runs.accelerators]),
         doubt=left_out.doubt,
         times=np.where(ran, np.abs(np.log(runs.times_s / left_out.times_s)), np.nan),
-        peaks=np.where(ran, np.abs(np.log(runs.peaks_bytes / left_out.peaks_bytes)), np.nan),
+        peaks=np.where(ran, np.abs(peaks), np.nan),
     )
 
 

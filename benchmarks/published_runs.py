@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
-from autotune.cost.errors import Margin, load_errors
+from autotune.cost.errors import Margin, load_errors, spare_of
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction
 from autotune.cost.published import PublishedRows, read_table, rows_to_plans
@@ -27,6 +27,8 @@ class Runs:
 
     rows: tuple[dict[str, str], ...]
     plans: Plans
+    least: Plans
+    """The same where what a row leaves open takes least memory."""
     sources: NDArray[np.str_]
     """The repository that a row is from."""
     devices: NDArray[np.str_]
@@ -50,6 +52,7 @@ class Runs:
         return Runs(
             rows=tuple(self.rows[i] for i in kept),
             plans=self.plans.take(kept),
+            least=self.least.take(kept),
             sources=self.sources[kept],
             devices=self.devices[kept],
             times_s=self.times_s[kept],
@@ -65,6 +68,10 @@ class Runs:
     def reach(self, predicted: Prediction) -> Margin:
         """How far each may be from its prediction, by the shipped errors."""
         return load_errors().reach(self.frameworks.tolist(), self.accelerators, predicted)
+
+    def spare(self, predicted: Prediction) -> NDArray[np.float64]:
+        """Factors by which peaks may lie lower still, where a row leaves open what it takes."""
+        return spare_of(predicted, self.least)
 
     def groups(self) -> list[NDArray[np.intp]]:
         """Rows of the same source, model, devices and global batch: what a search chooses from."""
@@ -104,16 +111,19 @@ def read_runs(folder: Path) -> Runs:
     every = [row for file in files for row in read_table(file)[1]]
     scored = [row for row in every if _is_scored(row)]
     read = rows_to_plans(scored, shipped_accelerators())
-    if read.plans is None:
+    if read.plans is None or read.least is None:
         raise JobError(f"{folder}: no row can be predicted", read.reasons[0] if scored else "")
-    return _runs(scored, read, read.plans)
+    return _runs(scored, read, read.plans, read.least)
 
 
-def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
+def _runs(
+    scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans, least: Plans
+) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,
         plans=plans,
+        least=least,
         sources=np.array([_repository(row["source"]) for row in rows]),
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),

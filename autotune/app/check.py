@@ -245,7 +245,7 @@ def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Sou
 
 def _judged(source: Source, flags: CheckFlags, ask: Ask | None) -> CheckReport:
     """The report of one configuration, after the answers to what it asks."""
-    where = flags.accelerator or source.layout.accelerator or "cuda"
+    where = flags.accelerator or source.accelerator or "cuda"
     environment = _environment(where, flags.deepspeed_version)
     chosen = [parse_chosen(text) for text in flags.choose]
     report = check(source, environment, chosen, flags.ignore)

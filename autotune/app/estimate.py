@@ -13,7 +13,7 @@ from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import load_errors
+from autotune.cost.errors import load_errors, spare_of
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
@@ -163,6 +163,8 @@ def _cells(
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
     reach = load_errors().reach(read.frameworks, read.accelerators, predicted)
+    spare = 1.0 if read.least is None else spare_of(predicted, read.least)
+    low = reach.peak_memory * spare
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s / reach.step_time,
@@ -180,15 +182,17 @@ def _cells(
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, position, by in zip(found, read.positions, reach.peak_memory, strict=True):
+    for values, position, below, above in zip(
+        found, read.positions, low, reach.peak_memory, strict=True
+    ):
         unit = table[position].get("peak_mem_unit", "")
         for meter in ("reserved", "allocated"):
             if meter in unit:
                 values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
                 values["assumed"] = f"pred_peak_memory_gb={meter} (by peak_mem_unit)"
         peak_gb = float(values["pred_peak_memory_gb"])
-        values["pred_peak_memory_low_gb"] = f"{peak_gb / by:.{_DIGITS}g}"
-        values["pred_peak_memory_high_gb"] = f"{peak_gb * by:.{_DIGITS}g}"
+        values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
+        values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"
     return found
 
 

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
-from autotune.cost.predict import Prediction
+from autotune.cost.plans import Plans
+from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
 
 SHIPPED = Path(__file__).resolve().parent / "errors.yaml"
@@ -117,6 +118,16 @@ def doubt_of(said: Prediction) -> Values:
     share = np.sum([np.asarray(part) for part in doubtful], axis=0) / said.step_time_s
     offloads = np.greater(plans.optimizer_tier, 0) | np.greater(plans.param_tier, 0)
     found: Values = np.clip(np.where(offloads, 1.0, share), 0.0, 1.0)
+    return found
+
+
+def spare_of(said: Prediction, least: Plans) -> Values:
+    """Factors by which peaks may lie below the predicted ones: what nobody says spares so much.
+
+    `least` are the same candidates where it spares most. No factor is below 1.
+    """
+    peaks = predict(least, said.constants).peak_memory_bytes
+    found: Values = np.maximum(1.0, said.peak_memory_bytes / peaks)
     return found
 
 

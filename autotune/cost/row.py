@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
-from autotune.cost.plans import Recompute, Tier
-from autotune.cost.row_choices import choice_columns
+from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
@@ -68,6 +68,8 @@ class ReadRow:
 
     columns: dict[str, float]
     """Columns of `Plans`, among others; those that are left out have their defaults."""
+    fewest_logit_bytes: float
+    """Column `logit_bytes` at least, where the row leaves open how its loss is computed."""
     framework: str
     """Name of its `Traits`."""
     accelerator: Accelerator
@@ -125,7 +127,13 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         columns["accumulate_bytes"] = columns.get("cuts_by_rank", 0.0) * _STAGE_3_COPIES
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
-    return ReadRow(columns=columns, framework=traits.name, accelerator=accelerator)
+    logit_bytes = columns.get("logit_bytes", float(Plans.logit_bytes))
+    return ReadRow(
+        columns=columns,
+        fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
+        framework=traits.name,
+        accelerator=accelerator,
+    )
 
 
 def _framework(cells: Cells) -> Traits:

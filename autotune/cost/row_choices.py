@@ -10,13 +10,17 @@ from autotune.cost.cells import Cells
 
 _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
+_FUSED_LOGIT_BYTES = 4.0
 _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     "loss": (
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
         (r"chunk|linear|liger|cut|tiled", {"loss_chunk_tokens": _CHUNK_TOKENS}),
         # 16-bit logits, and their gradients in their place or beside them.
         (r"\bno\b|unfused|not fused|eager|plain|torch|none", {"logit_bytes": 12.0}),
-        (r"fused|inplace|in-place|compile|triton|parallel", {"logit_bytes": 4.0}),
+        (
+            r"fused|inplace|in-place|compile|triton|parallel",
+            {"logit_bytes": _FUSED_LOGIT_BYTES},
+        ),
     ),
     "attention": (
         (
@@ -72,6 +76,17 @@ def choice_columns(
     if moments is not None:
         found["optimizer_bytes"] = columns.get("optimizer_bytes", 12.0) - _ADAM_BYTES + moments
     return found
+
+
+def fewest_logit_bytes(cells: Cells, taken: float) -> float:
+    """Bytes per logit that a run holds at least, where it is predicted with `taken`.
+
+    Fewer where the row does not say how the loss is computed: it may be compiled or fused.
+    """
+    if not cells.is_blank("loss") or taken <= _FUSED_LOGIT_BYTES:
+        return taken
+    cells.assume("loss", "not fused", "fused at the low end of memory")
+    return _FUSED_LOGIT_BYTES
 
 
 def _said(cells: Cells, name: str, framework: str) -> dict[str, float]:

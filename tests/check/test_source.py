@@ -319,3 +319,36 @@ def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
     (tmp_path / "run.sh").write_text(text)
     (tmp_path / "a.yaml").write_text("num_processes: 3\n")
     assert world_in(words, tmp_path) == world
+
+
+@pytest.mark.parametrize(
+    ("launch", "accelerator"),
+    [
+        ("deepspeed train.py --deepspeed_config ds_config.json", None),
+        ("DS_ACCELERATOR=cpu deepspeed train.py --deepspeed_config ds_config.json", "cpu"),
+        ("env DS_ACCELERATOR=cuda torchrun train.py --deepspeed ds_config.json", "cuda"),
+        ("DS_ACCELERATOR=abacus deepspeed train.py --deepspeed_config ds_config.json", None),
+        ("torchrun train.py --use_cpu --deepspeed ds_config.json", "cpu"),
+        ("torchrun train.py --use_cpu false --deepspeed ds_config.json", None),
+        ("torchrun train.py --no_cuda --deepspeed ds_config.json", "cpu"),
+        ("accelerate launch --use_deepspeed --cpu train.py", "cpu"),
+        ("torchrun train.py --cpu --deepspeed ds_config.json", None),
+    ],
+)
+def test_a_launch_line_says_where_it_runs(tmp_path, launch, accelerator):
+    path = write(tmp_path, RAW, "ds_config.json")
+    assert read_source(path, launch=launch).accelerator == accelerator
+    script = write(tmp_path, f"#!/bin/bash\n{launch}\n", "run.sh")
+    assert read_source(script).accelerator == accelerator
+
+
+def test_files_say_where_it_runs(tmp_path):
+    assert read_source(yaml_file(tmp_path, ACCELERATE)).accelerator is None
+    on_cores = yaml_file(tmp_path, ACCELERATE | {"use_cpu": True}, "cores.yaml")
+    assert read_source(on_cores).accelerator == "cpu"
+    inner = write(tmp_path, AUTO)
+    assert read_source(inner, accelerate=on_cores).accelerator == "cpu"
+    arguments = yaml_file(tmp_path, {"deepspeed": inner.name, "use_cpu": True}, "arguments.yaml")
+    assert read_source(arguments).accelerator == "cpu"
+    run = "export DS_ACCELERATOR=cpu\ndeepspeed train.py --deepspeed_config " + inner.name
+    assert read_source(write(tmp_path, run, "run.sh")).accelerator == "cpu"

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.cost import predict
-from autotune.cost.errors import LEVEL, Errors, MissSizes, doubt_of, load_errors
+from autotune.cost.errors import LEVEL, Errors, MissSizes, doubt_of, load_errors, spare_of
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from autotune.devices.probed import MeasuredRates
@@ -46,6 +46,23 @@ def test_communication_and_offload_are_in_doubt() -> None:
     low_s, high_s, low_bytes, high_bytes = reach.around(said, 0)
     assert low_s < said.step_time_s[0] < high_s
     assert low_bytes < said.peak_memory_bytes[0] < high_bytes
+
+
+def test_a_loss_of_which_nobody_says_how_spares_memory_at_the_low_end() -> None:
+    whole = {"pp": "1", "dp": "16"}  # of two stages the first is fuller, without logits
+    losses = [{}, {"loss": "fused"}, {"loss": "eager"}, {"framework": "fsdp"}]
+    rows = [row(**whole, **said) for said in losses]
+    read = rows_to_plans(rows, shipped_accelerators())
+    assert read.plans is not None
+    assert read.least is not None
+    said = predict(read.plans)
+    spare = spare_of(said, read.least)
+    fused = said.peak_memory_bytes[1]
+    assert spare[0] == pytest.approx(said.peak_memory_bytes[0] / fused)
+    assert spare[0] > 1.0
+    assert spare[1:].tolist() == [1.0, 1.0, 1.0], "said, or fused by the framework's default"
+    note = "loss=not fused (fused at the low end of memory)"
+    assert [note in noted for noted in read.assumed] == [True, False, False, False]
 
 
 def test_the_shipped_errors_are_wider_where_nothing_was_seen() -> None:

@@ -9,7 +9,11 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from autotune.engines.deepspeed.sources.layout import ExportedLayout
+from autotune.engines.deepspeed.sources.layout import (
+    ACCELERATOR_VARIABLE,
+    ACCELERATORS,
+    ExportedLayout,
+)
 from autotune.engines.launches.line import (
     AXOLOTL,
     TRL,
@@ -63,6 +67,9 @@ class LaunchLine:
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
     """Whether `accelerate launch` is told to."""
+    accelerator: str | None = None
+    """Where it runs, one of `ACCELERATORS`, as a variable before it or a flag of
+    `accelerate launch` says; None: neither does."""
     named: str | None = None
     """The file of arguments that it hands to the script, where it names no ds_config."""
     layout: ExportedLayout | None = None
@@ -103,6 +110,7 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
     else:
         world, per_node = ranks_by(kind, launcher)
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
+    is_cpu = by_accelerate and launcher.get("cpu") is True
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
@@ -120,6 +128,7 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         split=split,
         plugin={name: launcher[name] for name in FLAGS if by_accelerate and name in launcher},
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
+        accelerator="cpu" if is_cpu else accelerator_in(assigned(words[: parts.script_at])),
         world=world,
         per_node=per_node,
         n_nodes=count_in(launcher, "num_machines"),
@@ -130,6 +139,17 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         consumer=consumer,
         named=_named_file(to_script, script) if config is None else None,
     )
+
+
+def assigned(words: Sequence[str]) -> dict[str, str]:
+    """`NAME=value` among the words, as `env` takes it."""
+    return {name: value for name, equals, value in (w.partition("=") for w in words) if equals}
+
+
+def accelerator_in(variables: Mapping[str, str]) -> str | None:
+    """Where variables of the environment say that DeepSpeed runs; None: they do not say."""
+    named = variables.get(ACCELERATOR_VARIABLE)
+    return named if named in ACCELERATORS else None
 
 
 def _megatron_layout(script: Mapping[str, Any]) -> tuple[ExportedLayout | None, int]:

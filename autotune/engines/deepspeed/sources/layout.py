@@ -22,6 +22,8 @@ class ExportedLayout:
 
 
 ACCELERATORS = ("cuda", "cpu")
+ACCELERATOR_VARIABLE = "DS_ACCELERATOR"
+"""Environment variable by which DeepSpeed is told what it runs on."""
 UNSPLIT = ExportedLayout()
 
 

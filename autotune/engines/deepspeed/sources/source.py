@@ -14,7 +14,13 @@ from autotune.engines.deepspeed.sources import lightning
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import FILLED, Consumer, autos
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
-from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_words, read_launch
+from autotune.engines.deepspeed.sources.launch import (
+    LaunchLine,
+    accelerator_in,
+    assigned,
+    launch_of_words,
+    read_launch,
+)
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.reading import (
     ReadConfig,
@@ -107,6 +113,8 @@ class Source:
     """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
     """For an export or a pipeline: how its script splits the training."""
+    accelerator: str | None = None
+    """Where it runs, as the launch line, the arguments or the files say; None: nobody says."""
     refused: tuple[Violation, ...] = ()
     """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
 
@@ -184,9 +192,15 @@ def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
         JobError: The file cannot be read, or a count in a line is none.
     """
     found = []
-    for command in read_shell(text, path).commands:
+    shell = read_shell(text, path)
+    for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
+        if line.accelerator is None:
+            held = {
+                name: word.text for name, word in {**shell.exported, **command.variables}.items()
+            }
+            line = replace(line, accelerator=accelerator_in(held))
         names = (line.config, line.named, line.accelerate_config, line.plugin)
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
             found.append((command, line))
@@ -202,11 +216,11 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
         words: The command.
         folder: Where it runs.
     """
-    lines = [(words, _variables_in(words))]
+    lines = [(words, assigned(words))]
     for command in _shell_commands(words, folder):
         inner = [word.text for word in command.words]
         named = {name: word.text for name, word in command.variables.items()}
-        lines.append((inner, _variables_in(inner) | named))
+        lines.append((inner, assigned(inner) | named))
     for line, variables in lines:
         try:
             launch = launch_of_words(line)
@@ -245,11 +259,6 @@ def _shell_commands(words: Sequence[str], folder: Path) -> Iterator[Command]:
             yield from read_shell(text, path).commands
         except (OSError, ValueError, JobError):  # a script of many lines is a name too long
             continue
-
-
-def _variables_in(words: Sequence[str]) -> dict[str, str]:
-    """`NAME=value` among the words, as `env` takes it."""
-    return {name: value for name, equals, value in (w.partition("=") for w in words) if equals}
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
@@ -380,6 +389,7 @@ def _source(
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
     arguments = {**section.arguments, **line.arguments}
+    layout = section.layout or line.layout or layout_beside(section.path)
     return Source(
         asked=asked,
         path=section.path,
@@ -412,9 +422,17 @@ def _source(
         launched=_another(line.config, section.path),
         beside_file=file.beside_file,
         not_for="" if line.uses_deepspeed else file.not_for,
-        layout=section.layout or line.layout or layout_beside(section.path),
+        layout=layout,
+        accelerator=layout.accelerator
+        or line.accelerator
+        or ("cpu" if _is_for_cpu(arguments) or file.data.get("use_cpu") is True else None),
         refused=(*section.refused, *refusals(section, consumer, reader, arguments)),
     )
+
+
+def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
+    """Whether arguments of Trainer keep it off GPUs, under the old name as well."""
+    return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
 def _is_lightnings(script: str, asked: Path) -> bool:
