@@ -22,6 +22,7 @@ from autotune.engines.megatron.argument_rules.ranks import CONNECTIONS, asks_for
 from autotune.engines.megatron.launch_rules import WORD_RULES, changed, judge_launch
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES
+from autotune.engines.megatron.yaml_fields import home_of
 from autotune.space.rule import Violation
 
 _MOST_ROUNDS = 50
@@ -30,10 +31,6 @@ _READER = "megatron-lm"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _BLANK = re.compile(r"[ \t]*\\?")
-_OF_MODEL = ("recompute_",)
-"""Beginnings of the fields that stand in `language_model` of a YAML."""
-_AT_TOP = ("micro_", "global_", "use_", "overlap_", "fp16", "bf16", "optimizer_")
-"""Beginnings of those that stand in no section."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,18 +324,11 @@ def _edited_yaml(launch: MegatronLaunch, changes: Mapping[str, Any]) -> str | No
     )
     for name, value in changes.items():
         old = launch.given.get(name)
-        section, _, key = (old.flag if old else _home_of(name)).rpartition(".")
+        section, _, key = (old.flag if old else home_of(name)).rpartition(".")
         held = data[section] if section else data
         # A key that is not there is asked for, and found missing: Megatron has no defaults then.
         held[key] = False if value is None and isinstance(held.get(key), bool) else value
     return edited_yaml(launch.text, data)
-
-
-def _home_of(name: str) -> str:
-    """Where a field stands in a YAML."""
-    if name.startswith(_OF_MODEL):
-        return f"language_model.{name}"
-    return name if name.startswith(_AT_TOP) else f"model_parallel.{name}"
 
 
 def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:

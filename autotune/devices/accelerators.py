@@ -25,6 +25,8 @@ _HINT = "a mapping `accelerators:` of entries like those in autotune/devices/acc
 _PROBE_HINT = (
     "figures of a probe, maybe of another version's: run `python -m autotune probe` again"
 )
+_ALIKE = 0.65
+"""Least likeness of a name that is offered for another: those of other makers have less."""
 _GIGA = 1e9
 _TERA = 1e12
 _LEAST, _MOST = 1e-6, 1e12
@@ -172,7 +174,7 @@ def find_accelerator(
         raise FleetError(
             f"no figures for the accelerator {device!r}; known are "
             + ", ".join(entry.name for entry in entries),
-            did_you_mean(device, [entry.name for entry in entries], most=2)
+            did_you_mean(device, [entry.name for entry in entries], most=2, alike=_ALIKE)
             + f"add an entry like those in {SHIPPED.name} to a file of your own "
             "(--accelerators of search, plan, explain and estimate)",
         )

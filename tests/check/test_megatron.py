@@ -11,6 +11,7 @@ from rich.console import Console
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
 from autotune.devices import accelerators
+from autotune.engines.megatron.yaml_fields import home_of
 from autotune.report.check.sarif import sarif_log
 from autotune.report.check.text import print_check
 
@@ -340,3 +341,20 @@ def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
     console = Console(file=StringIO(), width=200)
     print_check(console, report, fixed=False)
     assert console.file.getvalue().endswith("run, as far as can be said without --world\n")
+
+
+@pytest.mark.parametrize(
+    ("field", "home"),
+    [
+        ("bf16", "model_parallel.bf16"),
+        ("overlap_p2p_comm", "model_parallel.overlap_p2p_comm"),
+        ("sequence_parallel", "model_parallel.sequence_parallel"),
+        ("num_layers", "language_model.num_layers"),
+        ("recompute_method", "language_model.recompute_method"),
+        ("overlap_grad_reduce", "overlap_grad_reduce"),
+        ("use_distributed_optimizer", "use_distributed_optimizer"),
+        ("num_layers_per_virtual_pipeline_stage", "num_layers_per_virtual_pipeline_stage"),
+    ],
+)
+def test_a_fix_puts_a_field_where_megatron_reads_it(field, home):
+    assert home_of(field) == home

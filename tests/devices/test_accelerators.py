@@ -55,6 +55,7 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
         find_accelerator("MI300X")
     assert "MI300X" in error.value.message
     assert "H100" in error.value.message
+    assert error.value.hint.startswith("add an entry"), "no device of NVIDIA's was meant"
     assert "--accelerators" in error.value.hint
 
 

@@ -66,6 +66,32 @@ _WITHOUT_FLAG = frozenset(
 )
 """Fields of the configurations that no flag sets."""
 
+_SECTIONS = {
+    "model_parallel": (
+        *("tensor_model_", "pipeline_model_", "virtual_pipeline_", "context_parallel_"),
+        *("sequence_parallel", "expert_model_", "expert_tensor_", "fp16", "bf16", "tp_comm_"),
+        *("overlap_p2p_", "overlap_moe_", "batch_p2p_", "gradient_accumulation_fusion"),
+        *("cpu_offloading", "defer_embedding_", "delay_wgrad_", "cross_entropy_"),
+    ),
+    "language_model": (
+        *("recompute_", "distribute_saved_", "moe_", "num_moe_", "fp8", "fp32_residual_"),
+        *("attention_", "num_query_", "num_attention_", "hidden_", "ffn_", "kv_", "bias_"),
+        *("masked_softmax_", "persist_", "apply_", "normalization"),
+    ),
+}
+"""Section -> beginnings of the fields that `validate_yaml` or the configurations read there."""
+
+
+def home_of(field: str) -> str:
+    """Where a field stands, dotted: in a section, or in none."""
+    for name in REQUIRED:
+        if name.rpartition(".")[2] == field:
+            return name
+    for section, beginnings in _SECTIONS.items():
+        if field.startswith(beginnings):
+            return f"{section}.{field}"
+    return field
+
 
 def missing(given: Collection[str], release: str) -> list[str]:
     """Fields that a YAML has to have in a release, and lacks; `given` are its fields, dotted."""
