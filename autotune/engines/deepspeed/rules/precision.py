@@ -35,6 +35,8 @@ def _masters(name: str, **keys: Any) -> dict[str, Any]:
 
 
 _WITH_STATES = _masters("bf16", **{STATES: True})
+_SGD = optimizer("SGD") | {"zero_allow_untested_optimizer": True}
+"""An optimizer of torch: one of DeepSpeed's own would be compiled for the processor first."""
 
 
 @rule(
@@ -256,7 +258,7 @@ def _master_weights_stage(setup: Setup) -> Finding | None:
             (2, "bf16", _masters("bf16") | zero(2), ""),
             (1, "fp16", _masters("fp16") | offload(1), ""),
             (2, "bf16", _WITH_STATES | offload(2), ""),
-            (2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad"), ""),
+            (2, "bf16", _WITH_STATES | offload(2) | _SGD, ""),
             (2, "bf16", _masters("bf16") | zenflow_config(), WEIGHTS),
         )
     ),
