@@ -15,6 +15,7 @@ import os
 import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,10 +64,14 @@ class Templates:
                 f"{user_folder}: no such folder of templates",
                 "name a folder that holds for example deepspeed/ds_config.json.j2",
             )
-        self.folders = [f for f in (user_folder, data_folder("templates")) if f is not None]
+        shipped = data_folder("templates")
+        self.folders = [f for f in (user_folder, shipped) if f is not None]
         # The shipped ones are known to end, and a lattice renders thousands.
         self._bounded = contextlib.nullcontext if user_folder is None else bounded
-        self._environment = _StrictEnvironment(self.folders)
+        # A user may change what is in theirs.
+        self._environment = (
+            _of_shipped(shipped) if user_folder is None else _StrictEnvironment(self.folders)
+        )
         self._compiled: dict[str, Template] = {}
 
     def is_users(self, name: str) -> bool:
@@ -188,6 +193,12 @@ class _StrictEnvironment(SandboxedEnvironment):
     def concat(parts: Iterable[str]) -> Encoded:
         """Join what a macro, a block or a template wrote: its values are encoded already."""
         return Encoded("".join(parts))
+
+
+@cache
+def _of_shipped(folder: Path) -> _StrictEnvironment:
+    """The one of the shipped templates, each of which is compiled once in a process."""
+    return _StrictEnvironment([folder])
 
 
 def _to_json(value: Any) -> Encoded:

@@ -174,8 +174,12 @@ class _StagedSearch:
             if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
                 self._show(stage.name)
                 shown_at = time.monotonic()
-            interrupt.wait(0.0 if is_behind else flight.pause_s)
-            if flight.collect():
+            # What the cost model or a table answers is there at once.
+            is_ended = changed and flight.collect()
+            if not is_ended:
+                interrupt.wait(0.0 if is_behind else flight.pause_s)
+                is_ended = flight.collect()
+            if is_ended:
                 has_more = True  # what has ended may be owed another run
                 self._show(stage.name)
 

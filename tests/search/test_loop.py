@@ -78,6 +78,15 @@ def test_baseline_search_comparison_in_this_order(study: Study):
     assert result.best.config.exists()
 
 
+def test_what_is_answered_at_once_is_not_waited_for(study: Study):
+    class Hurried(Patient):
+        def wait(self, seconds: float) -> None:
+            raise AssertionError("every answer was there")
+
+    search(study, make(trials=4), fleet=ScriptedFleet(realistic, n_polls=1), interrupt=Hurried())
+    assert len(explored(study)) >= 4
+
+
 def test_no_candidate_is_explored_twice(study: Study):
     search(study, make(trials=20))
     assert max(Counter(explored(study)).values()) == 1
