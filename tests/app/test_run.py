@@ -58,7 +58,7 @@ def session_of(
         lattice=lattice_of(job),
         study=Study(folder, "scripted"),
         place=Here(ENVIRONMENT, {}),
-        make_fleet=lambda: ScriptedFleet(behave),
+        make_fleet=lambda: ScriptedFleet(behave, n_polls=1),
     )
 
 

@@ -182,7 +182,8 @@ class ScriptedFleet:
 
     behave: Behaviour
     n_gangs: int = 1
-    n_polls: int = 1
+    n_polls: int = 2
+    """The first look comes at once, before any wait."""
     wall_s: float = 10.0
     now_s: float = 1_000_000.0
     running: list[ScriptedTrial] = field(default_factory=list)
