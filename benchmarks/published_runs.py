@@ -27,8 +27,8 @@ class Runs:
 
     rows: tuple[dict[str, str], ...]
     plans: Plans
-    least: Plans
-    """The same where what a row leaves open takes least memory."""
+    fewest_logit_bytes: NDArray[np.float64]
+    """Column `logit_bytes` at least, where a row leaves open how its loss is computed."""
     sources: NDArray[np.str_]
     """The repository that a row is from."""
     devices: NDArray[np.str_]
@@ -52,7 +52,7 @@ class Runs:
         return Runs(
             rows=tuple(self.rows[i] for i in kept),
             plans=self.plans.take(kept),
-            least=self.least.take(kept),
+            fewest_logit_bytes=self.fewest_logit_bytes[kept],
             sources=self.sources[kept],
             devices=self.devices[kept],
             times_s=self.times_s[kept],
@@ -71,7 +71,7 @@ class Runs:
 
     def spare(self, predicted: Prediction) -> NDArray[np.float64]:
         """Factors by which peaks may lie lower still, where a row leaves open what it takes."""
-        return spare_of(predicted, self.least)
+        return spare_of(predicted, self.fewest_logit_bytes)
 
     def groups(self) -> list[NDArray[np.intp]]:
         """Rows of the same source, model, devices and global batch: what a search chooses from."""
@@ -111,19 +111,17 @@ def read_runs(folder: Path) -> Runs:
     every = [row for file in files for row in read_table(file)[1]]
     scored = [row for row in every if _is_scored(row)]
     read = rows_to_plans(scored, shipped_accelerators())
-    if read.plans is None or read.least is None:
+    if read.plans is None:
         raise JobError(f"{folder}: no row can be predicted", read.reasons[0] if scored else "")
-    return _runs(scored, read, read.plans, read.least)
+    return _runs(scored, read, read.plans)
 
 
-def _runs(
-    scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans, least: Plans
-) -> Runs:
+def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,
         plans=plans,
-        least=least,
+        fewest_logit_bytes=np.array(read.fewest_logit_bytes),
         sources=np.array([_repository(row["source"]) for row in rows]),
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),

@@ -163,8 +163,7 @@ def _cells(
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
     reach = load_errors().reach(read.frameworks, read.accelerators, predicted)
-    spare = 1.0 if read.least is None else spare_of(predicted, read.least)
-    low = reach.peak_memory * spare
+    low = reach.peak_memory * spare_of(predicted, read.fewest_logit_bytes)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s / reach.step_time,

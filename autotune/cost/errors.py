@@ -6,7 +6,7 @@ rows its constants had not seen. `benchmarks/fit_errors.py` learns and writes it
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
-from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
 
@@ -121,11 +120,12 @@ def doubt_of(said: Prediction) -> Values:
     return found
 
 
-def spare_of(said: Prediction, least: Plans) -> Values:
-    """Factors by which peaks may lie below the predicted ones: what nobody says spares so much.
+def spare_of(said: Prediction, fewest_logit_bytes: Sequence[float] | Values) -> Values:
+    """Factors by which peaks may lie below the predicted ones, none below 1.
 
-    `least` are the same candidates where it spares most. No factor is below 1.
+    Where nobody says how a loss is computed, it may hold as few bytes per logit as that.
     """
+    least = replace(said.plans, logit_bytes=np.asarray(fewest_logit_bytes))
     peaks = predict(least, said.constants).peak_memory_bytes
     found: Values = np.maximum(1.0, said.peak_memory_bytes / peaks)
     return found

@@ -8,10 +8,8 @@ predicted gets the reason.
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from autotune.base.errors import JobError
 from autotune.base.user_text import unread
@@ -36,8 +34,8 @@ class PublishedRows:
 
     plans: Plans | None
     """Columns of the rows that can be predicted, in order; None if there is none."""
-    least: Plans | None
-    """The same rows, where a loss of which nobody says how it is computed takes least memory."""
+    fewest_logit_bytes: tuple[float, ...]
+    """Their `logit_bytes` at least, where a row leaves open how its loss is computed."""
     positions: tuple[int, ...]
     """Positions of those rows in the table."""
     frameworks: tuple[str, ...]
@@ -103,12 +101,9 @@ def rows_to_plans(
             reason = str(error)
         assumed.append(tuple(cells.assumed))
         reasons.append(reason)
-    plans = Plans.of_rows([row.columns for row in found]) if found else None
     return PublishedRows(
-        plans=plans,
-        least=None
-        if plans is None
-        else replace(plans, logit_bytes=np.array([row.fewest_logit_bytes for row in found])),
+        plans=Plans.of_rows([row.columns for row in found]) if found else None,
+        fewest_logit_bytes=tuple(row.fewest_logit_bytes for row in found),
         positions=tuple(positions),
         frameworks=tuple(row.framework for row in found),
         accelerators=tuple(row.accelerator for row in found),
