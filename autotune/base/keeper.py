@@ -77,7 +77,7 @@ def sweep(root: str) -> None:
                 _remove_if_left(path)
 
 
-def _remove_if_left(path: str) -> None:
+def _remove_if_left(path: str, made_within_s: float = _MADE_WITHIN_S) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         return  # none that was made here
@@ -85,7 +85,7 @@ def _remove_if_left(path: str) -> None:
         lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         # It is being made just now, or who removed it was killed at the last step.
-        if time.time() - status.st_mtime > _MADE_WITHIN_S:
+        if time.time() - status.st_mtime > made_within_s:
             os.rmdir(path)
         return
     try:
@@ -115,19 +115,19 @@ def main() -> NoReturn:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself
         os.execvp(command[0], command)
-    try:
-        parent = os.pidfd_open(options["parent"])
-    except ProcessLookupError:
+    parent = _pidfd_of_parent(options["parent"])
+    if parent is None:
+        _remove_folders_of_parent(options)
         os._exit(1)
-    if os.getppid() != options["parent"]:
-        os._exit(1)  # it ended before its pidfd was opened, which may be another's by now
     scratch = Scratch(options["root"])
     outer = os.getpid()
 
     def keep_too() -> NoReturn:
         os.setsid()  # what is sent to the group of one does not reach the other
-        above = os.pidfd_open(outer)
-        if os.getppid() != outer:
+        above = _pidfd_of_parent(outer)
+        if above is None:
+            scratch.remove()
+            _remove_folders_of_parent(options)
             os._exit(1)
         inner = os.getpid()
         _keep(
@@ -139,6 +139,16 @@ def main() -> NoReturn:
         )
 
     _keep(keep_too, [parent], scratch, options, libc)
+
+
+def _pidfd_of_parent(parent: int) -> int | None:
+    """A pidfd of the process that started this one, or None where that has ended."""
+    try:
+        found = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return None
+    # Where it ended before, another process may have its number by now.
+    return found if os.getppid() == parent else None
 
 
 def _keep(
@@ -165,10 +175,16 @@ def _keep(
     status = _wait(child, watched, woken, asked, options["wall_s"])
     found = _end_all(child)
     scratch.remove()
-    for folder in options["folders"]:  # the parent's own: their locks are free once it has ended
-        with contextlib.suppress(OSError):
-            _remove_if_left(folder)
+    _remove_folders_of_parent(options)
     _end_as(found if status is None else status)
+
+
+def _remove_folders_of_parent(options: dict[str, Any]) -> None:
+    """Remove the parent's own folders where it has ended: then their locks are free."""
+    for folder in options["folders"]:
+        with contextlib.suppress(OSError):
+            # None is being made. The other keeper may have been killed at the last step.
+            _remove_if_left(folder, made_within_s=0.0)
 
 
 def _become(

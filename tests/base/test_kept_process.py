@@ -1,5 +1,6 @@
 """Nothing that was started outlives its parent, its own end or its time, however it hangs."""
 
+import json
 import os
 import shutil
 import signal
@@ -368,6 +369,20 @@ def test_the_folder_of_a_killed_parent_goes_with_what_it_started(is_killed, tmp_
     )
     assert done.stdout.split() == (["True"] if is_killed else ["True", "None"])
     wait_until(lambda: list(tmp_path.iterdir()) == [])
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_the_folder_of_a_parent_that_ended_before_its_keeper_began_goes_too(has_lock, tmp_path):
+    left = left_behind(tmp_path)
+    if not has_lock:
+        (left / ".held").unlink()  # who removed it was killed at the last step
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    told = {"parent": ended.pid, "root": str(tmp_path), "folders": [str(left)]}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", keeper.__file__, json.dumps(told), "touch", tmp_path / "x"]
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
 
 
 def test_a_folder_with_a_long_name_leaves_no_room_for_sockets(monkeypatch):
