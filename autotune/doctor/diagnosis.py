@@ -59,6 +59,9 @@ class Machine:
     """Package -> installed version, None where it is missing."""
     tools: Mapping[str, str | None]
     """Program -> its path, None where it is missing."""
+    uncompiled: str
+    """Folder of a package whose files each process compiles again, as none can or may keep what
+    it compiled; empty where there is none."""
     has_python_headers: bool
     has_libaio: bool
     """Whether a program that uses libaio compiles and links."""

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -48,6 +49,7 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
     """All findings, in the order in which one would mend them; no speed: nothing was measured."""
     return (
         *_versions(machine),
+        *_imports(machine),
         *_accelerator(machine),
         *_extensions(machine),
         *_idle(machine),
@@ -59,7 +61,12 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
 
 def conclude_of_node(machine: Machine) -> tuple[Remark, ...]:
     """Findings about a node of a fleet: it trains, and the search itself runs elsewhere."""
-    return (*_extensions(machine), *_idle(machine), *_limits(machine))
+    return (
+        *_imports(machine),
+        *_extensions(machine),
+        *_idle(machine),
+        *_limits(machine),
+    )
 
 
 def engine_packages() -> dict[str, EnginePackage]:
@@ -109,6 +116,17 @@ def _release(package: EnginePackage, version: str) -> Remark:
             f"if trials end as invalid: pip install {package.name}=={newest}",
         )
     return _ok(package.name, f"{version} (tried: {tried})")
+
+
+def _imports(machine: Machine) -> Iterator[Remark]:
+    if machine.uncompiled:
+        yield _warn(
+            "imports",
+            f"Python keeps no compiled files of {machine.uncompiled}: each process compiles what "
+            "it imports again, which makes every trial start several times slower",
+            "unset PYTHONDONTWRITEBYTECODE, or once: python -m compileall -q "
+            f"{Path(machine.uncompiled).parent}",
+        )
 
 
 def _accelerator(machine: Machine) -> Iterator[Remark]:

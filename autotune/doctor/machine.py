@@ -1,11 +1,13 @@
 """Look at the machine: packages, programs, accelerators, extensions, limits. Changes nothing."""
 
+import importlib.util
 import os
 import platform
 import resource
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +50,7 @@ def inspect_machine() -> Machine:
         python=platform.python_version(),
         packages={name: version_of(name) for name in ("torch", *needed, *PACKAGES)},
         tools={name: _path_of(name) for name in TOOLS},
+        uncompiled=uncompiled_folder("torch"),
         has_python_headers=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
         has_libaio=has_libaio(),
         accelerator=accelerator,
@@ -105,6 +108,21 @@ def _path_of(tool: str) -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     nvcc = Path(home) / "bin" / "nvcc"  # where torch looks too
     return str(nvcc) if tool == "nvcc" and nvcc.exists() else None
+
+
+def uncompiled_folder(package: str) -> str:
+    """The folder of a package that every process compiles again; empty where none has to.
+
+    pip compiles what it installs; uv and `pip install --no-compile` leave that to the first
+    import, and that keeps nothing under PYTHONDONTWRITEBYTECODE or in a folder of others.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return ""
+    kept = Path(importlib.util.cache_from_source(spec.origin))
+    folder = next(each for each in kept.parents if each.is_dir())
+    is_keeping = not sys.dont_write_bytecode and os.access(folder, os.W_OK)
+    return "" if kept.exists() or is_keeping else str(Path(spec.origin).parent)
 
 
 def has_libaio() -> bool:

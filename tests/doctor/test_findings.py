@@ -27,6 +27,7 @@ HEALTHY = Machine(
         "optuna": "5.0.0",
     },
     tools=dict.fromkeys(("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh"), "/usr/bin/x"),
+    uncompiled="",
     has_python_headers=True,
     has_libaio=True,
     accelerator="cuda",
@@ -93,6 +94,10 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (
             {"extensions_missing": ("fused_adam",), "tools": {"ninja": "x", "nvcc": "x"}},
             *("fail", "extensions", "fused_adam not built, and cannot be built here", "g++"),
+        ),
+        (
+            {"uncompiled": "/packages/torch"},
+            *("warn", "imports", "no compiled files of /packages/torch", "-q /packages"),
         ),
         ({"has_python_headers": False}, "warn", "extensions", "without Python.h", "python3-dev"),
         (

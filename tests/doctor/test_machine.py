@@ -1,6 +1,7 @@
 """Looking at the machine that the test runs on."""
 
 import platform
+import py_compile
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import psutil
 import pytest
 
 from autotune.doctor import machine
-from autotune.doctor.machine import inspect_machine
+from autotune.doctor.machine import inspect_machine, uncompiled_folder
 from autotune.engines.deepspeed.extensions import extensions_folder
 from autotune.trial.prebuilt import BUILT_FILE
 
@@ -69,3 +70,29 @@ def test_libaio_counts_if_a_program_links(
     assert found.tools["gcc"] == str(compiler)
     assert found.tools["pdsh"] is None
     assert found.has_libaio is links
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "writes", "is_found"),
+    [(True, False, False), (False, True, False), (False, False, True)],
+)
+def test_a_package_is_compiled_or_every_process_does_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_compiled: bool,
+    writes: bool,
+    is_found: bool,
+) -> None:
+    source = tmp_path / "heavy" / "__init__.py"
+    source.parent.mkdir()
+    source.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.pycache_prefix", None)
+    monkeypatch.setattr("sys.dont_write_bytecode", not writes)
+    if is_compiled:
+        py_compile.compile(str(source))
+    assert uncompiled_folder("heavy") == (str(source.parent) if is_found else "")
+
+
+def test_a_package_that_is_not_there_is_not_compiled_again() -> None:
+    assert uncompiled_folder("no_package_has_this_name") == ""
