@@ -105,6 +105,7 @@ def test_the_engine_does_what_the_witness_says(witness, answers):
         fixed = {k: v for k, v in repaired[0]["read_back"].items() if k in witness.reads}
         assert (fixed == dict(witness.reads)) == witness.takes_back
     else:
+        assert key_of(witness.broken) != key_of(witness.repaired)
         assert what_ran(broken) == what_ran(repaired)
 
 

@@ -81,10 +81,15 @@ def main(runs_file: str, results_file: str) -> None:
     load_code("cpu")
     load_model_code({"config": {"model_type": "llama"}, "lora": {}})
     load_what_engines_load()
+    runs = json.loads(Path(runs_file).read_text())
+    build_whole_models(runs)
+    # Stage 3 writes every parameter out for a log that nobody reads.
+    torch.set_printoptions(threshold=0, edgeitems=0)
     # A rank that collected garbage would otherwise copy all that was imported.
+    gc.collect()
     gc.freeze()
     with Path(results_file).open("w") as file:
-        for run in json.loads(Path(runs_file).read_text()):
+        for run in runs:
             ranks = ask(
                 functools.partial(run_one, run),
                 run["world"],
@@ -104,6 +109,23 @@ def load_what_engines_load() -> None:
     getattr(deepspeed.ops, "__compatible_ops__")  # noqa: B009
 
 
+def build_whole_models(runs: list[dict[str, Any]]) -> None:
+    """Pay once for the models that ranks begin with, and for what torch does at a first step."""
+    shapes = [json.dumps(run["model"]) for run in runs if run["pp"] == 1]
+    for shape in dict.fromkeys(shapes):
+        with contextlib.suppress(Exception):  # the ranks say what is wrong
+            whole_model(shape)
+    ids = torch.zeros((1, 2), dtype=torch.long)
+    PlainModel(2, 2)(ids, ids).backward()
+
+
+@functools.cache
+def whole_model(shape: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A model as it is after seed 0, and where torch's generator is then."""
+    torch.manual_seed(0)
+    return build_model(json.loads(shape)), torch.get_rng_state()
+
+
 def run_one(run: dict[str, Any]) -> dict[str, Any]:
     """Train one configuration."""
     ds_comm.init_distributed(verbose=False)
@@ -113,13 +135,16 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         # and what DeepSpeed's other checks say about fp16 can be asked on any machine.
         get_accelerator().is_fp16_supported = lambda: run["fp16_supported"]
     config = run["config"]
-    model = build_pipeline(run) if run["pp"] > 1 else build_model(run["model"])
     if run["pp"] > 1:
+        model = build_pipeline(run)
         run = run | {"recompute": "none"}  # it stands in the configuration
-    elif rank := run["model"].get("lora_rank"):
-        targets = "all-linear"
-        lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
-        add_adapters(model, lora)
+    else:
+        model, state = whole_model(json.dumps(run["model"]))
+        torch.set_rng_state(state)
+        if rank := run["model"].get("lora_rank"):
+            targets = "all-linear"
+            lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
+            add_adapters(model, lora)
     apply_recompute(model, run["recompute"])
     if run["attention"] != "default":
         model.set_attn_implementation(run["attention"])

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ CASE_S = 10.0
 
 
 def key_of(case: Case) -> str:
-    """Two cases with the same key are the same run; AutoTP is told by the configuration alone."""
-    tp = {} if case.pp > 1 else {"tp": None}
-    return json.dumps([asdict(case) | {"global_batch": None} | tp], sort_keys=True)
+    """Two cases with the same key are the same run: the driver is told the same."""
+    return json.dumps(_run_of(case), sort_keys=True)
 
 
 def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -36,7 +34,7 @@ def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, A
     """
     asked = {key_of(case): case for case in cases}
     runs, results, log = (folder / name for name in ("runs.json", "results.jsonl", "log.txt"))
-    runs.write_text(json.dumps([_run_of(key, case) for key, case in asked.items()]))
+    runs.write_text(json.dumps([{"id": key, **_run_of(case)} for key, case in asked.items()]))
     build("cpu", lambda _: None, nvme=any(swaps(case) for case in asked.values()))
     environment = {
         **os.environ,
@@ -68,14 +66,14 @@ def swaps(case: Case) -> bool:
     return any(as_section(section).get("device") == "nvme" for section in zero.values())
 
 
-def _run_of(key: str, case: Case) -> dict[str, Any]:
+def _run_of(case: Case) -> dict[str, Any]:
     return {
-        "id": key,
         "world": case.world,
         "config": config_of(case),
         "model": model_of(case),
         "source": source_of(model_of(case)),
-        "tp": case.tp,
+        # AutoTP is told by the configuration alone.
+        "tp": case.tp if case.pp > 1 else None,
         "pp": case.pp,
         "recompute": case.recompute,
         "attention": case.attention,
