@@ -425,7 +425,10 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
         return data if is_digest else _without(data, secrets)
     if isinstance(data, Mapping):
         if len(data) <= _FEW_KEYS and _says_nothing(tuple(data), secrets):
-            return {key: _scrubbed(value, key, secrets) for key, value in data.items()}
+            return {
+                key: value if type(value) in TEXTLESS else _scrubbed(value, key, secrets)
+                for key, value in data.items()
+            }
         kept: dict[Any, Any] = {}
         told = _told_by_pair(data)
         for key, value in data.items():

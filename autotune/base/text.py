@@ -8,6 +8,7 @@ so that nothing can hide. HTML is escaped by the templates (`Templates.text`), J
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most who need a safe line need no table
@@ -59,12 +60,28 @@ def each_on_one_line(data: Any) -> Any:
     if isinstance(data, str):
         return one_line(data)
     if isinstance(data, Mapping):
-        return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
+        if len(data) > _FEW_KEYS or not _are_visible(tuple(data)):
+            return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
+        return {
+            key: value if type(value) in TEXTLESS else each_on_one_line(value)
+            for key, value in data.items()
+        }
     if isinstance(data, list | tuple):
         if TEXTLESS.issuperset(map(type, data)):  # step times and the like, by the thousand
             return list(data)
         return [each_on_one_line(item) for item in data]
     return data
+
+
+_FEW_KEYS = 128
+
+
+@lru_cache(maxsize=1024)
+def _are_visible(keys: tuple[Any, ...]) -> bool:
+    """Whether keys are safe as they are: the same few in each of thousands of records."""
+    return all(
+        type(key) in TEXTLESS or (type(key) is str and key == one_line(key)) for key in keys
+    )
 
 
 def markdown(text: str) -> str:
