@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.base import child_process
+from tests import forked_children
+
 _LONGEST_S = 300
 """Time of a command."""
 _SETTINGS = {"DS_ACCELERATOR": "cpu", "COLUMNS": "80"}
@@ -33,7 +36,9 @@ def autotune(
     variables = {**os.environ, **_SETTINGS, **environment}
     first = {n: v for n, v in variables.items() if n.startswith(_READ_AT_THE_START)}
     ask = _forker(tuple(sorted(first.items())))
-    answer = ask({"arguments": arguments, "folder": str(folder), "variables": variables})
+    told = {"arguments": arguments, "folder": str(folder), "variables": variables}
+    is_forked = child_process.run_kept is forked_children.run_probe
+    answer = ask({**told, "forker": forked_children.forker() if is_forked else None})
     return subprocess.CompletedProcess(arguments, **answer)
 
 
@@ -105,6 +110,8 @@ def _become(request: Mapping[str, Any], out: int, errors: int) -> None:
     os.environ.update(request["variables"])
     sys.argv = ["autotune", *request["arguments"]]
     sys.path[0] = request["folder"]
+    # What the command asks a process of its own is a fork as well.
+    child_process.run_kept = functools.partial(forked_children.run_probe, server=request["forker"])
     runpy.run_module("autotune", run_name="__main__", alter_sys=True)
 
 

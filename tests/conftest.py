@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from autotune.base import child_process
+from autotune.base.kept_process import run_kept
 from autotune.engines.deepspeed.extensions import build, extensions_folder
+from tests import forked_children
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(
@@ -32,6 +35,8 @@ _OF_FLEETS = ("tests/chaos/", "tests/fleet/", "tests/export/launchers/")
 """Where real CPU ranks are in the group "fleets": most of the time they wait, for time limits, for
 nodes to be lost, for servers to start. And `ray stop`, in a launcher's test, ends every cluster of
 Ray on the machine."""
+_OF_STARTS = ("real", "gpu", "package")
+"""Markers of tests in which whatever the program starts is started as users start it."""
 _LONG = ("fleets", "ranks")
 """Groups that begin first, and whose tests have a second attempt: a machine that others use may
 fail them, too."""
@@ -91,6 +96,14 @@ def _group_of(item: pytest.Item) -> str | None:
             waits = item.nodeid.startswith(_OF_FLEETS) and "gpu" not in marked
             return "fleets" if group == "ranks" and waits else group
     return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What the program asks a process of its own is forked, but where that start is tested."""
+    starts = any(item.get_closest_marker(name) for name in _OF_STARTS)
+    starts = starts or "started_probes" in getattr(item, "fixturenames", ())
+    child_process.run_kept = run_kept if starts else forked_children.run_probe
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -156,6 +169,11 @@ def own_knowledge(folder_of_knowledge: Path, monkeypatch: pytest.MonkeyPatch) ->
     """No test learns from the user's studies or from another test's, nor teaches them."""
     file = folder_of_knowledge / f"{next(_numbers)}.json"
     monkeypatch.setenv("AUTOTUNE_KNOWLEDGE", str(file))
+
+
+@pytest.fixture(scope="session")
+def started_probes() -> None:
+    """Of a test that wants the start of Python that users have, seconds long."""
 
 
 @pytest.fixture(autouse=True)

@@ -333,7 +333,9 @@ def test_other_architectures_are_counted_as_built(config: dict[str, Any]) -> Non
         assert shape.ffn_hidden == 8
 
 
-def test_a_factory_is_built_and_counted_in_its_own_process(factories: str) -> None:
+def test_a_factory_is_built_and_counted_in_its_own_process(
+    factories: str, started_probes: None
+) -> None:
     model = load_model(f"{factories}:Net")
     assert model.name == "Net"
     assert model.source["path"] == [str(Path.cwd())]
