@@ -1,32 +1,25 @@
 """Trains many configurations for two steps each in one set of ranks, and reads each back.
 
-Started under torchrun: `reality_driver.py CASES.json OUT.json`. Not a trial: fresh processes per
-configuration are what a trial pays for, and what these checks do without.
+See `tests.rank_driver`. Not a trial: fresh processes per configuration are what a trial pays for,
+and what these checks do without.
 """
 
 import contextlib
 import gc
-import json
-import logging
-import os
-import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
-from deepspeed.utils import groups, logger
+from deepspeed.utils import groups
 
 from autotune.contract import TrialSpec
-from autotune.fleet.node.ports import remove_segments
 from autotune.trial.engines.base import differences
 from autotune.trial.imports import preload
-from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
 from tests.deepspeed_state import clean_globals
+from tests.rank_driver import main
 from tests.trials import settings
 
 STEPS = 2
@@ -60,12 +53,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.destroy()
 
 
-def main() -> None:
-    cases = json.loads(Path(sys.argv[1]).read_text())
-    logger.setLevel(logging.ERROR)
-    reuse_cpu_info()
-    load_as_built()
-    deepspeed.init_distributed()
+def train(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results = []
     for case in cases:
         start = time.perf_counter()
@@ -77,14 +65,8 @@ def main() -> None:
         gc.collect()
         results[-1]["s"] = time.perf_counter() - start
     torch.distributed.barrier()
-    if torch.distributed.get_rank() == 0:
-        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
-        Path(sys.argv[2]).write_text(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":
-    main()
-    # After a good run, destructors of process groups and their threads can still crash.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    main(train, within_s=380)

@@ -1,23 +1,19 @@
-"""Trains adapters at one stage after the other in one set of ranks: `lora_driver.py CASES OUT`.
+"""Trains adapters at one stage after the other in one set of ranks (see `tests.rank_driver`).
 
 Says of each case which parameters were changed, and what the live engine reads back.
 """
 
 import gc
-import json
-import logging
-import sys
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import add_adapters, batches, make_model
+from tests.rank_driver import main
 from tests.trials import settings
 
 STEPS = 3
@@ -61,16 +57,13 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.destroy()
 
 
-def main() -> None:
-    logger.setLevel(logging.ERROR)
-    deepspeed.init_distributed()
+def train(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results = []
-    for case in json.loads(Path(sys.argv[1]).read_text()):
+    for case in cases:
         results.append(run(case))
         gc.collect()
-    if torch.distributed.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    main(train, within_s=180)

@@ -1,23 +1,17 @@
-"""Trains the same samples split and whole, in one set of ranks: `split_driver.py CASES OUT`.
+"""Trains the same samples split and whole, in one set of ranks (see `tests.rank_driver`).
 
 Says of each case the loss and the norm of the whole gradient of every optimizer step, and what
 the live engine reads back.
 """
 
-import json
-import logging
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
-from deepspeed.utils import logger, safe_get_full_grad
+from deepspeed.utils import safe_get_full_grad
 
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
-from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import read_back
 from autotune.trial.scripts.train import (
     batches,
@@ -26,6 +20,7 @@ from autotune.trial.scripts.train import (
     micro_step,
 )
 from tests.deepspeed_state import clean_globals
+from tests.rank_driver import main
 from tests.trials import settings
 
 STEPS = 3
@@ -79,20 +74,16 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.destroy()
 
 
-def main() -> None:
-    logger.setLevel(logging.ERROR)
-    load_as_built()
-    deepspeed.init_distributed()
+def train(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
-    for case in json.loads(Path(sys.argv[1]).read_text()):
+    for case in cases:
         try:
             with clean_globals():
                 results.append(run(case))
         except (AssertionError, TypeError, ValueError) as error:  # the same on all ranks
             results.append({"error": repr(error), "traceback": traceback.format_exc()})
-    if torch.distributed.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    main(train, within_s=180)

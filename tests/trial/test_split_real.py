@@ -103,7 +103,9 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
 def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
     """What each case did, in one set of two ranks."""
     driver = Path(__file__).with_name("split_driver.py")
-    return dict(zip(cases, train_cases(driver, list(cases.values()), folder), strict=True))
+    return dict(
+        zip(cases, train_cases(driver, list(cases.values()), folder, forks=True), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
