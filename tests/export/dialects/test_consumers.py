@@ -15,6 +15,7 @@ import yaml
 from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import trainer
+from tests import forked_children
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.dialects.test_command import TRAINS, exported, handed_out
@@ -111,17 +112,22 @@ def read_by(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration that DeepSpeed would get, and the consumer's own values of some names."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
-    if python != sys.executable:
+    code, arguments = ANSWER + consumer, [str(out), ",".join(names)]
+    if python == sys.executable:
+        asked = {"code": code, "arguments": arguments, "variables": environment}
+        address = forked_children.forker()["address"]
+        done = forked_children.ask({**asked, "folder": str(out)}, timeout_s=900, address=address)
+    else:
         environment.pop("PYTHONPATH", None)
         environment |= activated(Path(python))
-    done = subprocess.run(
-        [python, "-c", ANSWER + consumer, out, ",".join(names)],
-        env=environment,
-        cwd=out,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+        done = subprocess.run(
+            [python, "-c", code, *arguments],
+            env=environment,
+            cwd=out,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
     found = json.loads(line.removeprefix("ANSWER"))
