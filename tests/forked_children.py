@@ -30,6 +30,8 @@ from autotune.base.kept_process import run_kept, temporary_root
 
 PROBES = ("autotune.tracing.child", "autotune.job.model_probe")
 """Modules that the program asks in a process of their own."""
+_LONGEST_S = 900
+"""Time of a code."""
 _READ_AT_THE_START = (
     *("PYTHON", "LD_", "LANG", "LC_", "OMP_", "MKL_", "CUDA_HOME"),
     *("TORCH", "PYTORCH", "HF_", "TRANSFORMERS_", "USE_", "ACCELERATE_"),
@@ -69,6 +71,15 @@ def run_probe(
         address=server["address"],
     )
     return subprocess.CompletedProcess(list(command), done.returncode, done.stdout, done.stderr)
+
+
+def run_code(
+    code: str, *arguments: str, folder: Path, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """As `python -c CODE ARGUMENTS` in a folder, with these variables besides this process's."""
+    told = {"code": code, "arguments": arguments, "folder": str(folder)}
+    told["variables"] = {**os.environ, **variables}
+    return ask(told, timeout_s=_LONGEST_S, address=forker()["address"])
 
 
 def ask(

@@ -111,18 +111,16 @@ def read_by(
     consumer: str, out: Path, *names: str, python: str = sys.executable
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration that DeepSpeed would get, and the consumer's own values of some names."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
+    variables = {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     code, arguments = ANSWER + consumer, [str(out), ",".join(names)]
     if python == sys.executable:
-        asked = {"code": code, "arguments": arguments, "variables": environment}
-        address = forked_children.forker()["address"]
-        done = forked_children.ask({**asked, "folder": str(out)}, timeout_s=900, address=address)
+        done = forked_children.run_code(code, *arguments, folder=out, variables=variables)
     else:
+        environment = {**os.environ, **variables}
         environment.pop("PYTHONPATH", None)
-        environment |= activated(Path(python))
         done = subprocess.run(
             [python, "-c", code, *arguments],
-            env=environment,
+            env=environment | activated(Path(python)),
             cwd=out,
             capture_output=True,
             text=True,

@@ -1,9 +1,6 @@
 """Files of DeepSpeed's consumers as a baseline: what they fill in is what the installed do."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from autotune.base.errors import JobError
 from autotune.base.nested import look_up
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.sources.baseline import read_run
+from tests import forked_children
 from tests.jobs import CPU, tiny_job
 
 AUTO = "auto"
@@ -67,12 +65,10 @@ print(json.dumps(made, default=str))
 
 def made_by_trainer(path: Path) -> dict:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINERS, str(path), str(HIDDEN)],
-        cwd=path.parent,
-        env={**os.environ, **alone, "MASTER_PORT": "0", "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
+    done = forked_children.run_code(
+        *(TRAINERS, str(path), str(HIDDEN)),
+        folder=path.parent,
+        variables={**alone, "MASTER_PORT": "0", "DS_ACCELERATOR": "cpu"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -222,9 +218,7 @@ def test_what_accelerate_fills_in_is_what_the_installed_one_does(tmp_path):
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "DS_ACCELERATOR": "cpu",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARED, json.dumps(told)], capture_output=True, text=True
-    )
+    done = forked_children.run_code(PREPARED, json.dumps(told), folder=tmp_path, variables={})
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
     ours = read_run(path, world=2, hidden=HIDDEN).config
