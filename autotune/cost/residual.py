@@ -18,7 +18,6 @@ Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), 
 linear terms with Gaussian weights are the kernel of section 2.7.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -218,11 +217,9 @@ class ErrorFits:
         """Take what `_with_bounds` says of the trials."""
         known = np.flatnonzero(np.isfinite(extra))
         self._seen = seen.take(known)
-        fits = _fits(self._seen, values[known], extra[known], prior)
-        weights = _weights(np.array([fit.log_evidence for fit in fits]))
-        self._weighed = [
-            (weight, fit) for weight, fit in zip(weights, fits, strict=True) if weight
-        ]
+        fits = _Fits(self._seen, values[known], extra[known], prior)
+        weights = _weights(fits.log_evidence)
+        self._weighed = [(weights[at], fits.of_draw(int(at))) for at in np.flatnonzero(weights)]
 
     def at(self, at: Features) -> Calibration:
         """Belief about the error at every candidate."""
@@ -277,12 +274,10 @@ class _AtBounds:
     """
 
     def __init__(self, measured: Seen, bounds: Seen, prior: ResidualPrior) -> None:
-        fits = _fits(measured, measured.log_ratio, np.zeros(len(measured.log_ratio)), prior)
-        joint = [fit.predict_jointly(bounds) for fit in fits]
-        self._mean = np.array([mean for mean, _ in joint])
-        self._covariance = np.array([covariance for _, covariance in joint])
-        self._noise = np.array([fit.noise_variance for fit in fits])
-        self._log_evidence = np.array([fit.log_evidence for fit in fits])
+        fits = _Fits(measured, measured.log_ratio, np.zeros(len(measured.log_ratio)), prior)
+        self._mean, self._covariance = fits.predict_jointly(bounds)
+        self._noise = fits.noise_variance
+        self._log_evidence = fits.log_evidence.copy()
 
     def believed(self, position: int) -> tuple[float, float]:
         """Mean and variance of the error at a bound's candidate, in its own study."""
@@ -309,13 +304,6 @@ def _weights(log_evidence: Floats) -> Floats:
     kept = np.where(likely < _LEAST_WEIGHT, 0.0, likely)
     weights: Floats = kept / kept.sum()
     return weights
-
-
-def _fits(seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> "list[_Fit]":
-    """One for every draw; what is the same for all of them is computed once."""
-    alike = _Alike.of(seen.features, seen.features)
-    kinship = _Kinship.of(seen, seen)
-    return [_Fit(draw, seen, values, extra, prior, alike, kinship) for draw in prior.draws]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -356,87 +344,144 @@ class _Alike:
         )
 
 
-class _Fit:
-    """The process with one draw of the scales, given what was seen."""
+class _Scales:
+    """Draws of the scales: a number each for one of them, or an array each."""
 
     def __init__(
         self,
-        draw: Floats,
-        seen: Seen,
-        values: Floats,
-        extra: Floats,
         prior: ResidualPrior,
-        alike: _Alike,
-        kinship: _Kinship,
+        share: Floats,
+        position: Floats,
+        rough: Floats,
+        reach: Floats,
+        noise: Floats,
     ) -> None:
-        self._share, self._position, self._rough, self._reach, noise = map(float, draw)
-        self._prior = prior
-        self._seen = seen
-        covariance = self._across(alike, kinship)
-        covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
+        self.prior = prior
+        self.share, self.position, self.rough = share, position, rough
+        self.reach, self.noise = reach, noise
+
+    def shared(self, alike: _Alike) -> Floats:
+        """Covariance of what the errors of all studies have in common, per draw."""
+        share, position, rough, reach = (
+            np.asarray(scale)[..., None, None]
+            for scale in (self.share, self.position, self.rough, self.reach)
+        )
+        found: Floats = (
+            self.prior.everywhere**2
+            + share**2 * alike.shares
+            + position**2 * alike.position
+            + rough**2 * np.exp(-0.5 * alike.apart / reach**2)
+        )
+        return found
+
+
+class _Fits:
+    """The process with each draw of the scales, given what was seen; arrays have a draw each.
+
+    They are computed side by side: in tens of small matrices one by one, most of the time goes to
+    the calls.
+    """
+
+    def __init__(self, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> None:
+        self._scales, self._prior, self._seen = _Scales(prior, *prior.draws.T), prior, seen
+        features = seen.features
+        covariance = self._across(_Alike.of(features, features), _Kinship.of(seen, seen))
+        noise = self._scales.noise**2 + _JITTER
+        diagonal = np.arange(len(values))
+        covariance[:, diagonal, diagonal] += noise[:, None]
         measured = np.flatnonzero(extra == 0)
-        root = np.linalg.cholesky(covariance[np.ix_(measured, measured)])
-        whitened = np.linalg.solve(root, values[measured])
-        surprise = float(whitened @ whitened)
+        is_all = len(measured) == len(values)
+        root = _roots(covariance if is_all else covariance[:, measured[:, None], measured])
+        whitened = _solved(root, values[measured])
+        surprise = np.square(whitened).sum(axis=1)
         degrees = PRIOR_DEGREES + len(measured)
         # Never below 1: that errors are smaller than expected, the draws of the scales tell.
-        self._inflation = max(1.0, (PRIOR_DEGREES + surprise) / degrees)
-        self.noise_variance = self._inflation * (noise**2 + _JITTER)
-        self.log_evidence = -0.5 * degrees * math.log1p(surprise / PRIOR_DEGREES) - float(
-            np.log(np.diagonal(root)).sum()
-        )
-        stretch = math.sqrt(self._inflation)
-        self._root, self._whitened = root * stretch, whitened / stretch
-        if len(measured) < len(values):
+        self._inflation = np.maximum(1.0, (PRIOR_DEGREES + surprise) / degrees)
+        self.noise_variance: Floats = self._inflation * noise
+        self.log_evidence: Floats = -0.5 * degrees * np.log1p(surprise / PRIOR_DEGREES)
+        self.log_evidence -= _log_diagonal(root)
+        stretch = np.sqrt(self._inflation)
+        self._root = root * stretch[:, None, None]
+        self._whitened = whitened / stretch[:, None]
+        if not is_all:
             of_measured = self._log_density
-            covariance *= self._inflation
-            covariance[np.diag_indices_from(covariance)] += extra
-            self._root = np.linalg.cholesky(covariance)
-            self._whitened = np.linalg.solve(self._root, values)
+            covariance *= self._inflation[:, None, None]
+            covariance[:, diagonal, diagonal] += extra
+            self._root = _roots(covariance)
+            self._whitened = _solved(self._root, values)
             self.log_evidence += self._log_density - of_measured
 
     @property
-    def _log_density(self) -> float:
+    def _log_density(self) -> Floats:
         """Log density of the fitted values, with the scale as it is, but for a constant."""
-        return -0.5 * float(self._whitened @ self._whitened) - float(
-            np.log(np.diagonal(self._root)).sum()
-        )
+        found: Floats = -0.5 * np.square(self._whitened).sum(axis=1) - _log_diagonal(self._root)
+        return found
 
-    def predict(self, at: Features, alike: _Alike) -> tuple[Floats, Floats]:
-        """Mean and variance at candidates of this study; `alike` is what was seen with them."""
-        is_here = self._seen.study == 0
-        across = self._seen.kinship[:, None] * self._shared(alike)
-        across += self._prior.study**2 * is_here[:, None]
-        across *= self._inflation
-        whitened = np.linalg.solve(self._root, across)
-        own = self._prior.everywhere**2 + self._prior.study**2 + self._rough**2
-        own = own + self._share**2 * np.square(at.shares).sum(axis=1)
-        own = own + self._position**2 * np.square(at.position).sum(axis=1)
-        variance = self._inflation * own - np.square(whitened).sum(axis=0)
-        return whitened.T @ self._whitened, np.maximum(variance, _LEAST_VARIANCE)
+    def of_draw(self, at: int) -> "_Fit":
+        """The process with one draw; nothing else of the fits is kept for it."""
+        return _Fit(
+            scales=_Scales(self._prior, *self._prior.draws[at]),
+            seen=self._seen,
+            inflation=float(self._inflation[at]),
+            root=self._root[at].copy(),
+            whitened=self._whitened[at].copy(),
+        )
 
     def predict_jointly(self, at: Seen) -> tuple[Floats, Floats]:
         """Mean and covariance of the errors of trials, each in its own study."""
+        inflation = self._inflation[:, None, None]
         across = self._across(
             _Alike.of(self._seen.features, at.features), _Kinship.of(self._seen, at)
         )
-        whitened = np.linalg.solve(self._root, self._inflation * across)
+        whitened = np.linalg.solve(self._root, inflation * across).transpose(0, 2, 1)
         own = self._across(_Alike.of(at.features, at.features), _Kinship.of(at, at))
-        own *= self._inflation
-        return whitened.T @ self._whitened, own - whitened.T @ whitened
+        own *= inflation
+        mean: Floats = (whitened @ self._whitened[:, :, None])[:, :, 0]
+        return mean, own - whitened @ whitened.transpose(0, 2, 1)
 
     def _across(self, alike: _Alike, kinship: _Kinship) -> Floats:
         """Covariance of the errors of trials, each in its own study."""
-        found: Floats = kinship.correlation * self._shared(alike)
+        found: Floats = kinship.correlation * self._scales.shared(alike)
         found += self._prior.study**2 * kinship.is_same
         return found
 
-    def _shared(self, alike: _Alike) -> Floats:
-        """Covariance of what the errors of all studies have in common."""
-        found: Floats = (
-            self._prior.everywhere**2
-            + self._share**2 * alike.shares
-            + self._position**2 * alike.position
-            + self._rough**2 * np.exp(-0.5 * alike.apart / self._reach**2)
-        )
-        return found
+
+def _roots(covariances: Floats) -> Floats:
+    """Lower triangular, one of each."""
+    return np.asarray(np.linalg.cholesky(covariances), dtype=np.float64)
+
+
+def _solved(roots: Floats, values: Floats) -> Floats:
+    """The values, whitened by each root."""
+    return np.asarray(np.linalg.solve(roots, values[:, None])[:, :, 0], dtype=np.float64)
+
+
+def _log_diagonal(roots: Floats) -> Floats:
+    """Half the log determinant of what each is the root of."""
+    found: Floats = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Fit:
+    """The process with one draw of the scales, given what was seen."""
+
+    scales: _Scales
+    seen: Seen
+    inflation: float
+    root: Floats
+    whitened: Floats
+
+    def predict(self, at: Features, alike: _Alike) -> tuple[Floats, Floats]:
+        """Mean and variance at candidates of this study; `alike` is what was seen with them."""
+        scales, prior = self.scales, self.scales.prior
+        is_here = self.seen.study == 0
+        across = self.seen.kinship[:, None] * scales.shared(alike)
+        across += prior.study**2 * is_here[:, None]
+        across *= self.inflation
+        whitened = np.linalg.solve(self.root, across)
+        own = prior.everywhere**2 + prior.study**2 + scales.rough**2
+        own = own + scales.share**2 * np.square(at.shares).sum(axis=1)
+        own = own + scales.position**2 * np.square(at.position).sum(axis=1)
+        variance = self.inflation * own - np.square(whitened).sum(axis=0)
+        return whitened.T @ self.whitened, np.maximum(variance, _LEAST_VARIANCE)
