@@ -73,10 +73,7 @@ def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
     knobs = context.knobs
     for name in values.keys() - knobs.keys():
         knob_named(name, knobs, where="candidate")
-    chosen = {**context.base, **values}
-    settled: dict[str, KnobValue] = {}
-    for name, knob in knobs.items():
-        settled[name] = chosen[name] if name in chosen else knob.default_for(settled)
+    settled, _ = _settled(values, context)
     for name, knob in knobs.items():
         if knob.is_active(settled, context):
             settled[name] = knob.fold(settled[name], settled, context)
@@ -91,7 +88,14 @@ def choices_of(values: Knobs, context: Context) -> dict[str, KnobValue]:
     A default that is larger than the model stands in a candidate as the model's size: it is no
     choice all the same.
     """
-    return {name: v for name, v in values.items() if v != _untouched(name, values, context)}
+    as_they_are = canonical(values, context)
+    _, others = _settled(values, context)
+    # What is as nobody's choice would make it leaves all as it is: that is most of them.
+    untouched = (
+        as_they_are.get(name) if others.get(name) == v else _untouched(name, values, context)
+        for name, v in values.items()
+    )
+    return {name: v for (name, v), it in zip(values.items(), untouched, strict=True) if v != it}
 
 
 def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> str:
@@ -123,6 +127,17 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
         if ours.get(name) != theirs.get(name)
     }
     return describe_settings(changes, context.knobs) or "the baseline itself"
+
+
+def _settled(values: Knobs, context: Context) -> tuple[dict[str, KnobValue], dict[str, KnobValue]]:
+    """A value for every knob, acting or not; and what each would be if nobody chose it alone."""
+    settled: dict[str, KnobValue] = {}
+    untouched: dict[str, KnobValue] = {}
+    base = context.base
+    for name, knob in context.knobs.items():
+        untouched[name] = base[name] if name in base else knob.default_for(settled)
+        settled[name] = values[name] if name in values else untouched[name]
+    return settled, untouched
 
 
 def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
