@@ -140,10 +140,10 @@ _KEPT: list[subprocess.Popen[bytes]] = []
 def _at_the_start(variables: Mapping[str, str]) -> dict[str, str]:
     found = {n: v for n, v in variables.items() if n.startswith(_READ_AT_THE_START)}
     found.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch sets it itself
-    # The parent's package, which the program puts before all.
-    package = str(Path(autotune.__file__).parent)
+    # Where the package is, which the program puts before all.
+    root = str(Path(autotune.__file__).parents[1])
     paths = found.pop("PYTHONPATH", "").split(os.pathsep)
-    return {**found, "PYTHONPATH": os.pathsep.join(path for path in paths if path != package)}
+    return {**found, "PYTHONPATH": os.pathsep.join(path for path in paths if path != root)}
 
 
 _FIRST = dict(os.environ)

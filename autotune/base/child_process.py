@@ -42,8 +42,8 @@ def ask(
     Raises:
         JobError: There is none, or it is an error.
     """
-    package_parent = str(Path(__file__).parent.parent)
-    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    root = Path(__file__).parents[2]  # where the package is, installed or not
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     limit_bytes = min(_MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with scratch_folder() as folder:
         answer = folder / "answer.json"

@@ -349,6 +349,16 @@ def test_a_factory_is_built_and_counted_in_its_own_process(
     assert factories not in sys.modules
 
 
+def test_a_factory_finds_its_own_modules_whatever_ours_are_called(
+    factories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started_probes: None
+) -> None:
+    (tmp_path / "planning.py").write_text("LAYERS = 3\n")
+    factory = f"from planning import LAYERS\nfrom {factories} import Net\n"
+    Path("plans.py").write_text(factory)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert load_model("plans:Net").shape.n_layers == 3
+
+
 def test_a_factory_that_raises_is_an_error_with_its_place(factories: str) -> None:
     with pytest.raises(JobError) as caught:
         load_model(f"{factories}:raises")
