@@ -112,7 +112,7 @@ def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
     alone = [
         case
         for config in MODELS.values()
-        for case in layouts_of(job_for(folder, config, world=1), micro_batch=2, recompute="none")
+        for case in layouts_of(job_for(folder, config, world=1), micro_batch=1, recompute="none")
     ]
     two = [
         case
@@ -128,7 +128,7 @@ def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
     ]
     four = [
         case
-        for case in layouts_of(job_for(folder, LLAMA, world=4), micro_batch=2, recompute="none")
+        for case in layouts_of(job_for(folder, LLAMA, world=4), micro_batch=1, recompute="none")
         if case[1].tp > 1 and (case[1].pp > 1 or case[1]["distributed_optimizer"])
     ]
     reduced = [
@@ -166,7 +166,7 @@ def named_by_a_space(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
     for number, (config, world, knobs) in enumerate(OF_A_SPACE):
         job = job_for(folder / f"space-{number}", config, world=world)
         engine = MegatronEngine(job, HERE)
-        found.append((engine, plain(engine, {"micro_batch": 2, **knobs}, world)))
+        found.append((engine, plain(engine, {"micro_batch": 1, **knobs}, world)))
     return found
 
 
