@@ -110,8 +110,8 @@ def _become(request: Mapping[str, Any], out: int, errors: int) -> None:
     os.environ.update(request["variables"])
     sys.argv = ["autotune", *request["arguments"]]
     sys.path[0] = request["folder"]
-    # What the command asks a process of its own is a fork as well.
-    child_process.run_kept = functools.partial(forked_children.run_probe, server=request["forker"])
+    if server := request["forker"]:  # what the command asks a process of its own is a fork too
+        child_process.run_kept = functools.partial(forked_children.run_probe, server=server)
     runpy.run_module("autotune", run_name="__main__", alter_sys=True)
 
 

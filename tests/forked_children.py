@@ -30,6 +30,8 @@ from autotune.base.kept_process import run_kept, temporary_root
 
 PROBES = ("autotune.tracing.child", "autotune.job.model_probe")
 """Modules that the program asks in a process of their own."""
+_MODELS = ("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama")
+"""Modules of the models that most tests ask of."""
 _LONGEST_S = 900
 """Time of a code."""
 _READ_AT_THE_START = (
@@ -171,12 +173,10 @@ def main() -> None:
 
 
 def _import() -> None:
-    for name in PROBES:
+    for name in (*PROBES, *_MODELS):
         importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("peft")
-    from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401  what most ask of
-
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"{n_threads} threads, and only one may fork")
 

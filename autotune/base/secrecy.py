@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from autotune.base.text import TEXTLESS
+from autotune.base.text import FEW_KEYS, TEXTLESS
 
 HIDDEN = "***"
 """Stands where a secret did."""
@@ -424,7 +424,7 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
         is_digest = _names_digest(under) and _HEX.fullmatch(data)
         return data if is_digest else _without(data, secrets)
     if isinstance(data, Mapping):
-        if len(data) <= _FEW_KEYS and _says_nothing(tuple(data), secrets):
+        if len(data) <= FEW_KEYS and _says_nothing(tuple(data), secrets):
             return {
                 key: value if type(value) in TEXTLESS else _scrubbed(value, key, secrets)
                 for key, value in data.items()
@@ -446,9 +446,6 @@ def _scrubbed(data: Any, under: str, secrets: tuple[str, ...]) -> Any:
             return list(data)
         return [_of_list(one, under, secrets) for one in _command_line(data)]
     return data
-
-
-_FEW_KEYS = 128
 
 
 @lru_cache(maxsize=1024)

@@ -51,6 +51,8 @@ def visible(text: str, *, kept: str = "") -> str:
 
 TEXTLESS = frozenset({int, float, bool, type(None)})
 """Types of what holds no text: most of a record is such."""
+FEW_KEYS = 128
+"""Keys of a section up to which what is found of them is kept for the next one with the same."""
 
 
 def each_on_one_line(data: Any) -> Any:
@@ -60,7 +62,7 @@ def each_on_one_line(data: Any) -> Any:
     if isinstance(data, str):
         return one_line(data)
     if isinstance(data, Mapping):
-        if len(data) > _FEW_KEYS or not _are_visible(tuple(data)):
+        if len(data) > FEW_KEYS or not _are_visible(tuple(data)):
             return {each_on_one_line(key): each_on_one_line(value) for key, value in data.items()}
         return {
             key: value if type(value) in TEXTLESS else each_on_one_line(value)
@@ -71,9 +73,6 @@ def each_on_one_line(data: Any) -> Any:
             return list(data)
         return [each_on_one_line(item) for item in data]
     return data
-
-
-_FEW_KEYS = 128
 
 
 @lru_cache(maxsize=1024)

@@ -123,7 +123,7 @@ def _imports(machine: Machine) -> Iterator[Remark]:
         yield _warn(
             "imports",
             f"Python keeps no compiled files of {machine.uncompiled}: each process compiles what "
-            "it imports again, which makes every trial start several times slower",
+            "it imports again, so that every trial starts later",
             "unset PYTHONDONTWRITEBYTECODE, or once: python -m compileall -q "
             f"{Path(machine.uncompiled).parent}",
         )
