@@ -13,7 +13,7 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
+.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -22,8 +22,13 @@ demo: extensions  ## search on this machine's own devices; ends with a table and
 # ranks take turns in two groups, those of fleets and faults, which wait much, beside all others.
 # Both groups begin first; a worker without a group takes a file at a time.
 # A test with real ranks that fails runs once more, for at most 10 tests of a run.
-test: extensions  ## every test that can run on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 60 --max-suite-reruns 10
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 60 --max-suite-reruns 10
+
+test: extensions  ## the tests of every change
+	$(PYTEST) -m 'not thorough'
+
+test-thorough: extensions  ## all others that can run here: minutes more of real ranks
+	$(PYTEST) -m thorough
 
 check: lint  ## lint, types and the direction of imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py

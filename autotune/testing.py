@@ -482,8 +482,8 @@ class FleetContract(Contract[FleetPlugin]):
     """A fleet runs trials, or answers for them. One that runs them trains for some seconds."""
 
     kind = "fleet"
-    job: Mapping[str, Any] = JOB
-    """Keys of a job for it."""
+    job: Mapping[str, Any] = {**JOB, "seq_len": 16, "precision": "fp32"}
+    """Keys of a job for it. Many processors compute bf16 far slower than fp32."""
 
     def named(self, folder: Path) -> str:
         """The fleet, as `--fleet` takes it.

@@ -49,7 +49,7 @@ class Search:
         }
         """The job's keys, as the flags set them."""
 
-    def start(self, *more: str, under: Sequence[str] = ("autotune",)) -> subprocess.Popen[str]:
+    def start(self, *more: str, under: Sequence[str] = ("tests.hasty",)) -> subprocess.Popen[str]:
         """The search, by the module and arguments that it is to run under."""
         return subprocess.Popen(
             [sys.executable, "-m", *under, "search", "--yes", "--json", *self._flags(), *more],

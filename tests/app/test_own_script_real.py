@@ -15,6 +15,7 @@ from autotune.contract import TrialResult
 from autotune.job.observed import Observed
 from autotune.record.study import Study, Trial
 from autotune.space.script import reach_of
+from tests.hasty import HASTY
 from tests.trials import wait_until
 
 pytestmark = pytest.mark.real
@@ -42,7 +43,7 @@ def start(
     }
     return subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "autotune", verb, "--json", "--results", str(results)),
+            *(sys.executable, "-P", HASTY, verb, "--json", "--results", str(results)),
             *(*flags, "--", *command),
         ],
         cwd=folder,
@@ -108,10 +109,11 @@ def test_what_an_example_trains_is_read_off_it(
     ("example", "command", "by_arguments"),
     [
         # A Trainer, and with LoRA: `examples/lora` would answer the same.
-        (
+        pytest.param(
             "trl",
             (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
             {"attention", "optimizer.implementation", "micro_batch"},
+            marks=pytest.mark.thorough,
         ),
         ("deepspeed_dict", (*TORCHRUN, "train.py"), set()),
     ],

@@ -22,6 +22,7 @@ from tests.search.scripted import ok
 from tests.trials import changed
 
 FAULTS = all_faults()
+OF_NODES = {fault.name for fault in all_faults("nodes")}
 ASKED = in_trials.ASKED | in_coordinators.ASKED | in_nodes.ASKED | retries.ASKED
 """Kinds of fault that other tests inject already -> such a test."""
 REPOSITORY = Path(__file__).parents[2]
@@ -36,7 +37,15 @@ def ground(tmp_path_factory):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.in_short], ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # Those of nodes wait for minutes; `tests/fleet/transports` kills some in every run.
+        pytest.param(fault, id=fault.name, marks=[pytest.mark.thorough] * (fault.name in OF_NODES))
+        for fault in FAULTS
+        if fault.in_short
+    ],
+)
 def test_it_is_survived(fault, ground):
     if reason := fault.needs():
         pytest.skip(reason)

@@ -37,6 +37,7 @@ FIGURES = MeasuredFigures(
 )
 
 
+THOROUGH = pytest.mark.thorough
 ADAPTED = {
     "finetune": {"method": "lora", "rank": 4},
     "lengths": {"histogram": {4: 0.5, 9: 0.4, 16: 0.1}, "pad_to_multiple": 4},
@@ -297,9 +298,9 @@ def test_an_export_of_before_there_was_one_marker_is_replaced(tmp_path):
     ("knobs", "changes"),
     [
         ({"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}),
-        ({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}),
+        pytest.param({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}, marks=THOROUGH),
         ({"zero__stage": 1, "pp": 2, "micro_batch": 2, "recompute": "full"}, {}),
-        ({"zero__stage": 3, "micro_batch": 2}, ADAPTED),
+        pytest.param({"zero__stage": 3, "micro_batch": 2}, ADAPTED, marks=THOROUGH),
     ],
     ids=["stage3", "tp2", "pp2", "adapters"],
 )

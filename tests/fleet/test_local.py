@@ -19,6 +19,7 @@ from tests.jobs import TINY
 from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
+THOROUGH = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_a_pass_that_fails_costs_the_trial_nothing(fleet, study, factory):
     assert said[factory.removesuffix("_when_watched")] in result.diagnosis.problem
 
 
-@pytest.mark.parametrize("start", [Start.COLD, Start.WARM])
+@pytest.mark.parametrize("start", [pytest.param(Start.COLD, marks=THOROUGH), Start.WARM])
 def test_gloos_interfaces_arrive_and_make_its_threads(fleet, study, start):
     """Each entry is a device with two threads, and a trial that has not got them is `invalid`."""
     expected = {"gloo_devices": 2, "gloo_threads": 4}
@@ -146,11 +147,11 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
     [
         ("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL"),
         ("is_killed", Start.WARM, Outcome.CRASH, "SIGKILL"),
-        ("hangs", Start.COLD, Outcome.TIMEOUT, "not done after"),
+        pytest.param("hangs", Start.COLD, Outcome.TIMEOUT, "not done after", marks=THOROUGH),
         ("hangs", Start.WARM, Outcome.TIMEOUT, "not done after"),
         ("turns_nan", Start.WARM, Outcome.NONFINITE, "in optimizer step 4"),
         ("raises", Start.WARM, Outcome.INVALID, "this model cannot be trained so"),
-        ("hoards", Start.COLD, Outcome.OOM, "can't allocate memory"),
+        pytest.param("hoards", Start.COLD, Outcome.OOM, "can't allocate memory", marks=THOROUGH),
         ("hoards", Start.WARM, Outcome.OOM, "can't allocate memory"),
         ("does_not_exist", Start.WARM, Outcome.INVALID, "does_not_exist"),
     ],

@@ -24,6 +24,7 @@ from autotune.testing import (
     TransportContract,
     WorkloadContract,
 )
+from tests.hasty import HASTY
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT
 from tests.search.scripted import JOB as SCRIPTED
@@ -33,8 +34,8 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent.parent / "autotune"
 
 JOB = (
-    *("--model", "tiny-gpt2", "--seq-len", "64", "--global-batch", "16", "--world", "2"),
-    *("--precision", "bf16", "--study", "toy"),
+    *("--model", "tiny-gpt2", "--seq-len", "16", "--global-batch", "16", "--world", "2"),
+    *("--precision", "fp32", "--study", "toy"),
 )
 
 QUICK = (
@@ -49,7 +50,7 @@ def search(results: Path, *flags: str) -> tuple[dict[str, Any], Study]:
     """Run a search as a user would: its answer and its record."""
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "autotune", "search", "--json", "--results", results),
+            *(sys.executable, "-P", HASTY, "search", "--json", "--results", results),
             *JOB,
             *flags,
         ],

@@ -41,6 +41,7 @@ def ran(fleet, study: Study, trial_spec: TrialSpec, config: dict[str, str]) -> T
     return Trial(folder=folder, spec=trial_spec, result=result)
 
 
+@pytest.mark.thorough
 def test_a_model_that_trains_wrongly_with_other_micro_batches_fails(fleet, study):
     def run(factory: str, micro_batch: int, confirm_round: int, stage: int = 1) -> Trial:
         accum = 4 // micro_batch

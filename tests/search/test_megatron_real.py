@@ -12,6 +12,7 @@ import pytest
 from autotune.contract import Start
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
+from tests.hasty import HASTY
 from tests.searches import MODEL, check_all_measured
 
 pytestmark = [
@@ -22,7 +23,7 @@ pytestmark = [
 
 def autotune(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "autotune", *words],
+        [sys.executable, "-P", HASTY, *words],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -93,6 +94,7 @@ def test_the_search_goes_on_where_it_was(folder: Path) -> None:
     assert len(study_of(folder, "megatron").trials()) == before, "nothing was left to be tried"
 
 
+@pytest.mark.thorough
 def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
     done = autotune("soak", "--study", "it-megatron", "--minutes", "0.2", folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

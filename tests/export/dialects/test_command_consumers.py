@@ -65,6 +65,7 @@ def test_trl_trains_by_the_user_s_file_with_the_edits(tmp_path: Path) -> None:
     check_losses(losses_of(out))
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs("lightning")
 def test_lightning_takes_a_file_without_the_accumulation(tmp_path: Path) -> None:

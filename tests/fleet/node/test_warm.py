@@ -86,6 +86,7 @@ def test_warm_and_cold_trials_train_alike(fleet, study):
     assert forked_bytes == pytest.approx(cold_bytes, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(study, monkeypatch):
     monkeypatch.setattr(warm, "MAX_TEMPLATES", 1)
     made = warm.WarmTemplates()
@@ -122,6 +123,7 @@ def test_a_killed_template_takes_its_trial_along_and_another_takes_its_place(fle
     assert (again.outcome, again.start) == (Outcome.OK, Start.WARM)
 
 
+@pytest.mark.thorough
 def test_where_a_template_cannot_start_trials_start_cold_and_their_log_says_why(
     fleet, study, tmp_path
 ):
@@ -141,6 +143,7 @@ def test_where_a_template_cannot_start_trials_start_cold_and_their_log_says_why(
     assert templates() == []
 
 
+@pytest.mark.thorough
 def test_a_trial_is_cancelled_after_its_template_died(fleet, study):
     handle = submit(fleet, study, spec(0, start=Start.WARM))
     wait_until(templates, "its template starts")
@@ -151,6 +154,7 @@ def test_a_trial_is_cancelled_after_its_template_died(fleet, study):
     assert processes_of(study.folder) == []
 
 
+@pytest.mark.thorough
 def test_what_binds_threads_when_it_is_loaded_starts_cold(fleet, study):
     bound = run(fleet, study, 0, environment={"OMP_PROC_BIND": "true"})
     assert (bound.outcome, bound.start) == (Outcome.OK, Start.COLD)

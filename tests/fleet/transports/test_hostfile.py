@@ -23,6 +23,7 @@ from autotune.fleet.transports.remote import Host
 from autotune.record.study import Study
 from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
 from tests.fleet.transports.answers import check_same_answer
+from tests.hasty import HASTY
 from tests.searches import Demo, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
@@ -245,12 +246,13 @@ def launched(nodes, export: Path) -> list[int]:
     return [process.wait() for process in started]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_ssh_nodes
 def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
     hosts = nodes.choose(f"{nodes.names[1]} slots=2")
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    command = [sys.executable, "-P", "-m", "autotune", "diagnose", "--json"]
+    command = [sys.executable, "-P", HASTY, "diagnose", "--json"]
     flags = ["--results", str(tmp_path), *nodes.flags_of(hosts)]
     done = subprocess.run(
         [*command, *flags, "--", torchrun, "--nproc-per-node", "2", "train.py"],
@@ -268,6 +270,7 @@ def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_ssh_nodes
 def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):

@@ -84,6 +84,7 @@ def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
         RayDriver(cluster.address, FleetOptions(wait="1s", slots="1x5"), say=said.append)
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_a_program_ends_with_its_actor_and_another_actor_takes_its_place(
     cluster: RayCluster,
@@ -140,6 +141,7 @@ def test_a_search_outlives_its_coordinator_and_answers_as_here(
     wait_until(lambda: cluster.actors() == [], "an actor is left")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_ray
 def test_a_lost_actor_costs_its_trial_alone(cluster: RayCluster, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def _runs(trial) -> bool:
     return all((trial.folder / "ranks" / f"0{rank}.json").exists() for rank in (0, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_slurm
 def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster, allocate, study):

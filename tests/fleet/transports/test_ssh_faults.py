@@ -82,6 +82,7 @@ def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_
     wait_until(lambda: odd.processes() == [], "something is left on a node")
 
 
+@pytest.mark.thorough
 def test_the_budget_goes_to_the_kind_of_device_that_does_most_for_the_money(odd, tmp_path):
     search = Search(tmp_path)
     search.flags["world"] = 1

@@ -1,0 +1,34 @@
+"""The command line with trials that measure for a second: `python -m tests.hasty`, as `autotune`.
+
+For tests that ask what becomes of trials, not how well they are timed. On a busy machine a cold
+trial measures for up to ten seconds, as its interval does not get narrow before.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from autotune.search import trial_spec
+
+HASTY = str(Path(__file__))
+"""What Python runs where nothing of this tree is to be on the path of what is started."""
+
+_BUDGET_S = 1.0
+
+
+def hurry() -> None:
+    """Make the trials of this process short; before what makes them is imported."""
+    for name in ("MEASURE", "WARM_MEASURE", "CONFIRM_MEASURE"):
+        measure = dataclasses.replace(getattr(trial_spec, name), budget_s=_BUDGET_S)
+        setattr(trial_spec, name, measure)
+
+
+def main() -> None:
+    """Make trials short, then do what the rest of the command line says."""
+    hurry()
+    from autotune.cli import main as command  # it takes the measures as they are then
+
+    command()
+
+
+if __name__ == "__main__":
+    main()
