@@ -33,6 +33,9 @@ OWN_BASELINE = {
 class Search:
     """`python -m autotune search` on a small model, in a folder of its own."""
 
+    under: Sequence[str] = ("tests.hasty",)
+    """The command's module, where `start` is told no other."""
+
     def __init__(self, folder: Path) -> None:
         self.study = Study(folder / "results", "it")
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -49,10 +52,19 @@ class Search:
         }
         """The job's keys, as the flags set them."""
 
-    def start(self, *more: str, under: Sequence[str] = ("tests.hasty",)) -> subprocess.Popen[str]:
+    def start(self, *more: str, under: Sequence[str] = ()) -> subprocess.Popen[str]:
         """The search, by the module and arguments that it is to run under."""
         return subprocess.Popen(
-            [sys.executable, "-m", *under, "search", "--yes", "--json", *self._flags(), *more],
+            [
+                sys.executable,
+                "-m",
+                *(under or self.under),
+                "search",
+                "--yes",
+                "--json",
+                *self._flags(),
+                *more,
+            ],
             cwd=self._folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -76,12 +76,18 @@ def open_agreed_outlook(
 ) -> Outlook:
     """The same, once the user has agreed to what the job runs and reads, as of `agree_to_job`.
 
-    Says what the predictions go by where the user named a table. `knowledge` is the file of what
+    Says what the predictions go by where the user named a table, and which model they are about
+    where the user named none. `knowledge` is the file of what
     trials taught; None: nothing corrects the predictions.
     """
     agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
     lessons = () if knowledge is None else _lessons(knowledge, say)
     outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed, lessons=lessons)
+    if job_file is None and "model" not in flags:
+        say(
+            f"no --model is given: this is about the built-in {outlook.job.model.name}; "
+            "a study's own job is --job results/STUDY/job.yaml"
+        )
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook

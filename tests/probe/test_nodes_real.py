@@ -58,6 +58,7 @@ def measures_with_others(rank: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.thorough
 def test_the_network_between_two_nodes_is_measured(cable: Cable, tmp_path: Path) -> None:
     first, second = ended(start(cable, 0, "--json"), start(cable, 1))
     assert [first[0], second[0]] == [0, 0], first[2] + second[2]

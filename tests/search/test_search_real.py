@@ -70,6 +70,7 @@ def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search
     (tmp_path / "one_drifts.yaml").write_text(SPACE)
     (tmp_path / "baseline.json").write_text(json.dumps(OWN))
     search.flags |= {"space": str(tmp_path / "one_drifts.yaml"), "global_batch": 16}
+    search.under = ("autotune",)  # whether losses drift is told by runs of more than a second
     flags = ("--trials", "2", "--seed", "3", "--no-diagnose")
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
@@ -169,6 +170,7 @@ def test_nothing_fits_is_exit_3_with_the_nearest_change(search):
     assert {t.result.outcome for t in search.study.trials()} == {Outcome.OOM}, stdout
 
 
+@pytest.mark.thorough
 def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path):
     """One fleet for both searches: its templates make a model of any depth."""
     study = Study(tmp_path / "results", "it")

@@ -419,6 +419,7 @@ def test_the_committed_record_says_what_trains(trained):
     assert claimed - {("compile", "torch")} == ran, "python -m tests.record_knobs"
 
 
+@pytest.mark.thorough
 def test_a_compiled_engine_says_so(tmp_path):
     whole, fast = run(tmp_path, compiled_cases(tmp_path))
     assert fast["read_back"]["compiled"]

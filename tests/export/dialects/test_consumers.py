@@ -354,7 +354,10 @@ TRAINED = [
     ("hf", "accelerate", {"zero__stage": 3, "recompute": "every_2"}, "--max_steps"),
     ("accelerate", None, {"zero__stage": 3, "recompute": "full"}, "--steps"),
     pytest.param("trl", "deepspeed", {"zero__stage": 2}, "--max_steps", marks=needs("trl")),
-    pytest.param("lightning", None, {"zero__stage": 3}, "--steps", marks=needs("lightning")),
+    pytest.param(
+        *("lightning", None, {"zero__stage": 3}, "--steps"),
+        marks=[needs("lightning"), pytest.mark.thorough],
+    ),
 ]
 
 

@@ -293,6 +293,7 @@ def test_ray_is_asked_for_whole_nodes(tmp_path):
     compile((out / "ray_job.py").read_text(), "ray_job.py", "exec")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_ray_trains(tmp_path):
     pytest.importorskip("ray", reason="ray is not installed here")

@@ -110,6 +110,7 @@ def listeners(nodes) -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_ssh_nodes
 def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatch):
