@@ -186,10 +186,11 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
             "ended by itself",
             "more epochs",
         ),
-        (
+        pytest.param(
             ("torchrun", "--nproc-per-node", "1", "swallows.py", "--width", "31"),
             "shapes cannot be multiplied",
             "without autotune",
+            marks=pytest.mark.thorough,
         ),
         (
             (*TORCHRUN, "--max-restarts", "3", "leaves.py", "--rows", "2", "--raises"),

@@ -212,7 +212,7 @@ def test_a_search_outlives_its_coordinator_and_a_node_and_answers_as_here(
     assert lines[-2:] == [f"{name} slots=1" for name in nodes.names]
 
     def soak(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.2"]
+        command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.1"]
         words = [*command, *nodes.flags, *more]
         return subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
 
