@@ -83,7 +83,7 @@ def open_agreed_outlook(
     agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
     lessons = () if knowledge is None else _lessons(knowledge, say)
     outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed, lessons=lessons)
-    if job_file is None and "model" not in flags:
+    if "model" not in {**(agreed or {}), **flags}:
         say(
             f"no --model is given: this is about the built-in {outlook.job.model.name}; "
             "a study's own job is --job results/STUDY/job.yaml"

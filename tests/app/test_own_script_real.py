@@ -83,10 +83,11 @@ def observed_in(results: Path) -> Observed:
             ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json"),
             {"framework": "deepspeed", "micro_batch": 2, "grad_accum": 4, "global_batch": 8},
         ),
-        (
+        pytest.param(
             "accelerate",
             ("accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"),
             {"framework": "accelerate", "micro_batch": 4, "grad_accum": 2, "global_batch": 16},
+            marks=pytest.mark.thorough,
         ),
     ],
     ids=["pipeline", "accelerate"],

@@ -327,6 +327,20 @@ def test_the_commands_print_tables_and_json(tmp_path):
         assert "H100" in done.stderr
 
 
+def test_where_nobody_names_a_model_the_built_in_one_is_named(tmp_path):
+    def said(*command):
+        done = autotune(*command, folder=tmp_path)
+        assert done.returncode == ExitCode.FOUND, done.stderr
+        return " ".join(done.stderr.split())
+
+    expected = "no --model is given: this is about the built-in tiny-llama-32k"
+    assert expected in said("explain", "zero.stage=1")
+    (tmp_path / "job.yaml").write_text("world: 2\n")
+    assert expected in said("plan", "--job", "job.yaml")
+    (tmp_path / "job.yaml").write_text("model: gpt2\nseq_len: 64\nglobal_batch: 8\nworld: 2\n")
+    assert "built-in" not in said("plan", "--job", "job.yaml")
+
+
 def test_smaller_nodes_go_over_the_network_and_a_limit_is_no_other_device(outlook):
     found = rank_lattice(outlook, what_if=["per_node=1", "memory=70GiB"])
     one, limited = found.variants

@@ -219,6 +219,7 @@ def kinds():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_check_agrees_with_the_engine(tmp_path):
     asked = [*mutants(60, SEED, consumers=CONSUMERS), *kinds()]

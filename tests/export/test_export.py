@@ -297,7 +297,9 @@ def test_an_export_of_before_there_was_one_marker_is_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("knobs", "changes"),
     [
-        ({"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}),
+        pytest.param(
+            {"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}, marks=THOROUGH
+        ),
         pytest.param({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}, marks=THOROUGH),
         ({"zero__stage": 1, "pp": 2, "micro_batch": 2, "recompute": "full"}, {}),
         pytest.param({"zero__stage": 3, "micro_batch": 2}, ADAPTED, marks=THOROUGH),

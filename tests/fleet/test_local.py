@@ -76,6 +76,7 @@ def test_gloos_interfaces_arrive_and_make_its_threads(fleet, study, start):
     assert result.environment["GLOO_SOCKET_IFNAME"] == "lo,lo"
 
 
+@pytest.mark.thorough
 def test_gloos_own_interface_has_half_as_many_threads(fleet, study):
     result = run(fleet, study, spec(1, expected={"gloo_threads": 4}))
     assert result.outcome is Outcome.INVALID

@@ -43,7 +43,7 @@ FEW_WORLDS = {
     "parallel_3d": (1, 2, 6, 8),
 }
 """Spaces whose candidates do not depend on the world beyond what these show."""
-SAMPLE = 300
+SAMPLE = 100
 """Candidates of a larger lattice that DeepSpeed's classes are asked about."""
 SCRIPT = ("recompute", "attention", "loss_chunk_tokens", "compile")
 PROCESS = ("allocator", "host_allocator", "core_binding")

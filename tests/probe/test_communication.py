@@ -14,6 +14,7 @@ from tests.probe.ring_driver import WORLD
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_ranks_measure_within_their_node_across_nodes_and_all_together(tmp_path: Path) -> None:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -104,6 +104,7 @@ def step_of_two_nodes(accelerators: Path, folder: Path) -> float:
     return float(json.loads(done.stdout)["candidates"][0]["pred_step_time_s"])
 
 
+@pytest.mark.thorough
 def test_a_node_that_dies_ends_the_others_with_a_reason(cable: Cable, tmp_path: Path) -> None:
     nodes = [start(cable, 0), start(cable, 1)]
     wait_until(

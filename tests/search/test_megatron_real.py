@@ -101,6 +101,7 @@ def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
     assert "saved and resumed" in " ".join(done.stdout.split())
 
 
+@pytest.mark.thorough
 def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
     out, job = tmp_path / "out", folder / "megatron.yaml"
     job.write_text((folder / "job.yaml").read_text().replace("both", "megatron"))

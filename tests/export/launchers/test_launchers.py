@@ -320,9 +320,8 @@ def test_ray_trains(tmp_path):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "launcher", [pytest.param("accelerate", marks=pytest.mark.thorough), "deepspeed"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])
 def test_raw_deepspeed_trains_by_every_launcher_of_ranks(tmp_path, launcher):
     out = export(handed(tmp_path, micro_batch=2, zero__stage=2), tmp_path, "deepspeed", launcher)
     assert len(losses_of(out, "--steps", "2")) == 2

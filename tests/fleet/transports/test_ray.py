@@ -65,6 +65,7 @@ def far_fleet(cluster: RayCluster, world: int) -> Iterator[tuple[GangFleet, RayD
         driver.close()
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
     said: list[str] = []

@@ -255,10 +255,14 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("scontrol requeue {job}", "was requeued: it waits for nodes again"),
-        (
+        pytest.param(
+            *("scontrol requeue {job}", "was requeued: it waits for nodes again"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
             "sbatch --parsable -p high -N3 --output=/dev/null --wrap=true",
             "has ended (PREEMPTED): a job that comes first took its nodes",
+            marks=pytest.mark.thorough,
         ),
         (
             "scontrol update nodename=n0 state=down reason=test",
