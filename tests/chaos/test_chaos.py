@@ -68,7 +68,9 @@ def test_every_fault_has_a_name_of_its_own_and_every_kind_a_short_form():
 @pytest.mark.parametrize(("kind", "test"), ASKED.items())
 def test_what_the_short_form_leaves_out_is_asked_elsewhere(kind, test):
     file, _, name = test.partition("::")
-    assert f"def {name}(" in (REPOSITORY / file).read_text(encoding="utf-8")
+    before, found, _ = (REPOSITORY / file).read_text(encoding="utf-8").partition(f"def {name}(")
+    assert found
+    assert "mark.thorough" not in before.rpartition("\n\n\n")[2], "it is asked in every run"
     assert not any(fault.in_short for fault in FAULTS if fault.subject == kind)
 
 
