@@ -22,7 +22,10 @@ from tests.search.scripted import ok
 from tests.trials import changed
 
 FAULTS = all_faults()
-LONG = {fault.name for fault in all_faults("nodes")} | {"Ctrl-C: once, a trial runs"}
+LONG = {fault.name for fault in all_faults("nodes")} | {
+    "Ctrl-C: once, a trial runs",
+    "launcher or template killed: template killed before a trial starts",
+}
 ASKED = in_trials.ASKED | in_coordinators.ASKED | in_nodes.ASKED | retries.ASKED
 """Kinds of fault that other tests inject already -> such a test."""
 REPOSITORY = Path(__file__).parents[2]
@@ -40,8 +43,8 @@ def ground(tmp_path_factory):
 @pytest.mark.parametrize(
     "fault",
     [
-        # Those of nodes wait for minutes; `tests/fleet/transports` kills some in every run, and
-        # `tests/cli/test_interrupt.py` interrupts.
+        # Those of nodes wait for minutes; `tests/fleet/transports` kills some in every run, as
+        # `test_warm.py` does templates, and `tests/cli/test_interrupt.py` interrupts.
         pytest.param(fault, id=fault.name, marks=[pytest.mark.thorough] * (fault.name in LONG))
         for fault in FAULTS
         if fault.in_short

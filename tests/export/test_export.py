@@ -340,6 +340,7 @@ def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypa
     assert (export(tmp_path, micro_batch=2) / "launch.sh").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_namespaces
 def test_an_export_for_two_nodes_trains_on_both(tmp_path):

@@ -124,6 +124,7 @@ def test_ctrl_c_ends_the_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert left_in(folder) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @pytest.mark.skipif(torch.cuda.is_available(), reason="fails only where there is no GPU")
 def test_a_rank_that_fails_says_why() -> None:

@@ -157,6 +157,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
     assert json.loads(stdout.splitlines()[-1])["best"] is not None
 
 
+@pytest.mark.thorough
 def test_nothing_fits_is_exit_3_with_the_nearest_change(search):
     code, _, stderr = search.run("--trials", "2", "--memory-limit", "1MiB")
     assert code == 3, stderr

@@ -68,6 +68,7 @@ def test_the_engine_has_what_was_counted(results: list[dict[str, Any]]) -> None:
         assert result["read_back"]["n_params_frozen"] > 10 * result["read_back"]["n_params"]
 
 
+@pytest.mark.thorough
 def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     job = tiny_job(
         tmp_path,

@@ -113,7 +113,12 @@ def trained(tmp_path_factory, chosen):
 
 
 @pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world, names in LAYOUTS.items() for name in names]
+    ("world", "name"),
+    [
+        pytest.param(world, name, marks=[pytest.mark.thorough] * (world > 4))
+        for world, names in LAYOUTS.items()
+        for name in names
+    ],
 )
 def test_a_layout_trains_what_the_unsplit_model_trains(world, name, trained):
     case, ranks = trained(world)[name]
@@ -132,6 +137,7 @@ def test_the_comparison_sees_a_norm_that_is_not_whole(trained):
     assert ranks[0]["losses"] != pytest.approx(unsplit(case)["losses"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_pipeline_is_read_back_whole(trained):
     case, ranks = trained(8)["dp2 tp2 pp2, clipped"]
     found = [rank["read_back"] for rank in ranks]
@@ -141,6 +147,7 @@ def test_a_pipeline_is_read_back_whole(trained):
     assert found[0]["n_params"] == case["spec"]["engine"]["expected"]["n_params"]
 
 
+@pytest.mark.thorough
 def test_legal_layouts_of_eight_ranks_train(trained, chosen):
     for number, values in enumerate(chosen):
         for rank in trained(8)[f"legal {number}"][1]:

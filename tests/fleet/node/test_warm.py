@@ -160,6 +160,7 @@ def test_what_binds_threads_when_it_is_loaded_starts_cold(fleet, study):
     assert (bound.outcome, bound.start) == (Outcome.OK, Start.COLD)
 
 
+@pytest.mark.thorough
 def test_one_trial_is_cancelled_or_late_and_its_neighbour_goes_on(study):
     fleet = local_fleet(CPU, world=1)
     try:
