@@ -85,7 +85,14 @@ process.wait()
 
 def asleep(mark: str) -> bool:
     """Whether what a shape starts is there."""
-    return any("sleep" in p.name() or p.status() == "stopped" for p in marked(mark))
+
+    def sleeps(process: psutil.Process) -> bool:
+        try:
+            return "sleep" in process.name() or process.status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:  # a shell on the way, which has ended since
+            return False
+
+    return any(map(sleeps, marked(mark)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
