@@ -65,7 +65,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip  # what comes with Python takes twice as long
+	-$(BIN)/python -m pip install --quiet --upgrade pip  # the one of Python 3.11 takes twice as long
 	$(BIN)/python -m pip install --quiet $(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

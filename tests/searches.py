@@ -56,14 +56,8 @@ class Search:
         """The search, by the module and arguments that it is to run under."""
         return subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                *(under or self.under),
-                "search",
-                "--yes",
-                "--json",
-                *self._flags(),
-                *more,
+                *(sys.executable, "-m", *(under or self.under)),
+                *("search", "--yes", "--json", *self._flags(), *more),
             ],
             cwd=self._folder,
             stdout=subprocess.PIPE,

@@ -122,7 +122,7 @@ def test_a_search_answers_with_a_confirmed_best_that_trains_and_its_files(search
 def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
     moments = random.Random(20)
     finished: dict[int, str] = {}
-    for _ in range(2):
+    for _ in range(3):
         process = search.start("--trials", "3", "--budget", "45s")
         try:
             process.wait(timeout=moments.uniform(1.0, 12.0))
