@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from autotune.fleet.node.ports import remove_segments
-from autotune.trial.launcher import LOOPBACK, end_with_parent, listen_on
+from autotune.trial.descent import end_with_parent
+from autotune.trial.rendezvous import LOOPBACK, RankStore, Rendezvous, listen_on
 
 Answer = dict[str, Any]
 """What one rank says: `error` is None or `type: message`, and the rest is the question's own."""
@@ -84,9 +85,10 @@ def _ask_once(
     ranks: list[_Rank] = []
     with listen_on(0) as listener:
         port = listener.getsockname()[1]
+        rendezvous = Rendezvous(address=LOOPBACK, port=port, world=world, node=0, n_nodes=1)
         try:
             for rank in range(world):
-                ranks.append(_fork(question, rank, world, listener))
+                ranks.append(_fork(question, rank, rendezvous, listener))
             _collect(ranks, within_s, after_error_s)
         finally:
             for each in ranks:
@@ -95,7 +97,9 @@ def _ask_once(
     return [each.answer or {"error": NO_ANSWER, "traceback": ""} for each in ranks]
 
 
-def _fork(question: Callable[[], Answer], rank: int, world: int, listener: socket.socket) -> _Rank:
+def _fork(
+    question: Callable[[], Answer], rank: int, rendezvous: Rendezvous, listener: socket.socket
+) -> _Rank:
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = os.pipe()
@@ -103,7 +107,7 @@ def _fork(question: Callable[[], Answer], rank: int, world: int, listener: socke
     pid = os.fork()
     if pid == 0:
         os.close(ours)
-        _be_rank(question, rank, world, listener, theirs, parent)
+        _be_rank(question, rank, rendezvous, listener, theirs, parent)
     os.close(theirs)
     return _Rank(pid=pid, pipe=ours)
 
@@ -111,7 +115,7 @@ def _fork(question: Callable[[], Answer], rank: int, world: int, listener: socke
 def _be_rank(
     question: Callable[[], Answer],
     rank: int,
-    world: int,
+    rendezvous: Rendezvous,
     listener: socket.socket,
     pipe: int,
     parent: int,
@@ -121,16 +125,13 @@ def _be_rank(
         end_with_parent(parent)
         os.setsid()
         faulthandler.register(signal.SIGUSR1, file=pipe, all_threads=False)
-        os.environ.update(
-            {
-                **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
-                **{name: str(world) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
-                "MASTER_ADDR": LOOPBACK,
-                "MASTER_PORT": str(listener.getsockname()[1]),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-            }
-        )
-        store = _serve(listener) if rank == 0 else listener.close()
+        os.environ.update(rendezvous.variables(rank, listener))
+        if rank == 0:
+            listener.detach()  # to the store
+        else:
+            listener.close()
+        store = RankStore()
+        store.open()
         answer = _answer(question)
         faulthandler.unregister(signal.SIGUSR1)
         with os.fdopen(pipe, "w") as file:
@@ -139,20 +140,6 @@ def _be_rank(
         del store
     finally:
         os._exit(1)
-
-
-def _serve(listener: socket.socket) -> Any:
-    """The store in which the ranks find one another."""
-    import torch.distributed  # heavy, and imported by whoever asks
-
-    port = listener.getsockname()[1]
-    return torch.distributed.TCPStore(
-        LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
 
 
 def _answer(question: Callable[[], Answer]) -> Answer:

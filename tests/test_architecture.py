@@ -150,7 +150,8 @@ STARTS = {
     "fleet/node/warm.py": {"subprocess.Popen"},
     "fleet/transports/ray_driver.py": {"subprocess.Popen"},
     "trial/guest/launcher.py": {"subprocess.Popen"},
-    "trial/launcher.py": {"torch.distributed.run"},
+    "trial/forks.py": {"os.fork"},
+    "trial/launcher.py": {"os.execv"},
     "trial/warm.py": {"os.fork"},
 }
 """What starts processes: `Kept`, a node its ranks, an actor of Ray a node's keeper, and a kept

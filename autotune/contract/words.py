@@ -71,7 +71,7 @@ class Start(StrEnum):
     """How the ranks of a trial start."""
 
     COLD = "cold"
-    """Under torchrun: the reference."""
+    """Each rank a Python of its own: the reference."""
     WARM = "warm"
     """Forked from a process that has imported what they need, where the fleet can (CPU ranks)."""
 

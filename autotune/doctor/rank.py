@@ -1,6 +1,6 @@
 """One rank of the measurement: `python -m autotune.doctor.rank FOLDER ACCELERATOR DEVICES`.
 
-Started by torchrun: a matrix product on its own device while all others do the same, then an
+Started by a launcher: a matrix product on its own device while all others do the same, then an
 all-reduce over all.
 """
 

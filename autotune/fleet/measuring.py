@@ -105,7 +105,7 @@ def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
 
 
 def _killed(folder: Path) -> str:
-    """Which rank a signal ended; torchrun ends the others with SIGTERM because of it."""
+    """Which rank a signal ended; the launcher ends the others with SIGTERM because of it."""
     return "; ".join(
         f"rank {rank} was ended by {signal.Signals(-code).name}"
         for rank, code in exit_codes(folder, 0).items()

@@ -27,7 +27,7 @@ from autotune.probe.wire import (
     WireError,
     key_of,
 )
-from autotune.trial.launcher import listen_on
+from autotune.trial.rendezvous import listen_on
 
 _ANSWER_S = 60.0
 """Time for an answer, beyond `POLL_S`: node 0 may be busy measuring."""

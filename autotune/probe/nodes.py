@@ -12,7 +12,7 @@ import psutil
 
 from autotune.base.errors import JobError
 from autotune.probe.token import read_token
-from autotune.trial.launcher import listen_on
+from autotune.trial.rendezvous import listen_on
 
 _HOST_HINT = "name node 0 by an address that the other nodes reach, as HOST:PORT"
 

@@ -195,7 +195,7 @@ _PROVENANCE = {
     "environment": "string: allow-listed environment variables, as JSON",
     "seed": "Int64: of weights and data",
     "started_at": "datetime64[us, UTC]: when it was submitted",
-    "start": "string: how its ranks started: cold (torchrun) or warm (forked)",
+    "start": "string: how its ranks started: cold (each a Python of its own) or warm (forked)",
     "wall_s": "float64 in s: from submission until its last process had ended",
 }
 

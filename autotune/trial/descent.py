@@ -1,4 +1,4 @@
-"""Says who was started by whom, as the kernel tells it, and ends all that this process started."""
+"""Says who was started by whom, as the kernel tells it, and ends what should not outlive whom."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _END_WAIT_S = 10.0
 """Time after which a process that is still there is left to itself: it is in uninterruptible
@@ -57,6 +58,24 @@ def ancestors(pid: int) -> Iterator[int]:
         while pid > 1:
             pid = parent_of(pid)
             yield pid
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends.
+
+    Killing a launcher alone leaves its ranks alive and holding their devices, so every process of
+    a trial asks for this.
+
+    Args:
+        parent: Process id that the parent should have; if it is another one, the parent ended
+            before this call and the process ends at once. Whoever adopts orphans, and the parent
+            itself, may have any id.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        return  # not Linux: the sweep for orphans is what is left
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def adopt_orphans() -> None:

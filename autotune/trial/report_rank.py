@@ -1,6 +1,6 @@
 """A rank that measures the machine and trains nothing: what it found goes to one file.
 
-`python -m MODULE FOLDER ACCELERATOR DEVICES ...` under torchrun; DEVICES are core numbers where
+`python -m MODULE FOLDER ACCELERATOR DEVICES ...` under a launcher; DEVICES are core numbers where
 the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`,
 after the time by the machine's monotonic clock.
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.contract import PARENT_ENV
-from autotune.trial.launcher import end_with_parent
+from autotune.trial.descent import end_with_parent
+from autotune.trial.rendezvous import RankStore
 
 
 def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
@@ -29,7 +30,9 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
     if accelerator == "cpu":
         # Before torch is imported: its threads and its memory stay on this core.
         os.sched_setaffinity(0, {int(devices.split(",")[rank])})
+    store = RankStore()
     try:
+        store.open()
         found = measure(accelerator, int(os.environ["LOCAL_RANK"]))
     except Exception as error:
         text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -38,4 +41,5 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
         aside.replace(folder / f"{rank}.error")
         os._exit(1)
     (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    store.leave()
     os._exit(0)

@@ -81,7 +81,7 @@ def n_effective(samples: Sequence[float]) -> float:
         return float(n)
     r = math.fsum(a * b for a, b in itertools.pairwise(off)) / square
     # Without the band, noise alone would look like correlation in every second short series.
-    if r <= _NOISE_OF_CORRELATION / math.sqrt(n):
+    if r <= _NOISE_OF_CORRELATION / math.sqrt(n) + _EQUAL:
         return float(n)
     r = min(_LARGEST_CORRELATION, r + (1 + 4 * r) / n)
     return n * (1 - r) / (1 + r)

@@ -1,4 +1,4 @@
-"""One rank of a trial: `python -m autotune.trial.wrapper FOLDER` under torchrun, or forked warm.
+"""One rank of a trial: `python -m autotune.trial.wrapper FOLDER` under a launcher, or forked warm.
 
 Puts the candidate into its engine, times real optimizer steps of the training script, reads the
 live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes wrong becomes an
@@ -28,9 +28,10 @@ from autotune.contract import (
 )
 from autotune.trial.aftermath import Aftermath
 from autotune.trial.communication import listen
+from autotune.trial.descent import end_with_parent
 from autotune.trial.engines.base import Driver, driver_of
 from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
-from autotune.trial.launcher import end_with_parent
+from autotune.trial.rendezvous import RankStore
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.variables import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
@@ -45,19 +46,21 @@ def main(folder: Path) -> NoReturn:
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
     listen(spec, folder, rank)
     reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
+    store = RankStore()
     try:
-        _run(spec, folder, reporter)
+        _run(spec, folder, reporter, store)
     except BaseException as error:
         reporter.fail(error)
         print(reporter.report.traceback, file=sys.stderr, flush=True)
         os._exit(1)
     reporter.finish()
     sys.stdout.flush()
+    store.leave()
     # Destructors of process groups and worker threads can hang or crash after a good run.
     os._exit(0)
 
 
-def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
+def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) -> None:
     reporter.enter(Phase.IMPORT)
     if spec.workload.script:  # its folder may bring the engine
         sys.path.insert(0, str(Path(spec.workload.script).parent))
@@ -80,6 +83,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
+    store.open()
     driver.join_ranks()
     meter.cap()
     rss_before_bytes = peak_rss_bytes()

@@ -8,7 +8,7 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.probe.nodes import Nodes, nodes_of
 from autotune.probe.token import TOKEN_ENV
-from autotune.trial.launcher import listen_on
+from autotune.trial.rendezvous import listen_on
 
 TOKEN = "e3b7a91c5d20f846b1a7c2"
 

@@ -42,8 +42,7 @@ from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.descent import below, children_of
-from autotune.trial.launcher import end_with_parent
+from autotune.trial.descent import below, children_of, end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 _FILES_PERIOD_S = 0.5

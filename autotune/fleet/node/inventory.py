@@ -21,7 +21,7 @@ import psutil
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
 from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
-from autotune.trial.launcher import LOOPBACK, family_of
+from autotune.trial.rendezvous import LOOPBACK, family_of
 
 MARK = "autotune-inventory: "
 REPORTED = (

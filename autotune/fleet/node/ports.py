@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.base.private import open_lock, private_folder
-from autotune.trial.launcher import LOOPBACK, family_of
+from autotune.trial.rendezvous import LOOPBACK, family_of
 
 PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""

@@ -1,23 +1,24 @@
 """Starts, finds and ends the processes of a trial, wherever they hang in the process tree.
 
 Every process of a trial carries the trial's folder in its environment (`TRIAL_ENV`), and so do
-its children: that finds ranks whose torchrun is gone and workers whose rank is gone. A child that
+its children: that finds ranks whose launcher is gone and workers whose rank is gone. A child that
 has cleared its environment is found by its descent: a trial's launcher adopts its orphans.
 """
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
 from autotune.contract import TRIAL_ENV, Start
 from autotune.trial.descent import below
-from autotune.trial.launcher import LOOPBACK
+from autotune.trial.rendezvous import LOOPBACK, Rendezvous
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
 _KILL_WAIT_S = 10.0
@@ -42,7 +43,7 @@ class NodePart:
     """Port at which they meet; None: the first node leases it."""
     start: Start | None = None
     """How the ranks have to start, as those of the first node did; None: as the spec says, if
-    that works here. Ranks that were forked do not meet those of torchrun."""
+    that works here. A trial starts in one way on all of its nodes."""
     n_sharing: int = 1
     """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
     still gets no more of them."""
@@ -63,20 +64,25 @@ class NodePart:
         """Rank of the first one here."""
         return self.node * len(self.devices)
 
+    def rendezvous(self, port: int) -> Rendezvous:
+        """Where the ranks find one another, at a port that the first node has leased."""
+        return Rendezvous(
+            address=self.address,
+            port=port,
+            world=self.n_nodes * len(self.devices),
+            node=self.node,
+            n_nodes=self.n_nodes,
+        )
+
 
 def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> list[str]:
     """The command that runs `python -m MODULE` in every rank, under a launcher tied to us.
 
     The launcher writes how the ranks ended into the trial's folder; the port has to be leased.
     """
-    return [
-        *(sys.executable, "-m", "autotune.trial.launcher"),
-        *(part.folder, str(part.node), part.address, "--"),
-        *(f"--nnodes={part.n_nodes}", f"--nproc-per-node={len(part.devices)}"),
-        *("--max-restarts=0", "--rdzv-backend=static", f"--rdzv-endpoint={part.address}:{port}"),
-        *(f"--node-rank={part.node}", f"--master-addr={part.address}", f"--master-port={port}"),
-        *("-m", module, *arguments),
-    ]
+    rendezvous = json.dumps(asdict(part.rendezvous(port)))
+    launcher = (sys.executable, "-m", "autotune.trial.launcher", part.folder, rendezvous)
+    return [*launcher, module, *arguments]
 
 
 def guest_command(part: NodePart, port: int) -> list[str]:

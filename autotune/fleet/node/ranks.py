@@ -69,7 +69,7 @@ class NoTemplateError(FleetError):
 
 
 class ColdProcess:
-    """A torchrun, which its ranks end with."""
+    """A launcher, which its ranks end with."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

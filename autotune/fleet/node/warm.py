@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import IO, Any
 
 from autotune.contract import TRIAL_ENV, TrialSpec
@@ -53,8 +54,8 @@ class WarmTemplates:
     ) -> "WarmProcess | None":
         """Fork the launcher and the CPU ranks of a trial's part on this node.
 
-        They meet at a port that the first node has leased. What torchrun would add to their
-        environment is added. A template that has to start first writes into the trial's logs.
+        They meet at a port that the first node has leased. A template that has to start first
+        writes into the trial's logs.
 
         Returns:
             The launcher; None where templates do not work, and the trial has to start cold.
@@ -77,13 +78,7 @@ class WarmTemplates:
         self._templates[key] = template  # the last is the one that was used last
         request = {
             "folder": part.folder,
-            "meeting": {
-                "address": part.address,
-                "port": port,
-                "world": spec.layout.world,
-                "node": part.node,
-                "n_nodes": part.n_nodes,
-            },
+            "rendezvous": asdict(part.rendezvous(port)),
             "environment": {name: environment[name] for name in _OF_ONE_TRIAL},
         }
         return template.launch(request, logs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.fleet.node.places import DevicePlace
-from autotune.trial.launcher import LOOPBACK
+from autotune.trial.rendezvous import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
-from autotune.trial.descent import adopt_orphans, below, end_all_below
+from autotune.trial.descent import adopt_orphans, below, end_all_below, end_with_parent
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
-from autotune.trial.launcher import LOOPBACK, end_with_parent
+from autotune.trial.rendezvous import LOOPBACK
 
 SITE = Path(__file__).resolve().parent / "site"
 """Folder of the `sitecustomize` that reaches the ranks."""

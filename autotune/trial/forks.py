@@ -1,0 +1,124 @@
+"""Forks the ranks of one trial on one node, and ends them all where one has failed."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.contract import RANKS_DIR, write_json
+from autotune.trial.descent import end_with_parent
+from autotune.trial.rendezvous import Rendezvous
+
+EXIT_FILE = "exit_{node:02d}.json"
+
+_POLL_S = 0.02
+_GRACE_S = 5.0
+"""Time between SIGTERM and SIGKILL for ranks whose neighbour has failed."""
+
+
+def run_ranks(
+    folder: Path, rendezvous: Rendezvous, become_rank: Callable[..., NoReturn], *arguments: Any
+) -> int:
+    """Fork the ranks of this node, and wait until all have ended.
+
+    Args:
+        folder: The trial's.
+        rendezvous: Where the ranks find one another.
+        become_rank: What each rank calls, in a session of its own and in the environment that
+            torchrun would give it.
+        *arguments: Those of `become_rank`.
+
+    Returns:
+        1 where ranks failed of themselves, else 0. `EXIT_FILE` has the exit codes of those that
+        did; negative: ended by that signal.
+
+    Raises:
+        OSError: The first node cannot listen, or no process can be started.
+    """
+    launcher, ranks = os.getpid(), {}
+    listener = rendezvous.listen()
+    for rank in rendezvous.ranks:
+        pid = os.fork()
+        if pid == 0:
+            in_a_child(_be_rank, rank, rendezvous, listener, launcher, become_rank, arguments)
+        ranks[pid] = rank
+    if listener is not None:
+        listener.close()
+    failed = _wait_for(ranks)
+    if failed:
+        exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=rendezvous.node)
+        write_json(exit_file, {str(rank): code for rank, code in failed.items()})
+    return 1 if failed else 0
+
+
+def in_a_child(run: Callable[..., int], *arguments: Any) -> NoReturn:
+    """Run a forked process's task and end it: it must never go on with its parent's work."""
+    code = 1
+    try:
+        code = run(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _be_rank(
+    rank: int,
+    rendezvous: Rendezvous,
+    listener: socket.socket | None,
+    launcher: int,
+    become_rank: Callable[..., NoReturn],
+    arguments: Iterable[Any],
+) -> NoReturn:
+    end_with_parent(launcher)
+    os.setsid()
+    os.environ.update(rendezvous.variables(rank, listener))
+    if listener is not None and rank == 0:
+        os.set_inheritable(listener.detach(), True)
+    elif listener is not None:
+        listener.close()
+    become_rank(*arguments)
+
+
+def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
+    """Wait for all ranks (process id -> rank); once one has failed, end the others."""
+    failed: dict[int, int] = {}
+    of_ours = {0}
+    deadline = 0.0
+    while ranks:
+        # Waiting costs the ranks nothing; only once one has failed is there something to do.
+        pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+        if pid and pid not in ranks:
+            continue  # it was orphaned by one
+        if pid:
+            rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+            # A rank that a signal kills takes a moment to end: its neighbour, whose connection
+            # that breaks, may end sooner, and the signal is still the cause to be told.
+            if code not in of_ours and (code < 0 or not deadline):
+                failed[rank] = code
+        elif not deadline:
+            deadline = time.monotonic() + _GRACE_S
+            of_ours.add(-signal.SIGTERM)
+            _signal(ranks, signal.SIGTERM)
+        else:
+            if time.monotonic() > deadline:
+                of_ours.add(-signal.SIGKILL)
+                _signal(ranks, signal.SIGKILL)
+            time.sleep(_POLL_S)
+    return failed
+
+
+def _signal(ranks: dict[int, int], number: signal.Signals) -> None:
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
