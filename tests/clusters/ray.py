@@ -84,9 +84,11 @@ class RayCluster:
 @contextmanager
 def ray_cluster(n_nodes: int, *, slots: int = 1) -> Iterator[RayCluster]:
     """Start a cluster, and end it with all that runs on it."""
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 
-    Path("/tmp/ray").mkdir(exist_ok=True)  # the head writes its address there, wherever its own is
+    # The head writes its address there, wherever its own folder is.
+    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)
     # Sockets of Ray lie below it, and their paths are short.
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     made = RayCluster(cluster=None, nodes={}, slots=slots, folder=folder)

@@ -336,11 +336,9 @@ def test_nodes_without_the_engine_are_named_unless_the_job_brings_it(tmp_path: P
 
 def test_nothing_of_ours_is_left_where_a_node_was_asked(tmp_path: Path) -> None:
     machines = Machines(good="")
-    os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR", "")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path))
         machines.nodes()
-    finally:
-        os.environ["TMPDIR"] = before
     deadline_s = time.monotonic() + 180
     while left := list(tmp_path.glob("autotune-run-*")):
         assert time.monotonic() < deadline_s, left
