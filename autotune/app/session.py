@@ -11,11 +11,12 @@ from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
 from autotune.base.plugins import load_plugin, plugin_names
+from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engines
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place
+from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, runs_none
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
@@ -217,6 +218,19 @@ def find_place(
     kind, _, of = fleet.partition(":")
     plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
     return plugin.find(of, job_file, flags, options)
+
+
+def find_runner(fleet: str, options: FleetOptions) -> Place:
+    """The place that runs trials which are no search's; nothing is started.
+
+    Raises:
+        JobError: There is no such fleet, it takes no such options, or it only answers for trials.
+        FleetError: Its devices are not there.
+    """
+    place = find_place(fleet, None, {}, options)
+    if place.origin is not Origin.MEASURED:
+        raise runs_none()
+    return place
 
 
 def find_far_place(fleet: str, options: FleetOptions) -> Elsewhere:

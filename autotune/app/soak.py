@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
-from autotune.app.session import find_place
+from autotune.app.session import find_runner
 from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
@@ -53,7 +53,7 @@ def soak_study(
         What it found, also in `soak.json`; None if the user ended it.
 
     Raises:
-        JobError: The minutes are no length of time.
+        JobError: The minutes are no length of time, or the fleet only answers for trials.
         StudyError: There is no best one, another process holds the study, or the disk is full.
         FleetError: The devices are not there.
     """
@@ -80,7 +80,8 @@ def soak_export(
     """Soak the configuration in an export's folder, within its memory limit; see `soak_study`.
 
     Raises:
-        JobError: The minutes are no length of time, or the folder holds no export.
+        JobError: The minutes are no length of time, the folder holds no export, or the fleet only
+            answers for trials.
         StudyError: It is of other devices, another soak holds the folder, or it cannot be written.
         FleetError: The devices are not there.
     """
@@ -97,7 +98,7 @@ def _checked_place(minutes: float, fleet: str, options: FleetOptions) -> Place:
         raise JobError(
             f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
         )
-    return find_place(fleet, None, {}, options)
+    return find_runner(fleet, options)
 
 
 def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.app.exports import Chosen, find_chosen
 from autotune.app.pages import write_page
-from autotune.app.session import find_place
+from autotune.app.session import find_runner
 from autotune.base.errors import JobError, StudyError
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
@@ -41,7 +41,8 @@ def run_ladder(
         What it found, also in `ladder.json`; None if the user ended it.
 
     Raises:
-        JobError: Nothing changes, too much does, or a setting is none or illegal.
+        JobError: Nothing changes, too much does, a setting is none or illegal, or the fleet only
+            answers for trials.
         StudyError: There is no baseline or no best one, or another process holds the study.
         FleetError: The devices are not there.
     """
@@ -52,7 +53,7 @@ def run_ladder(
         )
     start = _baseline(study)
     way = _way(study, start, settings)
-    place = find_place(fleet, None, {}, options)
+    place = find_runner(fleet, options)
     theirs = start.handout.environment.accelerator
     if theirs != place.environment.accelerator:
         raise StudyError(

@@ -11,6 +11,7 @@ import yaml
 from autotune import cli
 from autotune.app import soak as app
 from autotune.app.exports import export_study
+from autotune.app.worth import run_ladder
 from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -43,7 +44,7 @@ def study(tmp_path: Path) -> Study:
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Lets the next soak run on a scripted fleet; answers with the fleet."""
     place = Here(ENVIRONMENT, {})
-    monkeypatch.setattr(app, "find_place", lambda *_: place)
+    monkeypatch.setattr(app, "find_runner", lambda *_: place)
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
@@ -220,7 +221,7 @@ def test_an_export_is_soaked_as_it_was_measured(
     )
 
     fleet = machine()
-    app.find_place("local", None, {}, NO_OPTIONS).environment = environment
+    app.find_runner("local", NO_OPTIONS).environment = environment
     ours = read_export(tmp_path / "out", environment, measure=MEASURE).spec
     check_same(theirs, ours)
     assert ours.workload.lengths == theirs.workload.lengths
@@ -269,6 +270,16 @@ def test_other_devices_than_the_searchs_are_refused(
         path.write_text(path.read_text().replace('"accelerator": "cpu"', '"accelerator": "cuda"'))
     with pytest.raises(StudyError, match="measured on cuda, what is here trains on cpu"):
         soak(study)
+
+
+@pytest.mark.parametrize("fleet", ["simulate", "simulate:8xH100"])
+def test_a_place_that_only_answers_is_refused_whatever_its_devices_are(study: Study, fleet: str):
+    note: list[str] = []
+    with pytest.raises(JobError, match="only answers for trials, and runs none"):
+        app.soak_study(study, minutes=2.0, note=note.append, fleet=fleet)
+    with pytest.raises(JobError, match="only answers for trials, and runs none"):
+        run_ladder(study, note=note.append, fleet=fleet, settings=["zero.stage=3"])
+    assert not note
 
 
 def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
