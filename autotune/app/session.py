@@ -16,7 +16,7 @@ from autotune.devices.accelerators import Accelerator, accelerators_with, shippe
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, bind_engine, find_engine, installed_engines
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, runs_none
+from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_only
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
@@ -220,8 +220,8 @@ def find_place(
     return plugin.find(of, job_file, flags, options)
 
 
-def find_runner(fleet: str, options: FleetOptions) -> Place:
-    """The place that runs trials which are no search's; nothing is started.
+def find_running_place(fleet: str, options: FleetOptions) -> Place:
+    """The place of a fleet that runs trials outside of a search; nothing is started.
 
     Raises:
         JobError: There is no such fleet, it takes no such options, or it only answers for trials.
@@ -229,7 +229,7 @@ def find_runner(fleet: str, options: FleetOptions) -> Place:
     """
     place = find_place(fleet, None, {}, options)
     if place.origin is not Origin.MEASURED:
-        raise runs_none()
+        raise answers_only()
     return place
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
-from autotune.app.session import find_runner
+from autotune.app.session import find_running_place
 from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
@@ -98,7 +98,7 @@ def _checked_place(minutes: float, fleet: str, options: FleetOptions) -> Place:
         raise JobError(
             f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
         )
-    return find_runner(fleet, options)
+    return find_running_place(fleet, options)
 
 
 def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:

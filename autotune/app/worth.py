@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.app.exports import Chosen, find_chosen
 from autotune.app.pages import write_page
-from autotune.app.session import find_runner
+from autotune.app.session import find_running_place
 from autotune.base.errors import JobError, StudyError
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
@@ -53,7 +53,7 @@ def run_ladder(
         )
     start = _baseline(study)
     way = _way(study, start, settings)
-    place = find_runner(fleet, options)
+    place = find_running_place(fleet, options)
     theirs = start.handout.environment.accelerator
     if theirs != place.environment.accelerator:
         raise StudyError(

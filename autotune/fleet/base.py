@@ -169,7 +169,7 @@ class Place(ABC):
             JobError: Nothing runs here: the place only answers for trials.
             FleetError: There are fewer devices than ranks.
         """
-        raise runs_none()
+        raise answers_only()
 
     def rank_places(self, world: int) -> tuple[str, ...]:
         """Name of where each rank of a job lies: its node, and the devices that are joined there.
@@ -191,8 +191,8 @@ class Place(ABC):
         return ()
 
 
-def runs_none() -> JobError:
-    """The error of a place that only answers for trials, where some have to run."""
+def answers_only() -> JobError:
+    """Error of a place that only answers for trials, where some have to run."""
     return JobError(
         "this fleet only answers for trials, and runs none",
         "name one that runs them: --fleet local, or one of other machines",

@@ -84,7 +84,7 @@ def _be_rank(
     os.setsid()
     os.environ.update(rendezvous.variables(rank, listener))
     if listener is not None and rank == 0:
-        os.set_inheritable(listener.detach(), True)
+        listener.detach()  # the rank's store has it
     elif listener is not None:
         listener.close()
     become_rank(*arguments)

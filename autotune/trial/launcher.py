@@ -1,4 +1,4 @@
-"""Start the ranks of one trial on one node, each as a Python of its own.
+"""Start the ranks of one trial on one node, each as a Python of its own, and end with the parent.
 
 `python -m autotune.trial.launcher FOLDER RENDEZVOUS MODULE ARGUMENTS` runs `python -m MODULE
 ARGUMENTS` in every rank; RENDEZVOUS is JSON. It does what torchrun would, which imports torch
@@ -15,13 +15,15 @@ from typing import NoReturn
 from autotune.contract import PARENT_ENV
 from autotune.trial.descent import adopt_orphans, end_all_below, end_with_parent
 from autotune.trial.forks import run_ranks
-from autotune.trial.rendezvous import Rendezvous
+from autotune.trial.rendezvous import STORE_ENV, Rendezvous
 
 
 def main() -> None:
     """Run the ranks of this node until all have ended."""
-    # The coordinator decides what Ctrl-C means. A handler: ranks would inherit `SIG_IGN`.
+    # The coordinator decides what Ctrl-C means. A handler, as the ranks would inherit `SIG_IGN`.
     signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by `finally`
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ranks are waited for
     end_with_parent(int(os.environ[PARENT_ENV]))
     adopt_orphans()
     folder, rendezvous, *command = sys.argv[1:]
@@ -37,6 +39,8 @@ def main() -> None:
 
 
 def _become(command: list[str]) -> NoReturn:
+    if STORE_ENV in os.environ:
+        os.set_inheritable(int(os.environ[STORE_ENV]), True)
     os.execv(sys.executable, [sys.executable, "-u", "-m", *command])
 
 

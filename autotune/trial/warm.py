@@ -76,7 +76,7 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
 
 
 def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
-    """Fork the ranks of one trial and do for them what torchrun would; returns its exit code.
+    """Fork the ranks of one trial, wait for them, and return the exit code of the trial.
 
     Args:
         request: `folder`, the fields of its `rendezvous` and the trial's own `environment`.

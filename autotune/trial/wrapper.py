@@ -79,11 +79,11 @@ def _run(spec: TrialSpec, folder: Path, reporter: Reporter, store: RankStore) ->
     reporter.report.versions = versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
+    reporter.enter(Phase.PROCESS_GROUP)
+    store.open()
     meter = make_meter(spec.layout.accelerator, segments(driver))
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
-    reporter.enter(Phase.PROCESS_GROUP)
-    store.open()
     driver.join_ranks()
     meter.cap()
     rss_before_bytes = peak_rss_bytes()

@@ -44,7 +44,7 @@ def study(tmp_path: Path) -> Study:
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Lets the next soak run on a scripted fleet; answers with the fleet."""
     place = Here(ENVIRONMENT, {})
-    monkeypatch.setattr(app, "find_runner", lambda *_: place)
+    monkeypatch.setattr(app, "find_running_place", lambda *_: place)
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
@@ -221,7 +221,7 @@ def test_an_export_is_soaked_as_it_was_measured(
     )
 
     fleet = machine()
-    app.find_runner("local", NO_OPTIONS).environment = environment
+    app.find_running_place("local", NO_OPTIONS).environment = environment
     ours = read_export(tmp_path / "out", environment, measure=MEASURE).spec
     check_same(theirs, ours)
     assert ours.workload.lengths == theirs.workload.lengths

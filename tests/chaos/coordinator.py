@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.hasty import hurry
+
 _OF_FILES: dict[str, tuple[Any, str, int]] = {
     "replace": (os, "replace", 1),
     "write": (Path, "write_text", 0),
@@ -23,7 +25,8 @@ _OF_FILES: dict[str, tuple[Any, str, int]] = {
 
 
 def main() -> None:
-    """Arm the signal, then search."""
+    """Arm the signal, then search, with short trials."""
+    hurry()
     number, when, what = signal.Signals[sys.argv[1]], sys.argv[2], sys.argv[3]
     del sys.argv[1:4]
     kind, _, name = what.partition("=")

@@ -65,11 +65,11 @@ TOLERANCE_BYTES = 64 * 2**20
 
 
 class NoTemplateError(FleetError):
-    """A node cannot fork ranks that have to meet forked ones of other nodes."""
+    """A node cannot start its ranks warm, as the other nodes of a trial have."""
 
 
 class ColdProcess:
-    """A launcher, which its ranks end with."""
+    """The launcher of cold ranks, which end with it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -334,7 +334,7 @@ class LocalRanks:
     def _was_never_started(self) -> bool:
         """Whether the template is gone, or going, and has not come to this trial.
 
-        On one node of several that is the trial's end: the others wait for ranks that are forked.
+        On one node of several that is the trial's end: a trial starts in one way on all nodes.
         """
         if "was_ended" in self._seen or not isinstance(self._launcher, WarmProcess):
             return False
