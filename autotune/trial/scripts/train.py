@@ -1,4 +1,4 @@
-"""Train a model with random weights on random tokens under DeepSpeed; a launcher starts the ranks.
+"""Train a model with random weights on random tokens under DeepSpeed, as one of its ranks.
 
 `ds_config.json` is what DeepSpeed reads. `settings.json` is what it has no key for: the model,
 its adapters, the lengths of the samples, recomputation, the layout of the ranks, the seed.

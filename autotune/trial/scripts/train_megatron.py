@@ -1,4 +1,4 @@
-"""Train a model with random weights on random tokens under Megatron Core; a launcher starts the ranks.
+"""Train a model with random weights on random tokens under Megatron Core, as one of its ranks.
 
 `megatron_args.json` holds the arguments, by the names that Megatron-LM's scripts give them.
 `settings.json` is what they do not say: the ranks, the device, the samples. Replace `batches` to
