@@ -36,8 +36,8 @@ WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
 """Measure of a warm start, which costs a tenth of a cold one. With a start that costs c and steps
 of s seconds each, whose noise is w and that of whole runs b, most is learned per second with
 sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
-measure for goes with the root of what a start costs: from 8 s where that is 7.30 s to
-8 sqrt(0.60 / 7.30) = 2.3 s where it is 0.60 s (`benchmarks/trial_overhead.py`), rounded up."""
+measure for goes with the root of what a start costs: from 8 s where that is 4.05 s to
+8 sqrt(0.48 / 4.05) = 2.8 s where it is 0.48 s (`benchmarks/trial_overhead.py`), rounded up."""
 
 CONFIRM_MEASURE = Measure(
     warmup_steps=2,
