@@ -12,7 +12,7 @@ from autotune.base.errors import AutotuneError, ExitCode
 # Each adds its commands to `cli`.
 from autotune.cli import catalogue, find, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, explain
-from autotune.search.interrupt import end_on_hang_up
+from autotune.search.interrupt import end_as_by_ctrl_c
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     # A command's imports make many objects and no garbage: looking for some takes a tenth of the
     # time of a short one.
     gc.set_threshold(50_000)
-    end_on_hang_up()
+    end_as_by_ctrl_c()
     try:
         cli(prog_name="autotune")
     except SystemExit as end:

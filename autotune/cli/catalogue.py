@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from autotune import DEFAULT_ENGINE
+from autotune.base.errors import JobError
+from autotune.base.names import did_you_mean
 from autotune.cli.base import DATA, Debug, Json, cli, print_json
 from autotune.cli.quick import QuickCommand
 
@@ -47,4 +49,9 @@ def knobs(
 
     known = find_engine(engine).knobs.values()
     found = [knob for knob in known if (name or "").lower() in knob.name]
+    if not found:
+        guess = did_you_mean(str(name), (knob.name for knob in known))
+        raise JobError(
+            f"{name}: no knob has this in its name", f"{guess}`autotune knobs` lists them"
+        )
     print_json(knob_rows(found)) if as_json else print_knobs(DATA, found)

@@ -4,6 +4,7 @@ Help stays plain text, without the boxes of rich, so that a pipe and a narrow te
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,9 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
+    takes_settings = any("--set" in param.opts for param in ctx.command.get_params(ctx))
+    if takes_settings and "unexpected extra argument" in said and "=" in said:
+        listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
     return JobError(f"{ctx.command_path}: {said}", listed)
 
 
@@ -156,7 +160,7 @@ _NUMBERS = {"valid integer": "whole number", "valid number": "number"}
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
     """A flag as it was typed last, and its value; empty: the parameter is no flag."""
     own = typed[: typed.index("--")] if "--" in typed else typed
-    for word, following in reversed([*zip(own, [*own[1:], ""], strict=True)]):
+    for word, following in reversed([*zip_longest(own, own[1:], fillvalue="")]):
         flag, equals, value = word.partition("=")
         if flag in getattr(param, "opts", ()):
             return flag, value if equals else following

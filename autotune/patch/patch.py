@@ -83,6 +83,12 @@ def patched(path: Path, wanted: Wanted, *, others: Sequence[Path] = ()) -> Patch
     """
     if path == STANDARD_INPUT:
         raise JobError("--patch -: standard input is no file to write", "name a file")
+    if path.suffix == ".py":
+        raise JobError(
+            f"--patch {path}: code is not edited",
+            "name a ds_config, an accelerate YAML, a file of training arguments, or a shell file "
+            "that starts it",
+        )
     text = before = read_text(path)
     changes, left = _changes(path, text, wanted)
     told = [change for change in changes if _is_same(change.path, path)]

@@ -64,10 +64,14 @@ class Interrupt:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def end_on_hang_up() -> None:
-    """Have a terminal that hangs up end the program as Ctrl-C does; a search drains by itself."""
-    if not _is_ignored(signal.SIGHUP):
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+def end_as_by_ctrl_c() -> None:
+    """Have SIGTERM and a terminal that hangs up end the program as Ctrl-C does.
+
+    A search drains by itself.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if not _is_ignored(number):
+            signal.signal(number, signal.default_int_handler)
 
 
 def _is_ignored(number: signal.Signals) -> bool:

@@ -59,6 +59,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
         ("check --consumer trainr x.json", "trainer"),
         ("rule zero.inert_kye", "zero.inert_key"),
         ("models lamma-3.1-8b", "llama-3.1-8b"),
+        ("knobs zero.stge", "zero.stage"),
         ("render --out made --set zero.stgae=2", "zero.stage"),
         ("render --out made --to deepsped", "deepspeed"),
         ("plan --model gpt2 --seq-len 64 --global-batch 8 --world 8 --gpu H10", "H100"),
@@ -73,6 +74,23 @@ def test_a_mistyped_name_is_guessed(
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
     assert re.search(rf"did you mean [^?]*{re.escape(meant)}", caught.value.hint)
     assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "helps"),
+    [
+        ("compare", "Missing argument 'RUN...'", "compare --help"),
+        ("check", "Missing argument 'files'", "check --help"),
+        ("render", "Missing option '--out'", "render --help"),
+        ("render --", "Missing option '--out'", "render --help"),
+        ("estimate zero.stage=2", "unexpected extra argument", "as --set zero.stage=2"),
+    ],
+)
+def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps: str) -> None:
+    with pytest.raises(AutotuneError) as caught:
+        GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
+    assert said in caught.value.message
+    assert helps in caught.value.hint
 
 
 def test_a_search_says_what_chooses_its_devices() -> None:

@@ -396,6 +396,8 @@ def test_a_file_that_is_none_of_these(folder):
         patched(path, brought)
     with pytest.raises(JobError, match="standard input"):
         patched(Path("-"), brought)
+    with pytest.raises(JobError, match="code is not edited"):
+        patched(write(folder, "print()", "train.py"), brought)
 
 
 def test_a_file_that_changed_meanwhile_is_not_written(folder):

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from autotune.search.interrupt import Interrupt, end_on_hang_up
+from autotune.search.interrupt import Interrupt, end_as_by_ctrl_c
 
 
 def test_the_first_request_drains_the_second_ends():
@@ -39,18 +39,20 @@ def test_a_terminal_that_hangs_up_asks_to_drain_unless_that_is_ignored():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         with interrupt.on_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        end_on_hang_up()
+        end_as_by_ctrl_c()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_outside_of_a_search_a_hang_up_is_a_ctrl_c():
-    before = signal.getsignal(signal.SIGHUP)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_outside_of_a_search_what_ends_a_program_is_a_ctrl_c(number: signal.Signals):
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        end_on_hang_up()
+        signal.signal(number, signal.SIG_DFL)
+        end_as_by_ctrl_c()
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(number)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
