@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Chosen:
     trial: Trial
     engine: Engine
     handout: Handout
+    caution: str = ""
+    """What nothing has shown of it, though it is the best; empty: it was compared, or named."""
 
 
 def find_chosen(
@@ -129,7 +131,20 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    return Chosen(trial=trials[number], engine=engine, handout=handout)
+    caution = "" if trial is not None or answer is None else _caution(answer)
+    return Chosen(trial=trials[number], engine=engine, handout=handout, caution=caution)
+
+
+def _caution(answer: SearchAnswer) -> str:
+    best, baseline = answer.best, answer.baseline
+    if best is None or baseline is None or answer.speedup is not None:
+        return ""
+    if best.candidate == baseline.candidate:
+        return ""
+    return (
+        f"trial {best.trial} was not compared with the baseline: nothing shows yet that it is "
+        "faster; the same search again compares them"
+    )
 
 
 def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
@@ -218,6 +233,7 @@ def export_study(
     launcher: str | None = None,
     allow_loss_drift: bool = False,
     project: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write the files of a study's best configuration, or of one trial's; or the study itself.
 
@@ -229,6 +245,7 @@ def export_study(
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
         project: As of `find_chosen`.
+        note: Told what nothing has shown of the best.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
@@ -245,10 +262,10 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    handout = find_chosen(
-        study, trial=trial, allow_loss_drift=allow_loss_drift, project=project
-    ).handout
-    return export_handout(handout, out, to=to, launcher=launcher)
+    chosen = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, project=project)
+    if chosen.caution:
+        note(chosen.caution)
+    return export_handout(chosen.handout, out, to=to, launcher=launcher)
 
 
 def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:

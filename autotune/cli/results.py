@@ -185,6 +185,8 @@ def export(
     if patch:
         refuse_several(out=out, to=to, patch=patch)
         patched = patch_study(find_study(results, study), patch, trial=trial, project=project)
+        if patched.chosen.caution:
+            say(patched.chosen.caution)
         _patch(patched, yes, as_json=as_json)
         return
     if out is None:
@@ -200,6 +202,7 @@ def export(
         launcher=launcher,
         allow_loss_drift=allow_loss_drift,
         project=project,
+        note=say,
     )
     print_files(files, as_json=as_json)
 
