@@ -125,11 +125,7 @@ def _be_rank(
         end_with_parent(parent)
         os.setsid()
         faulthandler.register(signal.SIGUSR1, file=pipe, all_threads=False)
-        os.environ.update(rendezvous.variables(rank, listener))
-        if rank == 0:
-            listener.detach()  # to the store
-        else:
-            listener.close()
+        rendezvous.take_part(rank, listener)
         store = RankStore()
         store.open()
         answer = _answer(question)

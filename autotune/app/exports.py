@@ -45,8 +45,6 @@ class Chosen:
     trial: Trial
     engine: Engine
     handout: Handout
-    caution: str = ""
-    """What nothing has shown of it, though it is the best; empty: it was compared, or named."""
 
 
 def find_chosen(
@@ -55,6 +53,7 @@ def find_chosen(
     trial: int | None,
     allow_loss_drift: bool = False,
     project: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
     """A study's best configuration, or that of the trial of a number.
 
@@ -63,6 +62,7 @@ def find_chosen(
         trial: Number of the trial; None for the best.
         allow_loss_drift: Take also one that the convergence guard fails: the best of all.
         project: Folder in which the study's own command is now; None: where it ran.
+        note: Told where nothing has shown that the best is faster than the baseline.
 
     Raises:
         StudyError: There is no such trial, no best one yet, the convergence guard fails it, or
@@ -131,20 +131,19 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    caution = "" if trial is not None or answer is None else _caution(answer)
-    return Chosen(trial=trials[number], engine=engine, handout=handout, caution=caution)
+    if trial is None and answer is not None and _is_unproven(answer):
+        note(
+            f"trial {number} was not compared with the baseline: nothing shows yet that it is "
+            "faster; the same search again compares them"
+        )
+    return Chosen(trial=trials[number], engine=engine, handout=handout)
 
 
-def _caution(answer: SearchAnswer) -> str:
+def _is_unproven(answer: SearchAnswer) -> bool:
     best, baseline = answer.best, answer.baseline
     if best is None or baseline is None or answer.speedup is not None:
-        return ""
-    if best.candidate == baseline.candidate:
-        return ""
-    return (
-        f"trial {best.trial} was not compared with the baseline: nothing shows yet that it is "
-        "faster; the same search again compares them"
-    )
+        return False
+    return best.candidate != baseline.candidate
 
 
 def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
@@ -245,7 +244,7 @@ def export_study(
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
         project: As of `find_chosen`.
-        note: Told what nothing has shown of the best.
+        note: As of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
@@ -262,10 +261,10 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    chosen = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, project=project)
-    if chosen.caution:
-        note(chosen.caution)
-    return export_handout(chosen.handout, out, to=to, launcher=launcher)
+    handout = find_chosen(
+        study, trial=trial, allow_loss_drift=allow_loss_drift, project=project, note=note
+    ).handout
+    return export_handout(handout, out, to=to, launcher=launcher)
 
 
 def _check_guard(study: Study, number: int, guard: GuardVerdict | None) -> None:
@@ -323,6 +322,7 @@ def patch_study(
     *,
     trial: int | None = None,
     project: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
 
@@ -333,13 +333,14 @@ def patch_study(
         files: They.
         trial: Number of the trial; None for the best.
         project: As of `find_chosen`.
+        note: As of `find_chosen`.
 
     Raises:
         StudyError: As `find_chosen`.
         JobError: A file is none that is patched, or the study's job cannot be read any more.
         RenderError: A file cannot be read, or its text cannot be changed.
     """
-    chosen = find_chosen(study, trial=trial, project=project)
+    chosen = find_chosen(study, trial=trial, project=project, note=note)
     return StudyPatch(
         files=patched_all(files, wanted_of(chosen.handout, chosen.engine)),
         study=study,

@@ -184,9 +184,9 @@ def export(
 
     if patch:
         refuse_several(out=out, to=to, patch=patch)
-        patched = patch_study(find_study(results, study), patch, trial=trial, project=project)
-        if patched.chosen.caution:
-            say(patched.chosen.caution)
+        patched = patch_study(
+            find_study(results, study), patch, trial=trial, project=project, note=say
+        )
         _patch(patched, yes, as_json=as_json)
         return
     if out is None:

@@ -82,11 +82,7 @@ def _be_rank(
 ) -> NoReturn:
     end_with_parent(launcher)
     os.setsid()
-    os.environ.update(rendezvous.variables(rank, listener))
-    if listener is not None and rank == 0:
-        listener.detach()  # the rank's store has it
-    elif listener is not None:
-        listener.close()
+    rendezvous.take_part(rank, listener)
     become_rank(*arguments)
 
 

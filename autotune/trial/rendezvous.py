@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from autotune.trial.variables import STORE_ENV
+
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one node find one another: no other machine reaches it."""
-STORE_ENV = "AUTOTUNE_STORE"
-"""Variable of the first rank alone: descriptor of the socket on which its launcher listens."""
 
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _ENDED, _ALL_ENDED = "autotune/ended", "autotune/all ended"
@@ -79,6 +79,14 @@ class Rendezvous:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             _ASYNC_ERRORS: os.environ.get(_ASYNC_ERRORS, "1"),
         }
+
+    def take_part(self, rank: int, listener: socket.socket | None) -> None:
+        """Make this forked process a rank; what it has of the listener is its `RankStore`'s."""
+        os.environ.update(self.variables(rank, listener))
+        if listener is not None and rank == 0:
+            listener.detach()
+        elif listener is not None:
+            listener.close()
 
 
 class RankStore:

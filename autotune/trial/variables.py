@@ -8,3 +8,5 @@ CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
 BUILT_ENV = "AUTOTUNE_BUILT"
 """Extensions that were built for one Python, for a rank of the user's own command that is run by
 it: JSON of its `sys.prefix` and of the variables that make it load them."""
+STORE_ENV = "AUTOTUNE_STORE"
+"""Descriptor of the socket on which a launcher listens; the first rank alone has it."""

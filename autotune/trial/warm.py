@@ -100,14 +100,14 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
         os.environ.update(request["environment"])
         tempfile.tempdir = None  # it is the template's, where that has asked for it
         rendezvous = Rendezvous(**request["rendezvous"])
-        code = run_ranks(folder, rendezvous, _be_rank, folder, status)
+        code = run_ranks(folder, rendezvous, _become, folder, status)
     finally:
         end_all_below()
         os.write(status, str(code).encode())
     return code
 
 
-def _be_rank(folder: Path, status: int) -> NoReturn:
+def _become(folder: Path, status: int) -> NoReturn:
     os.close(status)  # its end says that the launcher has ended
     sys.argv = [wrapper.__file__, str(folder)]
     if "numpy" in sys.modules:  # torch's is seeded by the workload, and Python's at a fork

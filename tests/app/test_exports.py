@@ -33,4 +33,6 @@ def test_a_best_that_nothing_was_compared_with_is_handed_out_with_a_word(
     assert [word.split(":")[0] for word in said] == [
         f"trial {best} was not compared with the baseline"
     ]
-    assert find_chosen(study, trial=best).caution == "", "whoever names a trial knows it"
+    said.clear()
+    find_chosen(study, trial=best, note=said.append)
+    assert said == [], "whoever names a trial knows it"

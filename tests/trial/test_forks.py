@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ import psutil
 import pytest
 
 from autotune.contract import PARENT_ENV
+from autotune.fleet.node.processes import NodePart, ranks_command
 from autotune.trial.forks import EXIT_FILE
-from autotune.trial.rendezvous import LOOPBACK, Rendezvous, listen_on
+from autotune.trial.rendezvous import listen_on
 from tests.trials import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 import torch.distributed
 from autotune.contract import RANKS_DIR
@@ -177,14 +177,10 @@ def test_no_rank_hands_on_what_the_launcher_listens_on(found: dict[str, Any]) ->
 
 
 def launcher(folder: Path, port: int, module: str) -> subprocess.Popen[str]:
-    here = Rendezvous(address=LOOPBACK, port=port, world=2, node=0, n_nodes=1)
     (folder / "ranks").mkdir(exist_ok=True)
     python_path = os.pathsep.join([str(REPOSITORY), str(folder)])
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "autotune.trial.launcher"),
-            *(str(folder), json.dumps(asdict(here)), module),
-        ],
+        ranks_command(NodePart(folder=str(folder), devices=["0", "1"]), port, module),
         env={**os.environ, "PYTHONPATH": python_path, PARENT_ENV: str(os.getpid())},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

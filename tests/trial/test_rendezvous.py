@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from autotune.trial.rendezvous import STORE_ENV, Rendezvous, listen_on
+from autotune.trial.rendezvous import Rendezvous, listen_on
+from autotune.trial.variables import STORE_ENV
 
 
 def two_nodes(node: int) -> Rendezvous:
@@ -40,7 +41,15 @@ def test_a_rank_has_every_variable_that_torchrun_sets() -> None:
     assert theirs - {"OMP_NUM_THREADS"} <= two_nodes(0).variables(0, None).keys()
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def has_ipv6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no address ::1")
 def test_an_address_may_be_one_of_ipv6() -> None:
     with listen_on(0, "::1") as listener:
         assert listener.getsockname()[0] == "::1"
