@@ -208,6 +208,9 @@ def observe(
     try_folder(study.folder, named=study.folder, hint=hint)
     typed = as_typed(filled_in(list(command), {}))
     note(f"first, the command runs as it is for a few steps: {typed}")
+    for remark in place.remarks():
+        note(remark)
+    is_new = not study.folder.exists()
     study.lock()
     try:
         limit_bytes = _limit_bytes(flags, place.environment)
@@ -253,6 +256,10 @@ def observe(
         text = canonical_json(dataclasses.asdict(script))
         write_text(study.folder / OBSERVED_FILE, text, error=StudyError, hint=hint)
         return script
+    except KeyboardInterrupt:
+        if is_new:  # there is no study yet, and no failure to look into
+            shutil.rmtree(study.folder, ignore_errors=True)
+        raise
     finally:
         study.unlock()
 

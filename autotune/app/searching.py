@@ -118,6 +118,11 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
             say=caller.say,
             ask=caller.trust,
         )
+        if "model" not in {**(agreed or {}), **call.flags}:
+            caller.say(
+                "no --model is given: a small built-in one is tuned; your own training goes after "
+                "--, such as: autotune search -- torchrun train.py --deepspeed ds.json"
+            )
     endings: list[SearchEnding] = []
     agree = caller.ask_for_nodes or caller.say
     with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:

@@ -152,9 +152,12 @@ def rule(
 ) -> None:
     """Explain a rule of check: what breaks it, and what the engine does then."""
     from autotune.check.rules_page import all_names, markdown_of, page_of
+    from autotune.report.terminal.names import print_names
 
-    text = "\n".join(all_names()) if name is None else markdown_of(page_of(name))
-    DATA.out(text.rstrip(), highlight=False)
+    if name is None:
+        print_names(DATA, all_names())
+    else:
+        DATA.out(markdown_of(page_of(name)).rstrip(), highlight=False)
 
 
 @cli.command(epilog="autotune soak --minutes 30")

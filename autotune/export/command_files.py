@@ -12,7 +12,7 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.accelerate_launch import told_by_file
 from autotune.export.base import Dialect, Handout
 from autotune.export.own import HERE, OwnTraining
-from autotune.export.readme import choice_values, figures_file
+from autotune.export.readme import choice_values
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
@@ -43,7 +43,6 @@ def files_of_command(
         **made.files,
         "launch.sh": templates.text("command/launch.sh.j2", values),
         "README.md": templates.text("command/README.md.j2", values),
-        **figures_file(handout),
     }
 
 

@@ -1,5 +1,6 @@
 """The one door of all exports: the files of a dialect and its launcher, marked as ours."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from autotune.export.base import (
     Subject,
 )
 from autotune.export.command_files import files_of_command
+from autotune.export.readme import figures_file
 from autotune.job.job import Job
 from autotune.job.observed import FRAMEWORKS, Observed
 from autotune.record.soak import SoakResult
@@ -152,6 +154,7 @@ def export_handout(
                 "leave --launcher out",
             )
         files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+    files |= figures_file(handout)
     if handout.prediction is not None:
         files[PREDICTION_FILE] = canonical_json(handout.prediction)
     marker = {
@@ -323,10 +326,17 @@ def write_export(
         refuse_prepared(folder)
     except OSError as error:
         raise RenderError(f"{folder}: cannot be written: {error.strerror}", hint) from error
+    was_there = folder.exists()
     for name, text in marked.items():
         path = folder / name
-        # In place of what is there: a link would lead to a file that is none of ours.
-        write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
+        try:
+            # In place of what is there: a link would lead to a file that is none of ours.
+            write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
+        except RenderError:
+            if not was_there:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # a full disk took not even the marker
+            raise
         if path.suffix == ".sh":
             path.chmod(0o755)
     return [folder / name for name in marked]

@@ -16,7 +16,6 @@ from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
-from autotune.export.readme import figures_file
 
 Sections = dict[str, dict[str, Any]]
 """Section -> its fields."""
@@ -97,7 +96,6 @@ class SectionedDialect(Dialect):
             "README.md": megatron_readme(
                 handout, run, launch, templates, f"{self.templates}.md.j2", {}
             ),
-            **figures_file(handout),
         }
 
     def _check(self, sections: Sections) -> None:

@@ -134,6 +134,10 @@ class Place(ABC):
         self.environment = environment
         self.flags = flags
 
+    def remarks(self) -> Sequence[str]:
+        """What may spoil figures that are measured here now, in words."""
+        return ()
+
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
         """The job and its YAML, completed by what only the place knows."""
         return job, data

@@ -161,12 +161,18 @@ def _validated(model: type[M], data: object, where: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        item: Mapping[str, Any] = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in item["loc"])
         known = list(model.model_fields)
-        guess = ""
-        if item["type"] == "extra_forbidden":
-            guess = did_you_mean(str(item["loc"][-1]), known, most=1)
+        found: list[Mapping[str, Any]] = [*error.errors(include_url=False)]
+        guesses = [
+            did_you_mean(str(each["loc"][-1]), known, most=1)
+            if each["type"] == "extra_forbidden"
+            else ""
+            for each in found
+        ]
+        # A misspelt key comes first: it is why another one is missing.
+        at = next((n for n, guess in enumerate(guesses) if guess), 0)
+        item, guess = found[at], guesses[at]
+        key = ".".join(str(part) for part in item["loc"])
         raise JobError(
             f"{where}: {shortened(key) + ': ' if key else ''}{_complaint(item)}",
             f"{guess}known keys: {', '.join(known)}",

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
     adopt_first_run,
+    observe,
     open_script_session,
     own_candidate,
     refuse_missing_script,
@@ -28,7 +30,11 @@ from autotune.app.studies import find_study
 from autotune.base.errors import JobError, StudyError
 from autotune.base.units import format_bytes
 from autotune.contract import Role, read_json, to_dict, write_json
+from autotune.engines.base import Engine
+from autotune.fleet.base import Fleet, Place
+from autotune.job.job import Job
 from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, digest_of, file_digest
+from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
@@ -349,3 +355,34 @@ def test_a_script_that_is_not_there_is_refused(
         return
     with pytest.raises(JobError, match=f"{missing}: there is no such script"):
         refuse_missing_script(line.split(), tmp_path)
+
+
+class Interrupted(Place):
+    """A place whose first trial is interrupted."""
+
+    def gangs(self, world: int) -> Fleet:
+        raise KeyboardInterrupt
+
+    def remarks(self) -> Sequence[str]:
+        return ("somebody else measures here",)
+
+    def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
+        raise AssertionError("no search begins")
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_an_interrupted_first_run_leaves_what_it_found(tmp_path: Path, was_there: bool) -> None:
+    study, said = Study(tmp_path, "own"), list[str]()
+    if was_there:
+        study.folder.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        observe(
+            ["python", "train.py"],
+            {},
+            place=Interrupted(CPU, {}),
+            study=study,
+            folder=str(tmp_path),
+            note=said.append,
+        )
+    assert study.folder.exists() == was_there
+    assert "somebody else measures here" in said

@@ -83,11 +83,10 @@ def observed_in(results: Path) -> Observed:
             ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json"),
             {"framework": "deepspeed", "micro_batch": 2, "grad_accum": 4, "global_batch": 8},
         ),
-        pytest.param(
+        (
             "accelerate",
             ("accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"),
             {"framework": "accelerate", "micro_batch": 4, "grad_accum": 2, "global_batch": 16},
-            marks=pytest.mark.thorough,
         ),
     ],
     ids=["pipeline", "accelerate"],
@@ -110,11 +109,10 @@ def test_what_an_example_trains_is_read_off_it(
     ("example", "command", "by_arguments"),
     [
         # A Trainer, and with LoRA: `examples/lora` would answer the same.
-        pytest.param(
+        (
             "trl",
             (*("accelerate", "launch", "--config_file", "accelerate.yaml"), *TRL),
             {"attention", "optimizer.implementation", "micro_batch"},
-            marks=pytest.mark.thorough,
         ),
         ("deepspeed_dict", (*TORCHRUN, "train.py"), set()),
     ],

@@ -1,13 +1,14 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.app.session import DEMO, _defaults, read_job
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, detect_environment
 from autotune.job.job import make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
@@ -69,3 +70,26 @@ def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_p
     assert planned(engine="both") == [named[0], alone[1]]
     begin(named[1])
     assert planned(engine="both") == named
+
+
+def test_a_search_without_a_model_says_whose_it_tunes_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    call = SearchCall(
+        flags={"engine": "both"}, results=tmp_path, fleet="simulate:2xH100", dry_run=True
+    )
+    run_searches(call, Caller(say=said.append))
+    assert sum("no --model is given" in line for line in said) == 1
+    said.clear()
+    named = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8}
+    run_searches(replace(call, flags=named), Caller(say=said.append))
+    assert not any("no --model is given" in line for line in said)
+
+
+@pytest.mark.parametrize(("fleet", "n_said"), [("local", 1), ("simulate:2xH100", 0)])
+def test_a_plan_says_that_ranks_share_cores(tmp_path: Path, fleet: str, n_said: int) -> None:
+    world = 2 * detect_environment().n_devices
+    shown: list[Plan] = []
+    job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8 * world, "world": world}
+    call = SearchCall(flags=job, results=tmp_path, fleet=fleet, dry_run=True)
+    run_searches(call, Caller(show_plan=shown.append))
+    assert sum("take turns" in text for text in shown[0].ranks) == n_said

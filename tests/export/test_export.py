@@ -1,10 +1,12 @@
 import ast
 import dataclasses
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -253,6 +255,31 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(RenderError, match="cannot be written"):
         export(tmp_path)
+
+
+def test_an_export_that_finds_no_room_leaves_no_empty_folder(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    with pytest.raises(RenderError, match="No space left on device"):
+        export(tmp_path)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(RenderError):
+        export(tmp_path)
+    assert (tmp_path / "out").exists(), "it was there before"
+
+
+@pytest.mark.parametrize(
+    "to", ["accelerate", "axolotl", "hf", "lightning", "llama-factory", "trl"]
+)
+def test_figures_are_handed_out_in_every_dialect(tmp_path, to):
+    out = export(tmp_path, to=to, zero__stage=2)
+    assert json.loads((out / "figures.json").read_text())["figures"]["samples_per_s"] == 12.34
+    assert "`figures.json`" in (out / "README.md").read_text()
+    out = export(tmp_path, figures=None, to=to, zero__stage=2)
+    assert "`figures.json`" not in (out / "README.md").read_text()
 
 
 def test_files_of_somebody_else_are_not_written_over(tmp_path):

@@ -14,12 +14,13 @@ import pytest
 from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.reports import read_reports
-from autotune.fleet.transports.local import local_fleet
+from autotune.fleet.transports.local import local_fleet, other_agents
 from tests.jobs import TINY
 from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 THOROUGH = pytest.mark.thorough
+ASKS = "print(*other_agents())"
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +213,11 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
     assert listeners <= {"127.0.0.1", "::ffff:127.0.0.1"}, "listens beyond loopback"
 
     started = psutil.Process(coordinator.pid).children(recursive=True)
+    theirs = {process.pid for process in started}
+    asked = [sys.executable, "-c", f"from {other_agents.__module__} import *; {ASKS}"]
+    seen = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    assert theirs & set(map(int, seen.split())), "another process sees its agent"
+    assert not theirs & set(other_agents()), "to whoever started it, it is none of others"
     os.kill(coordinator.pid, signal.SIGKILL)
     coordinator.wait()
     wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")

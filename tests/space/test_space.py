@@ -128,6 +128,7 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
         ("name: a\nknobs: {}", "knobs: {} is empty"),
         ("name: a\nknobs: [tp]", "knobs: ['tp'] is no section"),
         ("name: a\nknob: {tp: 1}\nknobs: {tp: 1}", "knob: there is no such key"),
+        ("name: a\nknob: {tp: 1}", "knob: there is no such key"),
         ("name: a\nknobs: {tp: 1, tp: 2}", "the key 'tp' stands here twice"),
         ("name: a\nname: b\nknobs: {tp: 1}", "the key 'name' stands here twice"),
         ("name: a\nknobs: {tp: &t [1], micro_batch: *t}", "aliases are not allowed"),

@@ -23,7 +23,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import reading_export, training_script, trial_script
 from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
-from autotune.export.readme import choice_values, figures_file
+from autotune.export.readme import choice_values
 from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
@@ -66,7 +66,7 @@ class DeepSpeedFiles(Dialect):
             files["lengths.py"] = trial_script("lengths.py")
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
-        return {**files, **figures_file(handout)}
+        return files
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
         """See `Dialect.of_command`: concrete numbers; what only Trainer knows stays "auto"."""

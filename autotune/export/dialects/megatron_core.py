@@ -9,7 +9,6 @@ from autotune.devices.hardware import Environment
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
 from autotune.export.megatron import megatron_readme, run_of, subject_of
-from autotune.export.readme import figures_file
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -36,7 +35,6 @@ class MegatronCoreScript(Dialect):
             "README.md": megatron_readme(
                 handout, run_of(handout), launch, templates, "megatron/core.md.j2", {}
             ),
-            **figures_file(handout),
         }
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:

@@ -12,7 +12,6 @@ from autotune.engines.megatron.arguments import CLIP_GRAD, Arguments
 from autotune.engines.megatron.knobs import MORE_KNOBS
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
-from autotune.export.readme import figures_file
 
 ARGUMENTS_FILE = "megatron_deepspeed_args.sh"
 CONFIG_FILE = "ds_config.json"
@@ -68,7 +67,6 @@ class MegatronDeepSpeed(Dialect):
             "README.md": megatron_readme(
                 handout, run, launch, templates, "megatron/deepspeed.md.j2", {}
             ),
-            **figures_file(handout),
         }
 
 

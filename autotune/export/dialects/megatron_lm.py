@@ -22,7 +22,6 @@ from autotune.engines.megatron.pretrain_gpt import (
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import SETTINGS_FILE, reading_export, settings, trial_script
 from autotune.export.megatron import lines_of, megatron_readme, release_of, run_of, subject_of
-from autotune.export.readme import figures_file
 from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.trial.engines.megatron import ARGUMENTS_FILE as WRITTEN_FILE
 
@@ -83,7 +82,6 @@ class MegatronArguments(Dialect):
                 handout, run, launch, templates, "megatron/README.md.j2", told
             ),
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),
-            **figures_file(handout),
         }
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:

@@ -5,11 +5,13 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from autotune.base.errors import JobError
 from autotune.base.kept_process import Kept
@@ -23,7 +25,7 @@ from autotune.devices.hardware import (
 )
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
-from autotune.fleet.gang_fleet import GangFleet, rank_places
+from autotune.fleet.gang_fleet import AGENT, GangFleet, rank_places
 from autotune.fleet.node.places import core_places, gpu_places
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
@@ -57,6 +59,16 @@ class Here(Place):
         self._is_exclusive = is_exclusive
         self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
+    def remarks(self) -> Sequence[str]:
+        """See `Place.remarks`: others that run trials on this machine."""
+        if not (others := other_agents()):
+            return ()
+        named = ", ".join(map(str, others))
+        return (
+            f"autotune runs other trials on this machine now (process {named}): they slow each "
+            "other; figures hold better one after the other",
+        )
+
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """See `Place.fleet_for`.
 
@@ -77,6 +89,17 @@ class Here(Place):
     def rank_places(self, world: int) -> tuple[str, ...]:
         """See `Place.rank_places`."""
         return rank_places(LocalTransport(self.environment, world=world), world)
+
+
+def other_agents() -> list[int]:
+    """Processes of this machine that run trials for another process than this one."""
+    own = {child.pid for child in psutil.Process().children(recursive=True)}
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        # The keepers of an agent name it as well, further back.
+        if (process.info["cmdline"] or [])[2:4] == ["-m", AGENT] and process.pid not in own
+    ]
 
 
 def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = False) -> GangFleet:

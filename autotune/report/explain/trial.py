@@ -125,7 +125,10 @@ def _measured(result: TrialResult) -> list[tuple[str, str]]:
         return []
     interval = format_interval(result.samples_per_s_low, result.samples_per_s_high)
     rate = f"{format_rate(result.samples_per_s)} ({interval})"
-    facts = [("measured", f"{rate} samples/s; {format_bytes(result.peak_memory_bytes)}")]
+    # Of the trial alone: other views give the interval of all runs of its candidate.
+    facts = [
+        ("measured", f"{rate} samples/s in this run; {format_bytes(result.peak_memory_bytes)}")
+    ]
     return [*facts, ("disturbed", result.disturbed)] if result.disturbed else facts
 
 

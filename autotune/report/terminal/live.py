@@ -32,7 +32,7 @@ _TITLES = {
     Stage.BASELINE: "measuring the baseline",
     Stage.SEARCH: "searching",
     Stage.CONFIRM: "running the finalists and the baseline again",
-    Stage.DONE: "done",
+    Stage.DONE: "all trials have ended",
 }
 
 

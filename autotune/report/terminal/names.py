@@ -1,0 +1,14 @@
+"""A long list of names: in columns on a terminal, one to a line elsewhere."""
+
+from collections.abc import Sequence
+
+from rich.columns import Columns
+from rich.console import Console
+
+
+def print_names(console: Console, names: Sequence[str]) -> None:
+    """Print names; a pipe gets one to a line, as other tools read them."""
+    if console.is_terminal:
+        console.print(Columns(names, padding=(0, 2), column_first=True), highlight=False)
+    else:
+        console.out("\n".join(names), highlight=False)
