@@ -51,6 +51,7 @@ from autotune.export.door import (
     launch_of,
     read_export,
 )
+from autotune.export.readme import FIGURES_FILE
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -267,14 +268,14 @@ class DialectContract(Contract[Dialect]):
         return {str(p.relative_to(folder)): p.read_text(encoding="utf-8") for p in paths}
 
     def test_its_files_stand_below_the_folder(self) -> None:
-        """None is outside, and none is what marks the folder as an export."""
+        """None is outside, and none is a file of every export."""
         for handout in self.handouts():
             templates = _templates(handout)
             launch = launch_of(self.make(), handout, templates)
             files = self.make().files(handout, launch, templates)
             assert files, "it writes nothing"
             _check_below(files, "the folder")
-            assert MARKER_FILE not in files, "that marks the export, whatever the dialect"
+            assert not files.keys() & {MARKER_FILE, FIGURES_FILE}, "every dialect's export has it"
 
     def exported(self, handout: Handout) -> dict[str, str]:
         """The files of a configuration in a new folder."""
@@ -423,7 +424,7 @@ class LauncherContract(Contract[Launcher]):
         for handout in self.handouts():
             files = self.files(handout)
             _check_below(files, "the folder")
-            assert not files.keys() & {self.script, MARKER_FILE}
+            assert not files.keys() & {self.script, MARKER_FILE, FIGURES_FILE}
 
     def test_the_world_is_started(self) -> None:
         """Another number of ranks is started otherwise."""
@@ -462,7 +463,7 @@ class NodeLauncherContract(Contract[NodeLauncher]):
         for handout in self.handouts():
             files = self.files(handout)
             _check_below(files, "the folder")
-            assert not files.keys() & {*self.ranks(handout).files, MARKER_FILE}
+            assert not files.keys() & {*self.ranks(handout).files, MARKER_FILE, FIGURES_FILE}
 
     def test_every_node_starts_its_ranks(self) -> None:
         """By the script that the launcher of ranks wrote; several nodes otherwise than one."""

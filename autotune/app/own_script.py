@@ -208,11 +208,11 @@ def observe(
     try_folder(study.folder, named=study.folder, hint=hint)
     typed = as_typed(filled_in(list(command), {}))
     note(f"first, the command runs as it is for a few steps: {typed}")
-    for remark in place.remarks():
+    for remark in place.remarks(world):
         note(remark)
     is_new = not study.folder.exists()
-    study.lock()
     try:
+        study.lock()
         limit_bytes = _limit_bytes(flags, place.environment)
         for _ in range(3):
             result, seen = _run_once(

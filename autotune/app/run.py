@@ -98,8 +98,6 @@ def search(
         study.sweep()
         _check_origin(session)
         begin_study(session, metrics.on_note)
-        for remark in session.place.remarks():
-            metrics.on_note(remark)
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
         if is_measured:
             adopt_first_run(session)

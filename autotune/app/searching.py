@@ -60,6 +60,8 @@ class SearchCall:
     """Whether only one search may come of it, of one engine and on one kind of device."""
     study_ending: str = ""
     """See `open_session`."""
+    is_first: bool = True
+    """Whether it is the first of its call: what holds for all of them is said with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +120,6 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
             say=caller.say,
             ask=caller.trust,
         )
-        if "model" not in {**(agreed or {}), **call.flags}:
-            caller.say(
-                "no --model is given: a small built-in one is tuned; your own training goes after "
-                "--, such as: autotune search -- torchrun train.py --deepspeed ds.json"
-            )
     endings: list[SearchEnding] = []
     agree = caller.ask_for_nodes or caller.say
     with obtained_fleet(call.fleet, call.options, say=caller.say, agree=agree) as held:
@@ -141,7 +138,7 @@ def run_searches(call: SearchCall, caller: Caller) -> list[SearchEnding]:
 def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iterator[SearchCall]:
     """The call once for each kind of device and each engine that it asks for."""
     kinds: Iterator[tuple[dict[str, Any], FleetOptions]]
-    kinds = iter([(dict(call.flags), call.options)])
+    kinds, is_first = iter([(dict(call.flags), call.options)]), True
     if call.options.is_of_each_kind:
         if call.is_one:
             raise JobError(
@@ -167,7 +164,8 @@ def _single_searches(call: SearchCall, agreed: Mapping[str, Any] | None) -> Iter
                 "search once for each, then compare the studies",
             )
         for own, ending in engines:
-            yield replace(call, flags=own, options=options, study_ending=ending)
+            yield replace(call, flags=own, options=options, study_ending=ending, is_first=is_first)
+            is_first = False
 
 
 def _run_in_rounds(
@@ -206,9 +204,9 @@ def _run_in_rounds(
             if ending.answer.interrupted:
                 return list(endings.values())
             if ending.error is None:
-                going[name] = replace(one, fresh=False)
+                going[name] = replace(one, fresh=False, is_first=False)
             elif isinstance(ending.error, NothingFeasibleError):
-                without[name] = replace(one, fresh=False)
+                without[name] = replace(one, fresh=False, is_first=False)
         if share.is_last or not (going or without):
             break
         if going:
@@ -243,7 +241,17 @@ def _run_one(
     share: BudgetShare = WHOLE,
 ) -> SearchEnding | None:
     """Show the plan of a search, and run it; None: it was only to be shown."""
-    session = _session(call, agreed, caller)
+    told: list[str] = []  # the first run of a command has remarks of its own
+
+    def tell(line: str) -> None:
+        if line not in told:
+            told.append(line)
+            caller.say(line)
+
+    session = _session(call, agreed, replace(caller, say=tell))
+    if call.is_first:
+        for remark in _remarks(session, call, agreed):
+            tell(remark)
     fresh = call.fresh and not call.command  # a command's study was set aside before it ran
     knowledge = file_for(call.knowledge, is_used=not call.no_knowledge)
     # By the whole budget, which later rounds may give.
@@ -270,6 +278,18 @@ def _run_one(
     study = ending.answer.study
     climbed = run_ladder(study, note=caller.say, fleet=call.fleet, options=call.options)
     return replace(ending, ladder=climbed)
+
+
+def _remarks(
+    session: Session, call: SearchCall, agreed: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """What to know before the plan: whose model it is, and what its figures will be worth."""
+    if not call.command and "model" not in {**(agreed or {}), **session.place.flags}:
+        yield (
+            f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
+            "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
+        )
+    yield from session.place.remarks(session.job.world)
 
 
 def _session(call: SearchCall, agreed: Mapping[str, Any] | None, caller: Caller) -> Session:

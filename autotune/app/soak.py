@@ -105,7 +105,10 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     record = Study(subject.folder, SOAK_FOLDER)
-    fleet = place.gangs(subject.spec.layout.world)
+    world = subject.spec.layout.world
+    for remark in place.remarks(world):
+        note(remark)
+    fleet = place.gangs(world)
     if blind := place.nodes_without(subject.folder):
         raise FleetError(
             f"{subject.folder}: {', '.join(blind)} cannot see this folder, and a soak resumes "

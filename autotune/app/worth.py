@@ -61,6 +61,8 @@ def run_ladder(
             f"run it where there is {theirs}",
         )
     job = start.handout.job
+    for remark in place.remarks(job.world):
+        note(remark)
     record, running = Study(study.folder, LADDER_FOLDER), place.gangs(job.world)
     interrupt = Interrupt()
     study.lock()

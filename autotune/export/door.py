@@ -326,16 +326,16 @@ def write_export(
         refuse_prepared(folder)
     except OSError as error:
         raise RenderError(f"{folder}: cannot be written: {error.strerror}", hint) from error
-    was_there = folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     for name, text in marked.items():
         path = folder / name
         try:
             # In place of what is there: a link would lead to a file that is none of ours.
             write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
         except RenderError:
-            if not was_there:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # a full disk took not even the marker
+            with contextlib.suppress(OSError):
+                for empty in made:  # where a full disk took not even the marker
+                    empty.rmdir()
             raise
         if path.suffix == ".sh":
             path.chmod(0o755)

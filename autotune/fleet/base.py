@@ -134,8 +134,8 @@ class Place(ABC):
         self.environment = environment
         self.flags = flags
 
-    def remarks(self) -> Sequence[str]:
-        """What may spoil figures that are measured here now, in words."""
+    def remarks(self, world: int) -> Sequence[str]:
+        """What to know of figures that trials of so many ranks have here now, a line each."""
         return ()
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.base.plugins import load_plugin
-from autotune.base.units import format_count
 from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
@@ -121,8 +120,8 @@ class Plan:
     price_per_hour: float | None
     """Price of one accelerator, in whatever currency; None: nobody said."""
     ranks: tuple[str, ...] = ()
-    """Where a trial's ranks lie, how far parallel groups of them reach, and whether they share
-    cores, in words; empty: they lie in one place, or nobody knows."""
+    """Where a trial's ranks lie, and how far parallel groups of them reach, in words; empty: they
+    lie in one place, or nobody knows."""
     command: str = ""
     """The user's own command, as typed; empty: what is trained is another workload."""
     ways: dict[str, str] = field(default_factory=dict)
@@ -264,10 +263,7 @@ def make_plan(
         budget_s=job.budget.time_s,
         used_s=_used_s(job, history) if runs else 0.0,
         price_per_hour=job.price_per_hour,
-        ranks=(
-            *_taking_turns(job, environment, origin),
-            *_ranks(lattice, places),
-        ),
+        ranks=tuple(_ranks(lattice, places)),
         **_reach_of(job, environment, lattice),
         **_guard_of(job, history, search_trials, n_runs if runs and is_compared else 0, rules),
     )
@@ -288,16 +284,6 @@ def _confirm_s(history: History, job: Job, rules: Rules, n_runs: int, trial_s: f
         return cold_s
     warm_s = race_run_s(history, rules) or trial_s
     return float((N_CONFIRM * cold_s + (n_runs - N_CONFIRM) * warm_s) / n_runs)
-
-
-def _taking_turns(job: Job, environment: Environment, origin: Origin) -> Iterator[str]:
-    """What it means that more CPU ranks than cores run."""
-    n_cores = environment.n_devices
-    if origin is Origin.MEASURED and environment.accelerator == "cpu" and job.world > n_cores:
-        yield (
-            f"{format_count(job.world, 'rank')} share {format_count(n_cores, 'core')} and take "
-            "turns: figures of this layout on more cores may differ"
-        )
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:

@@ -360,10 +360,12 @@ def test_a_script_that_is_not_there_is_refused(
 class Interrupted(Place):
     """A place whose first trial is interrupted."""
 
+    is_elsewhere = True  # nothing is compiled for it here
+
     def gangs(self, world: int) -> Fleet:
         raise KeyboardInterrupt
 
-    def remarks(self) -> Sequence[str]:
+    def remarks(self, world: int) -> Sequence[str]:
         return ("somebody else measures here",)
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:

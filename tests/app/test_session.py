@@ -1,7 +1,6 @@
 """The job where nobody names one, and the job that a study keeps."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from autotune.job.job import make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from tests.jobs import CPU, TINY
+from tests.replay.tables import sweep, write
 
 
 @pytest.mark.parametrize("accelerator", sorted(DEMO))
@@ -72,24 +72,42 @@ def test_studies_of_both_engines_are_named_after_them_and_older_ones_go_on(tmp_p
     assert planned(engine="both") == named
 
 
-def test_a_search_without_a_model_says_whose_it_tunes_once(tmp_path: Path) -> None:
+def said_of(folder: Path, fleet: str = "local", **flags: object) -> list[str]:
+    """What is said before the plans of a search that does not run."""
     said: list[str] = []
-    call = SearchCall(
-        flags={"engine": "both"}, results=tmp_path, fleet="simulate:2xH100", dry_run=True
-    )
+    call = SearchCall(flags=flags, results=folder, fleet=fleet, dry_run=True)
     run_searches(call, Caller(say=said.append))
-    assert sum("no --model is given" in line for line in said) == 1
-    said.clear()
-    named = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8}
-    run_searches(replace(call, flags=named), Caller(say=said.append))
-    assert not any("no --model is given" in line for line in said)
+    return said
 
 
-@pytest.mark.parametrize(("fleet", "n_said"), [("local", 1), ("simulate:2xH100", 0)])
-def test_a_plan_says_that_ranks_share_cores(tmp_path: Path, fleet: str, n_said: int) -> None:
-    world = 2 * detect_environment().n_devices
-    shown: list[Plan] = []
-    job = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8 * world, "world": world}
-    call = SearchCall(flags=job, results=tmp_path, fleet=fleet, dry_run=True)
-    run_searches(call, Caller(show_plan=shown.append))
-    assert sum("take turns" in text for text in shown[0].ranks) == n_said
+NAMED = {"model": "tiny-llama", "seq_len": 64, "global_batch": 64}
+
+
+def test_whose_model_is_tuned_is_said_once_where_nobody_names_one(tmp_path: Path) -> None:
+    said = said_of(tmp_path, "simulate:2xH100", engine="both")
+    assert [line for line in said if "no --model" in line] == [
+        "no --model is given: the built-in gpt2 is tuned. For your own training: "
+        "python -m autotune search -- torchrun train.py --deepspeed ds.json"
+    ]
+    assert said_of(tmp_path, "simulate:2xH100", **NAMED) == []
+
+
+def test_the_model_of_a_table_is_nobody_s_to_name(tmp_path: Path) -> None:
+    table = write(tmp_path / "runs.csv", sweep())
+    assert said_of(tmp_path, f"replay:{table}") == []
+
+
+def test_what_spoils_figures_is_said_once_before_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr("autotune.fleet.transports.local.other_agents", lambda: [7, 8])
+    n_cores = detect_environment().n_devices
+    said = said_of(tmp_path, **{**NAMED, "world": 4 * n_cores, "global_batch": 16 * n_cores})
+    assert said == [
+        f"{4 * n_cores} ranks share {n_cores} cores and take turns: on more cores other settings "
+        "may be the fastest",
+        "autotune also runs on this machine (processes 7, 8): trials at the same time may slow "
+        "each other; run one search after the other",
+    ]
+    assert said_of(tmp_path, "simulate:2xH100", **NAMED) == [], "nothing runs there"

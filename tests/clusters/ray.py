@@ -20,7 +20,7 @@ from tests.clusters.ssh import core_of
 def lacks_for_ray() -> str:
     """Why no cluster can be made here; empty: one can."""
     is_there = importlib.util.find_spec("ray") is not None
-    return "" if is_there else "needs Ray: pip install 'autotune[ray]'"
+    return "" if is_there else "needs Ray: pip install ray"
 
 
 needs_ray = pytest.mark.skipif(

@@ -265,6 +265,9 @@ def test_an_export_that_finds_no_room_leaves_no_empty_folder(tmp_path, monkeypat
     with pytest.raises(RenderError, match="No space left on device"):
         export(tmp_path)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(RenderError):
+        write_export(tmp_path / "a" / "b", {"run.sh": ""}, marker={})
+    assert not (tmp_path / "a").exists()
     (tmp_path / "out").mkdir()
     with pytest.raises(RenderError):
         export(tmp_path)

@@ -20,7 +20,10 @@ from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 THOROUGH = pytest.mark.thorough
-ASKS = "print(*other_agents())"
+ASKS = (
+    *(sys.executable, "-c"),
+    f"from {other_agents.__module__} import other_agents; print(*other_agents())",
+)
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +217,7 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
 
     started = psutil.Process(coordinator.pid).children(recursive=True)
     theirs = {process.pid for process in started}
-    asked = [sys.executable, "-c", f"from {other_agents.__module__} import *; {ASKS}"]
-    seen = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    seen = subprocess.run(ASKS, check=True, capture_output=True, text=True).stdout
     assert theirs & set(map(int, seen.split())), "another process sees its agent"
     assert not theirs & set(other_agents()), "to whoever started it, it is none of others"
     os.kill(coordinator.pid, signal.SIGKILL)

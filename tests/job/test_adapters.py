@@ -82,7 +82,7 @@ def test_without_peft_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: without.get(name, name) and real(name, *a)
     )
-    assert "pip install 'autotune[lora]'" in complaint(LORA).hint
+    assert "pip install peft" in complaint(LORA).hint
 
 
 def test_a_rank_from_the_command_line_keeps_the_rest() -> None:

@@ -46,7 +46,7 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     facts = describe(explain_trial(study, number_at(study, 3)))
     said = dict(reversed(facts))
     assert said["measured"].endswith("GiB")
-    assert " samples/s; " in said["measured"]
+    assert " samples/s in this run; " in said["measured"]
     assert said["step"].startswith(
         "forward 12%, backward 24%, communication 60%, data 4% on rank 1"
     )

@@ -31,6 +31,7 @@ from autotune.report.results.verdict import (
     describe_verdict,
 )
 from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.names import print_names
 from autotune.report.terminal.study import print_plan, print_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -367,6 +368,17 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
     ):
         assert line in text
     assert make_plan(job, ENVIRONMENT, lattice, study, History(), places=["n0"] * 4).ranks == ()
+
+
+@pytest.mark.parametrize(("is_terminal", "n_lines"), [(True, 2), (False, 6)])
+def test_names_stand_in_columns_on_a_terminal_alone(is_terminal: bool, n_lines: int) -> None:
+    names = ["batch.product", "x.2", "a[b]", ":smile:", "zero.stage", "pp.layout"]
+    console = Console(file=io.StringIO(), width=40, force_terminal=is_terminal)
+    print_names(console, names)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert len(text.splitlines()) == n_lines
+    assert sorted(text.split()) == sorted(names), "as they are written"
 
 
 def test_what_is_not_installed_is_said_before_a_search(tmp_path: Path) -> None:

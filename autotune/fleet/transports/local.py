@@ -15,6 +15,7 @@ import psutil
 
 from autotune.base.errors import JobError
 from autotune.base.kept_process import Kept
+from autotune.base.units import format_count
 from autotune.devices.hardware import (
     HOST_SHARE,
     Environment,
@@ -59,15 +60,21 @@ class Here(Place):
         self._is_exclusive = is_exclusive
         self.host_memory_bytes = int(usable_memory_bytes() * HOST_SHARE)
 
-    def remarks(self) -> Sequence[str]:
-        """See `Place.remarks`: others that run trials on this machine."""
-        if not (others := other_agents()):
-            return ()
-        named = ", ".join(map(str, others))
-        return (
-            f"autotune runs other trials on this machine now (process {named}): they slow each "
-            "other; figures hold better one after the other",
-        )
+    def remarks(self, world: int) -> Sequence[str]:
+        """See `Place.remarks`: ranks that share cores, and others that run trials here."""
+        remarks, n_cores = [], self.environment.n_devices
+        if self.environment.accelerator == "cpu" and world > n_cores:
+            remarks.append(
+                f"{format_count(world, 'rank')} share {format_count(n_cores, 'core')} and take "
+                "turns: on more cores other settings may be the fastest"
+            )
+        if others := other_agents():
+            named = "process" if len(others) == 1 else "processes"
+            remarks.append(
+                f"autotune also runs on this machine ({named} {', '.join(map(str, others))}): "
+                "trials at the same time may slow each other; run one search after the other"
+            )
+        return remarks
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
         """See `Place.fleet_for`.

@@ -111,9 +111,7 @@ class RayDriver:
             wait_s = parse_seconds(options.wait, where="--fleet-option wait")
         shape = _shape(options.slots)
         if find_spec("ray") is None:
-            raise FleetError(
-                "--fleet ray: Ray is not installed here", "pip install 'autotune[ray]'"
-            )
+            raise FleetError("--fleet ray: Ray is not installed here", "pip install ray")
         self._lock = threading.Lock()
         """The nodes are first asked in several threads."""
         self._unread = b""

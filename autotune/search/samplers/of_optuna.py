@@ -74,7 +74,7 @@ class Gp(OptunasSampler):
         if missing:
             raise JobError(
                 f"sampler: gp needs {' and '.join(missing)}, which is not installed",
-                "pip install 'autotune[gp]', or choose --sampler tpe",
+                f"pip install {' '.join(missing)}, or choose --sampler tpe",
             )
 
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:

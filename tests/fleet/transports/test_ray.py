@@ -34,9 +34,9 @@ def test_slots_are_nodes_and_each(slots: str) -> None:
         RayDriver("", FleetOptions(slots=slots), say=print)
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_its_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "find_spec", lambda name: None)
-    with pytest.raises(FleetError, match=r"not installed(.|\n)*autotune\[ray\]"):
+    with pytest.raises(FleetError, match=r"not installed(.|\n)*pip install ray"):
         RayDriver("", NO_OPTIONS, say=print)
 
 
