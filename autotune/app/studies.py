@@ -133,6 +133,7 @@ def state_of(study: Study) -> State:
         counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
+        is_gain_proven=speedup is not None and not speedup.low <= 1 <= speedup.high,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),

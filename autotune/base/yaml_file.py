@@ -351,17 +351,22 @@ def only_switch(value: Any) -> bool:
     """
     if isinstance(value, bool):
         return value
-    raise ValueError(f"should be true or false{spelled_otherwise(value)}")
+    raise ValueError(f"should be true or false{spelled_otherwise(value, is_switch=True)}")
 
 
-def spelled_otherwise(value: Any) -> str:
-    """How to write what somebody wrote as YAML 1.1 has it; empty where that is no riddle."""
+def spelled_otherwise(value: Any, *, is_switch: bool = False) -> str:
+    """How to write what somebody wrote as YAML 1.1 has it; empty where that is no riddle.
+
+    Args:
+        value: As it was read.
+        is_switch: Whether true or false belongs there, else a number.
+    """
     if not isinstance(value, str):
         return ""
     text = value.strip()
     switch = _SWITCHES.get(text.lower())
     if switch is not None:
-        return f": {text} is text in YAML 1.2, write {switch}"
+        return f": {text} is text in YAML 1.2{f', write {switch}' if is_switch else ''}"
     if _SEPARATED.fullmatch(text):
         return f": write it without underscores, as {text.replace('_', '')}"
     if _SIXTIES.fullmatch(text):

@@ -185,7 +185,8 @@ def _extensions(machine: Machine) -> Iterator[Remark]:
             "nothing to do: a search builds them once, in some minutes",
         )
     elif machine.extensions_built:
-        yield _ok("extensions", f"built: {', '.join(machine.extensions_built)}")
+        built = ", ".join(machine.extensions_built)
+        yield _ok("extensions", f"built: {built}, in {machine.extensions_folder}")
 
 
 def _idle(machine: Machine) -> Iterator[Remark]:

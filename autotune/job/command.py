@@ -25,10 +25,10 @@ def check_command(command: Sequence[str], environment: Mapping[str, str] = os.en
             "no command after --", "write it as you start your training: -- torchrun train.py"
         )
     if program_of(command, environment) is None:
-        raise JobError(
-            f"{command[0]}: there is no such program on the PATH",
-            "activate the environment that you train in, or give its path",
-        )
+        fix = "activate the environment that you train in, or give its path"
+        if command[0].endswith(".py"):
+            fix = f"write what starts it: python {command[0]}, or torchrun {command[0]}"
+        raise JobError(f"{command[0]}: there is no such program on the PATH", fix)
 
 
 def program_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.garbage import LongLived, uncollected
-from autotune.base.units import format_count
+from autotune.base.units import format_count, format_seconds
 from autotune.contract import Outcome, TrialSpec
 from autotune.fleet.base import Handle
 from autotune.record.study import Recorded, Trial, lost_result
@@ -275,9 +275,12 @@ class TrialsInFlight:
         if self._n_faults_in_a_row < MAX_FAULTS_IN_A_ROW:
             return
         last = results(self.history.recorded)[-1]
+        limit_s, more = self._context.job.trial_timeout_s, ""
+        if last.wall_s >= limit_s:
+            more = f"give --trial-timeout more than {format_seconds(limit_s)} if they need it; "
         raise FleetError(
             f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
             f"last ({last.number}) by {last.outcome}: {last.evidence}",
-            f"see {self._study.trial_folder(last.number)} and `autotune doctor`, then run the "
-            "same command again: it resumes",
+            f"{more}see {self._study.trial_folder(last.number)} and `autotune doctor`, then run "
+            "the same command again: it resumes",
         )

@@ -195,7 +195,8 @@ class Knob:
         """
         typed = _read(value, self.kind)
         if typed is None:
-            said = f"{value!r} is not {_KINDS[self.kind]}{spelled_otherwise(value)}"
+            spelled = spelled_otherwise(value, is_switch=self.kind == "bool")
+            said = f"{value!r} is not {_KINDS[self.kind]}{spelled}"
             raise JobError(f"{where}: {self.name}: {said}", self.menu)
         if self.pattern and re.fullmatch(self.pattern, str(typed)):
             return typed

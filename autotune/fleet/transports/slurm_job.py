@@ -255,7 +255,7 @@ def check_slurm() -> None:
     missing = [name for name in ("srun", "scontrol", "sbatch") if shutil.which(name) is None]
     if missing:
         raise FleetError(
-            f"--fleet slurm: {', '.join(missing)} is not on this machine",
+            f"--fleet slurm: not on this machine: {', '.join(missing)}",
             "run it on a node of the cluster, such as the login node; or load Slurm's module",
         )
 

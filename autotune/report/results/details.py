@@ -6,7 +6,7 @@ without one.
 
 from collections.abc import Mapping, Sequence
 
-from autotune.base.units import format_bytes
+from autotune.base.units import format_bytes, format_count
 from autotune.contract import KnobValue, Phase, TrialResult
 from autotune.record.bottleneck import bottleneck
 from autotune.report.results.effects import Change, Pair, changes_of
@@ -116,7 +116,7 @@ def describe_phases(ended: Sequence[TrialResult]) -> str:
     totals = {p: sum(result.phases_s.get(p.value, 0.0) for result in ended) for p in Phase}
     whole_s = sum(totals.values()) or 1.0
     shares = ", ".join(f"{phase.value} {s / whole_s:.0%}" for phase, s in totals.items())
-    return f"{shares} of the time of {len(ended)} trials"
+    return f"{shares} of the time of {format_count(len(ended), 'trial')}"
 
 
 def _change(change: Change) -> str:

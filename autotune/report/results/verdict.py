@@ -273,7 +273,9 @@ def _disturbed(report: StudyReport) -> list[str]:
                 again = "; it was not repeated"
             said.append(f"trial {trial.spec.identity.number}: {trial.result.disturbed}{again}")
     more = len(said) - _DISTURBED_SHOWN
-    return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
+    if more <= 0:
+        return said
+    return [*said[:_DISTURBED_SHOWN], f"{more} more: `report --csv` has them all"]
 
 
 def _other_witnesses(report: StudyReport) -> list[str]:

@@ -36,6 +36,8 @@ class State:
     """Figure of the answer's best, or of the best so far; None where nothing was measured."""
     speedup: float | None
     """Speed of the best over the baseline's; None while there is none."""
+    is_gain_proven: bool
+    """Whether all of that ratio's interval is on one side of 1."""
     stop_reason: str | None
     """None while the search has not ended."""
     substitute_baseline: bool = False
@@ -65,7 +67,8 @@ def _speedup(state: State) -> str:
     if state.speedup is None:
         return "-"
     over = " (substitute baseline)" if state.substitute_baseline else ""
-    return f"{state.speedup:.2f}x{over}"
+    proven = "" if state.is_gain_proven else ", not proven"
+    return f"{state.speedup:.2f}x{proven}{over}"
 
 
 def _state(state: State) -> str:
