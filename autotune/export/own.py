@@ -106,7 +106,10 @@ class OwnTraining:
         for key in _BATCH:
             if key in self.arrived:
                 config[key] = self.arrived[key]
-        config.pop("train_batch_size", None)  # it follows
+        if all(key in config for key in _BATCH):
+            config.pop(
+                "train_batch_size", None
+            )  # it follows; else the accumulation follows from it
         return config
 
     # ------------------------------------------------ Trainer's arguments

@@ -218,6 +218,11 @@ class Observed(Stored):
         own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
         by_file = file or own
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
+        accumulates = "DeepSpeed's default"
+        if written.get("train_batch_size") not in (None, "auto"):
+            accumulates = f"{by_file}, from train_batch_size"
+            if self.description.get("asks_micro_batch"):
+                loader = accumulates
 
         def by_argument(name: str, otherwise: str) -> str:
             return f"argument {name}" if name in self.arguments else otherwise
@@ -232,7 +237,7 @@ class Observed(Stored):
             ),
             (
                 *("grad_accum", "gradient_accumulation_steps"),
-                *("gradient_accumulation_steps", "DeepSpeed's default"),
+                *("gradient_accumulation_steps", accumulates),
             ),
         ):
             is_own = written.get(key) not in (None, "auto")
@@ -452,8 +457,9 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         )
     if "Check batch related parameters" in result.evidence:
         hint = (
-            "if the ranks of a Trainer have no GPU, add --use_cpu to the command: without it "
-            "Trainer counts one process; else make the batch sizes of command and file agree"
+            "ranks without a GPU are counted as one process, unless a Trainer gets --use_cpu, or "
+            "an accelerate script calls PartialState(cpu=True) first; else make the batch sizes "
+            "of command and file agree"
         )
     if "fp16 is not supported" in result.evidence:
         hint = (

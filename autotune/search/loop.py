@@ -98,6 +98,11 @@ class _StagedSearch:
             return
         history, left_s = self.flight.history, self.flight.left_s
         baseline = self._baseline.candidate
+        measured = context.objective.figures(history.explored).keys()
+        if baseline is not None and measured == {baseline.hash}:
+            self._no_comparison = "nothing but the baseline was measured"
+            context.note(f"no final comparison: {self._no_comparison}")
+            return
         drifting = confirm.drifted_before(history, self._standings.guards(baseline))
         while True:
             planned = confirm.plan(

@@ -57,6 +57,8 @@ def reach_of(script: Observed) -> Reach:
         "loss_chunk_tokens": "the script computes its loss itself",
         "core_binding": "the command starts its ranks itself",
     }
+    if script.description.get("is_partitioned"):
+        left_out["zero.stage"] = "the script builds its model under zero.Init, for stage 3 alone"
     # What it splits its model by acts as it stands: no candidate has another value.
     ways |= dict.fromkeys(layout_of(script), "code")
     named = placeholders_of(script.command)

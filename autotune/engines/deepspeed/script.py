@@ -106,6 +106,8 @@ class ScriptEngine(DeepSpeedEngine):
         domains |= {
             n: Domain(values=(value,), when=()) for n, value in layout_of(self._script).items()
         }
+        if "zero.stage" in self._reach.left_out:
+            domains["zero.stage"] = Domain(values=(self.own["zero.stage"],), when=())
         if "micro_batch" not in domains:
             domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
         elif self._script.micro_batch not in domains["micro_batch"].values:

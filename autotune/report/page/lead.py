@@ -182,7 +182,11 @@ def _headline(
     rate = f"{format_rate(best.samples_per_s)} samples/s"
     if answer is not None and baseline is not None and best.trial == baseline.trial:
         if report.is_baseline_alone:
-            return "Only the baseline ran", f"Trial {best.trial}: {rate}. {_ended(report)}", ""
+            return (
+                "Only the baseline was measured",
+                f"Trial {best.trial}: {rate}. {_ended(report)}",
+                "",
+            )
         beaten = "Nothing beat the " + ("substitute " if answer.is_substitute else "") + "baseline"
         missed = _uncompared(report) if speedup is None else _missed(speedup)
         both = [f"Trial {best.trial} is both, at {rate}.", missed, _drifted(answer)]

@@ -96,9 +96,10 @@ class StudyReport:
 
     @property
     def is_baseline_alone(self) -> bool:
-        """Whether nothing but the answer's baseline ran: there was nothing that could beat it."""
+        """Whether nothing but the answer's baseline was measured: nothing could beat it."""
         baseline = self.baseline_row
-        return baseline is not None and all(row is baseline for row in self.rows)
+        others = [row for row in self.rows if row is not baseline]
+        return baseline is not None and not any(row.figure for row in others)
 
     @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:

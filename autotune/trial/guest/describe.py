@@ -47,6 +47,7 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "lengths": seen.get("lengths", []),
         "gives_data": bool(seen.get("gives_data")),
         "asks_micro_batch": bool(seen.get("asks_micro_batch")),
+        "is_partitioned": bool(seen.get("is_partitioned")),
         "client_optimizer": seen.get("client_optimizer", ""),
         "optimizer_by_arguments": bool(seen.get("optimizer_by_arguments")),
         "takes_attention": bool(seen.get("takes_attention")),

@@ -243,6 +243,8 @@ class Guest:
             if self._watched is None:
                 self.reporter.enter(Phase.ENGINE_INIT)
             facts = self._edit(given.arguments)
+            if facts is not None:
+                facts["is_partitioned"] = _is_partitioned(given.arguments.get("model"))
             self.seen["engines"] += 1
             made = self._failing_fast(initialize)(*given.args, **given.kwargs)
             if facts is not None:
@@ -457,6 +459,18 @@ class Guest:
         sys.stderr.flush()
         # Destructors of process groups and worker threads can hang or crash after a good run.
         os._exit(code)
+
+
+def _is_partitioned(model: Any) -> bool:
+    """Whether the script itself built the model under zero.Init, for ZeRO stage 3 alone.
+
+    Hugging Face's loaders do so by the configuration: with another stage they would not.
+    """
+    family = sys.modules.get("transformers.integrations.deepspeed")
+    if family is not None and family.is_deepspeed_zero3_enabled():
+        return False
+    parameters = getattr(model, "parameters", None)
+    return parameters is not None and any(hasattr(each, "ds_id") for each in parameters())
 
 
 def _use_what_is_built() -> None:

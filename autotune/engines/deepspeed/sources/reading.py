@@ -581,7 +581,8 @@ def named_path(name: str, base: Path) -> Path:
         path = _of_swift(name, base)
     if path is None:
         raise RenderError(
-            f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
+            f"{base}: names {name!r}, which is not beside it",
+            "name the ds_config.json itself: a `cd` in a shell file is not followed",
         )
     return path
 
