@@ -37,6 +37,18 @@ def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
     assert untold.micro_batch == max(arrived), "its own loader may make what it likes"
 
 
+def test_what_follows_from_the_global_batch_comes_from_there() -> None:
+    written = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
+    of_file = {**RAW, "config_file": "/x/ds.json", "config_written": written}
+    assert observed(of_file).origins["grad_accum"] == "ds.json, from train_batch_size"
+    assert observed(of_file).origins["micro_batch"] == "ds.json"
+    asks = {**of_file, "config_written": {"train_batch_size": 64}}
+    assert observed(asks).origins["micro_batch"] == "ds.json, from train_batch_size"
+    own = {**asks, "asks_micro_batch": False}
+    assert observed(own).origins["micro_batch"] == "the script's own batches"
+    assert observed(RAW).origins["grad_accum"] == "DeepSpeed's default"
+
+
 def test_twice_as_many_rows_beside_another_model_are_pairs() -> None:
     """Of a script that makes its batches itself: a reference model, or a GAN."""
     pairs = {**RAW, "asks_micro_batch": False, "micro_batches": [8, 8], "engines": 2}

@@ -559,6 +559,23 @@ def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
     assert state["model"]["name"] == "tiny-gpt2"
 
 
+def test_nothing_is_compared_where_only_the_baseline_was_measured(study: Study):
+    first: list[str] = []
+
+    def only_the_first(spec: TrialSpec) -> TrialResult:
+        first.append(spec.identity.candidate_hash)
+        is_first = spec.identity.candidate_hash == first[0]
+        return ok(spec, 100.0) if is_first else fault(spec, Outcome.INVALID)
+
+    answer = search(study, make(trials=3), only_the_first)
+    assert answer.speedup is None
+    assert answer.best is not None
+    assert answer.baseline is not None
+    assert answer.best.trial == answer.baseline.trial
+    assert Role.CONFIRM not in {trial.spec.identity.role for trial in study.trials()}
+    assert study.read_state()["no_comparison"] == "nothing but the baseline was measured"
+
+
 def test_the_state_says_why_there_was_no_comparison(study: Study):
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     why = "answers would only repeat themselves"

@@ -11,7 +11,7 @@ from autotune.base.errors import JobError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
-from autotune.space.script import Script
+from autotune.space.script import Script, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
@@ -36,6 +36,17 @@ def test_the_command_as_it_is_has_no_edits(tmp_path: Path, description: dict[str
     assert not edits.configuration
     assert not edits.arguments
     assert json.loads(engine.files(engine.own)[CONFIG_FILE]) == description["config"]
+
+
+def test_a_model_built_under_zero_init_keeps_its_stage(tmp_path: Path) -> None:
+    zero = {"zero_optimization": {"stage": 3}}
+    own = {**RAW, "config": {**RAW["config"], **zero}}
+    for is_partitioned, stages in ((True, {3}), (False, {0, 1, 2, 3})):
+        script = observed({**own, "is_partitioned": is_partitioned})
+        job = job_of(script, tmp_path)
+        lattice = lattice_of(job, ScriptEngine(job, CPU))
+        assert {candidate["zero.stage"] for candidate in lattice.candidates} == stages
+        assert ("zero.stage" in reach_of(script).left_out) == is_partitioned
 
 
 def test_the_baseline_is_the_command_as_it_is_and_nothing_else(tmp_path: Path) -> None:

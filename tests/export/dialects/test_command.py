@@ -34,6 +34,7 @@ FILLED_IN = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
+FULL = {"train_batch_size": 64}
 FLAGS = (
     "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 "
     "--gradient_checkpointing False"
@@ -123,6 +124,33 @@ def test_an_attention_is_called_as_the_program_does(
     own = own_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
     assert own.command()[-len(words) :] == words
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}, None),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 4}, None),
+        (
+            {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+            {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+        ),
+        (
+            {**FULL, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+            {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+        ),
+    ],
+)
+def test_two_of_the_three_batch_sizes_are_left(
+    batch: dict[str, int], told: dict[str, int] | None
+) -> None:
+    """DeepSpeed takes 1 for an accumulation that nothing tells."""
+    stage = Edits(configuration={"zero_optimization.stage": 1})
+    written = {**batch, "zero_optimization": {"stage": 2}}
+    arrived = {**batch, "zero_optimization": {"stage": 1}}
+    own = own_of("torchrun train.py", stage, **{**RAW, "config_written": written})
+    config = dataclasses.replace(own, arrived=arrived).config_in_numbers
+    assert config == {**(batch if told is None else told), "zero_optimization": {"stage": 1}}
 
 
 def test_what_is_set_in_code_is_listed() -> None:
