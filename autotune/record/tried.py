@@ -123,17 +123,16 @@ def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[Kno
 
 
 def summary() -> str:
-    """The hardware of the recorded runs and the knobs without one, in a paragraph for `--help`."""
+    """The hardware of the recorded runs and how many values have none, for `--help`."""
     runs = recorded()
     hardware = ", ".join(sorted({run.hardware for run in runs})) or "nothing"
     gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"
-    names = [
-        knob.name if _is_size(knob) else f"{knob.name}={format_value(value)}"
-        for knob in knobs_of(DEFAULT_ENGINE).values()
-        for value in never_run(knob)
-    ]
-    told = f"Knobs have recorded runs on {hardware}{gpu} ({PAGE})."
-    return f"{told} Never run anywhere: {', '.join(names)}." if names else told
+    told = f"Knobs have recorded runs on {hardware}{gpu}"
+    n_never = sum(len(never_run(knob)) for knob in knobs_of(DEFAULT_ENGINE).values())
+    if not n_never:
+        return f"{told} ({PAGE})."
+    never = format_count(n_never, "value has", "values have")
+    return f"{told}. {never} none: {PAGE} says which, and so does a plan that tries them."
 
 
 def run_of(

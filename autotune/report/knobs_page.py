@@ -125,8 +125,8 @@ How to read an entry:
   values but the one that is off ([compression](compression.md)).
 - **decided in**: the file of the engine's source.
 
-`search --help`, the plan, the report and the export also say what was never run on a GPU, or
-nowhere.
+The plan, the report and the export also say what was never run on such a device; `search --help`
+counts what ran nowhere.
 
 **Variables of the environment** that change speed (`NCCL_*`, `TORCH_NCCL_*`, `GLOO_*`, `OMP_*`,
 `KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) are no knobs. They reach the ranks as you

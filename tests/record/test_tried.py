@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -126,11 +125,10 @@ def test_what_needs_a_gpu_is_not_claimed_from_cpu_ranks():
     assert recorded(), "results/recorded/knobs-*.json"
 
 
-def test_help_names_what_nobody_has_run():
-    told = summary()
-    for knob in KNOBS.values():
-        is_told = re.search(rf"[ ,]{re.escape(knob.name)}[=,.]", told) is not None
-        assert is_told == bool(never_run(knob)), knob.name
+def test_help_counts_what_nobody_has_run():
+    n_never = sum(len(never_run(knob)) for knob in KNOBS.values())
+    assert n_never
+    assert f"{n_never} values have none: docs/knobs.md says which" in summary()
 
 
 def test_a_record_is_read_back_as_it_was_written():

@@ -155,6 +155,8 @@ def not_running(job: str, status: JobStatus) -> str:
     """A job that holds no nodes, in words."""
     if status.state in _STARTING:
         return f"job {job} of Slurm waits for its nodes: {status.reason}"
+    if status.state == "GONE":
+        return f"job {job} of Slurm: {_ENDS['GONE']}"
     limit = f" ({status.time_limit})" if status.state == "TIMEOUT" else ""
     why = _ENDS.get(status.state, "it holds no nodes any more")
     return f"job {job} of Slurm has ended ({status.state}): {why}{limit}"
@@ -299,11 +301,25 @@ def _submit(fifo: str, arguments: Sequence[str]) -> str:
     return found.stdout.strip().partition(";")[0]
 
 
-def _refused(found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]) -> JobError:
+def _refused(
+    found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]
+) -> JobError | FleetError:
+    if any(said in found.stderr for said in _UNREACHED):
+        return FleetError(
+            f"--fleet slurm: sbatch reaches no cluster: {_words(found.stderr)}",
+            "see whether `sinfo` answers here; SLURM_CONF names the cluster's configuration",
+        )
     return JobError(
         f"--fleet slurm: sbatch refuses {shlex.join(arguments)}: {_words(found.stderr)}",
         "they are arguments of `sbatch`, such as -N 4 --gpus-per-node 8 -t 2:00:00",
     )
+
+
+_UNREACHED = (
+    *("resolve_ctls_from_dns_srv", "Could not establish a configuration source"),
+    *("Unable to contact slurm controller", "fetch_config"),
+)
+"""What Slurm's programs say where there is no controller, or no configuration that names one."""
 
 
 def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> JobStatus:

@@ -143,7 +143,8 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     facts += [("own log", text) for text in _other_witnesses(report)]
     if front := answer.front:
         facts += [("front", _front(front)), ("rule", f"best is {answer.rule}")]
-    facts.append(("stopped", answer.stop_reason))
+    again = ": the same command again goes on" if answer.interrupted else ""
+    facts.append(("stopped", f"{answer.stop_reason}{again}"))
     if problem := answer.problem:
         facts += [("why", problem.message), ("fix", problem.fix)]
     facts.append(("table", str(answer.table)))

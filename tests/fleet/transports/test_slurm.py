@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_numbers_of_the_coordinators_gpus_go_to_the_nodes_only_if_they_are_named
 
 def test_where_slurm_is_not_there_that_is_said(monkeypatch):
     monkeypatch.setattr(slurm_job.shutil, "which", lambda _: None)
-    with pytest.raises(FleetError, match="srun, scontrol, sbatch is not on this machine"):
+    with pytest.raises(FleetError, match="not on this machine: srun, scontrol, sbatch"):
         SlurmNodes().find("", None, {}, NO_OPTIONS)
 
 
@@ -130,6 +131,22 @@ def allocate(cluster: SlurmCluster):
     cluster.wait_until(lambda: cluster.jobs() == [], "its jobs are gone")
 
 
+@pytest.mark.parametrize(
+    ("said", "kind", "helps"),
+    [
+        ("resolve_ctls_from_dns_srv: res_nsearch error: Unknown host", FleetError, "SLURM_CONF"),
+        ("Unable to contact slurm controller (connect failure)", FleetError, "`sinfo`"),
+        ("invalid partition specified: nope", JobError, "arguments of `sbatch`"),
+    ],
+)
+def test_a_cluster_that_is_not_reached_is_no_mistake_of_the_arguments(said, kind, helps):
+    found = subprocess.CompletedProcess([], 1, stdout="", stderr=f"sbatch: error: {said}")
+    error = slurm_job._refused(found, ["-N", "2"])
+    assert type(error) is kind
+    assert said.partition(":")[0] in error.message
+    assert helps in error.hint
+
+
 @needs_slurm
 class TestSlurmTransport(TransportContract):
     @pytest.fixture(autouse=True)
@@ -150,7 +167,7 @@ class TestSlurmTransport(TransportContract):
         ("--nodez=2", JobError, "unrecognized option '--nodez=2'"),
         ("-N 2 /bin/true", JobError, "Script arguments not permitted with --wrap option"),
         ("-N 9", JobError, "Requested node configuration is not available"),
-        ("4711", FleetError, "job 4711 of Slurm has ended (GONE)"),
+        ("4711", FleetError, "job 4711 of Slurm: Slurm does not know it"),
         ("-N 3", FleetError, "has no nodes after 1 s: Resources"),
     ],
 )
