@@ -7,13 +7,13 @@ intervals overlap the best's are compared with the baseline. Old procedure and r
 machine in turns: three cold rounds of everybody, and the rounds that `autotune.search.race` asks
 for. In a third of the studies nothing differs at all: neither candidates nor baseline.
 
-The noise is what recorded studies show (`results/recorded/repeatability-*.json` and `search-wall-
-clock-cpu-2-unfitted.json`): deviations between processes of 1.9, 2.8 and 9.2% as the middle of
-three kinds of machines, and a calm one; each run's own luck is drawn from the residuals of those
-100 runs (their kurtosis is 10 and 3.5), or from Student's t with 3 degrees of freedom, or it is
-normal; the deviation differs from candidate to candidate. On top comes what those residuals cannot
-show: a machine that drifts from run to run, phases in which everything is slower by a sixth, and a
-start that changes a candidate's speed by half a percent (warm against cold).
+The noise is what recorded studies show (`results/recorded/repeatability-*.json` and
+`search-wall-clock-cpu-2-unfitted.json`): deviations between processes of 1.9, 2.8 and 9.2% as the
+middle of three kinds of machines, and a calm one; each run's own luck is drawn from the residuals
+of those 100 runs (their kurtosis is 10 and 3.5), or from Student's t with 3 degrees of freedom, or
+it is normal; the deviation differs from candidate to candidate. On top comes what those residuals
+cannot show: a machine that drifts from run to run, phases in which everything is slower by a
+sixth, and a start that changes a candidate's speed by half a percent (warm against cold).
 
 Printed are, for both procedures: runs, seconds, how often the gain's 95% interval holds the true
 gain, how often a gain is claimed among equals, how often the named one is more than 2%

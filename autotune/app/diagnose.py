@@ -1,6 +1,5 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from autotune.search.steering import Steering
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
-from autotune.space.script import reach_of
 
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
@@ -79,10 +77,6 @@ def diagnose(
     first = next((t for t in history.trials if t.spec.identity.candidate_hash == own.hash), None)
     result = first.result if first is not None and first.result is not None else script.measured
     explanation = _explained(study, 0 if first is None else first.spec.identity.number, notes)
-    if explanation is not None:
-        beyond = reach_of(script).left_out
-        advice = [each for each in explanation.advice if each.knob not in beyond]
-        explanation = dataclasses.replace(explanation, advice=advice)
     return ScriptDiagnosis(
         command=as_typed(script.command),
         study=str(study.folder),

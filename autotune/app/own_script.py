@@ -208,7 +208,8 @@ def observe(
     try_folder(study.folder, named=study.folder, hint=hint)
     typed = as_typed(filled_in(list(command), {}))
     note(f"first, the command runs as it is for a few steps: {typed}")
-    for remark in place.remarks(world):
+    is_told = flags.get("world") or world_in(filled_in(list(command), {}), Path.cwd())
+    for remark in place.remarks(world if is_told else 1):  # else the first run tells how many
         note(remark)
     is_new = not study.folder.exists()
     try:

@@ -276,7 +276,7 @@ def _run_one(
     if not (call.with_ladder and share.is_last and ending.answer.has_gain_to_explain):
         return ending
     study = ending.answer.study
-    climbed = run_ladder(study, note=caller.say, fleet=call.fleet, options=call.options)
+    climbed = run_ladder(study, note=tell, fleet=call.fleet, options=call.options)
     return replace(ending, ladder=climbed)
 
 

@@ -1,5 +1,6 @@
 """Studies of a folder: which there are, how each stands, what one trial of it says."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from autotune.base.errors import StudyError
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
 from autotune.contract import Origin, Outcome
+from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
 from autotune.record.facts import context_of, left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
@@ -20,6 +22,7 @@ from autotune.report.results.study import objective_at, read_report
 from autotune.report.terminal.overview import State
 from autotune.search.history import History
 from autotune.search.recorded import history_of
+from autotune.space.script import reach_of
 
 DEFAULT_RESULTS = Path("results")
 """Folder of all studies, where nobody names another."""
@@ -133,7 +136,7 @@ def state_of(study: Study) -> State:
         counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
-        is_gain_proven=speedup is not None and not speedup.low <= 1 <= speedup.high,
+        is_told_apart=speedup is not None and speedup.is_told_apart,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
@@ -158,7 +161,7 @@ def explain_trial(study: Study, number: int) -> Explanation:
     rows = rows_of(make_table(report.study, report.recorded, report.facts))
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
-        return explanation
+        return _within_reach(explanation, study)
     trials = {t.spec.identity.number: t for t in report.history.trials}
     known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
@@ -175,6 +178,16 @@ def explain_trial(study: Study, number: int) -> Explanation:
         why = "nothing ran: the study is " + origin_of(report.facts).value
         hint = "`autotune explain` says where the predicted time goes"
     raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
+
+
+def _within_reach(explanation: Explanation, study: Study) -> Explanation:
+    """Without advice that does not reach the study's own command, if it has one."""
+    path = study.folder / OBSERVED_FILE
+    if not path.exists():
+        return explanation
+    beyond = reach_of(Observed.read(path)).left_out
+    advice = [each for each in explanation.advice if each.knob not in beyond]
+    return dataclasses.replace(explanation, advice=advice)
 
 
 def _is_running(study: Study) -> bool:

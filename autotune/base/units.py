@@ -200,7 +200,7 @@ def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: st
 def _refuse_bare(text: str | float, unit: str, where: str, what: str, how: str) -> None:
     """Raise a JobError for a number alone: 20 may be seconds or minutes, and was both."""
     if str(text).strip()[-1].isdigit():
-        hint = f"such as {float(text) or 1:g}{unit}; {how}"
+        hint = f"such as {str(text).strip() if float(text) else 1}{unit}; {how}"
         raise JobError(f"{where}: {text!r} is not {what} with a unit", hint)
 
 

@@ -333,8 +333,8 @@ def write_export(
             # In place of what is there: a link would lead to a file that is none of ours.
             write_text(path, scrubbed_document(name, text), error=RenderError, hint=hint)
         except RenderError:
-            with contextlib.suppress(OSError):
-                for empty in made:  # where a full disk took not even the marker
+            for empty in made:  # where a full disk took not even the marker
+                with contextlib.suppress(OSError):
                     empty.rmdir()
             raise
         if path.suffix == ".sh":

@@ -106,10 +106,9 @@ class OwnTraining:
         for key in _BATCH:
             if key in self.arrived:
                 config[key] = self.arrived[key]
+        # With one of them missing, that one follows from the product.
         if all(key in config for key in _BATCH):
-            config.pop(
-                "train_batch_size", None
-            )  # it follows; else the accumulation follows from it
+            config.pop("train_batch_size", None)
         return config
 
     # ------------------------------------------------ Trainer's arguments

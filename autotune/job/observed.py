@@ -220,9 +220,11 @@ class Observed(Stored):
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
         accumulates = "DeepSpeed's default"
         if written.get("train_batch_size") not in (None, "auto"):
-            accumulates = f"{by_file}, from train_batch_size"
-            if self.description.get("asks_micro_batch"):
-                loader = accumulates
+            derived = f"{by_file}, from train_batch_size"
+            if written.get("train_micro_batch_size_per_gpu") not in (None, "auto"):
+                accumulates = derived
+            elif self.description.get("asks_micro_batch"):
+                loader = derived
 
         def by_argument(name: str, otherwise: str) -> str:
             return f"argument {name}" if name in self.arguments else otherwise

@@ -277,7 +277,7 @@ class TrialsInFlight:
         last = results(self.history.recorded)[-1]
         limit_s, more = self._context.job.trial_timeout_s, ""
         if last.wall_s >= limit_s:
-            more = f"give --trial-timeout more than {format_seconds(limit_s)} if they need it; "
+            more = f"if trials need more than {format_seconds(limit_s)}, raise --trial-timeout; "
         raise FleetError(
             f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
             f"last ({last.number}) by {last.outcome}: {last.evidence}",

@@ -100,7 +100,7 @@ class _StagedSearch:
         baseline = self._baseline.candidate
         measured = context.objective.figures(history.explored).keys()
         if baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = "nothing but the baseline was measured"
+            self._no_comparison = "nothing but the baseline ran within the limits"
             context.note(f"no final comparison: {self._no_comparison}")
             return
         drifting = confirm.drifted_before(history, self._standings.guards(baseline))

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.app.session import DEMO, _defaults, read_job
+from autotune.base.units import format_count
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.job.job import make_job
 from autotune.record.study import Study
@@ -105,8 +106,8 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
     n_cores = detect_environment().n_devices
     said = said_of(tmp_path, **{**NAMED, "world": 4 * n_cores, "global_batch": 16 * n_cores})
     assert said == [
-        f"{4 * n_cores} ranks share {n_cores} cores and take turns: on more cores other settings "
-        "may be the fastest",
+        f"{4 * n_cores} ranks share {format_count(n_cores, 'core')} and take turns: on more cores "
+        "other settings may be the fastest",
         "autotune also runs on this machine (processes 7, 8): trials at the same time may slow "
         "each other; run one search after the other",
     ]

@@ -6,9 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from autotune.job.command import is_of_this_environment
+from autotune.base.errors import JobError
+from autotune.job.command import check_command, is_of_this_environment
 
 OURS = os.path.join(sys.prefix, "bin")
+
+
+@pytest.mark.parametrize(
+    ("program", "helps"), [("train.py", "torchrun train.py"), ("trainer", "activate the env")]
+)
+def test_a_program_that_is_not_there_is_told_with_what_is_likely_meant(
+    program: str, helps: str
+) -> None:
+    with pytest.raises(JobError, match=f"{program}: there is no such program") as caught:
+        check_command([program])
+    assert helps in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_what_follows_from_the_global_batch_comes_from_there() -> None:
     assert observed(of_file).origins["micro_batch"] == "ds.json"
     asks = {**of_file, "config_written": {"train_batch_size": 64}}
     assert observed(asks).origins["micro_batch"] == "ds.json, from train_batch_size"
+    assert observed(asks).origins["grad_accum"] == "DeepSpeed's default"
     own = {**asks, "asks_micro_batch": False}
     assert observed(own).origins["micro_batch"] == "the script's own batches"
     assert observed(RAW).origins["grad_accum"] == "DeepSpeed's default"

@@ -198,12 +198,12 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
         if trial.spec.identity.candidate_hash != baseline:
             shutil.rmtree(trial.folder)
     page = rendered(study)
-    assert '<p class="headline ">Only the baseline was measured</p>' in page
+    assert '<p class="headline ">Only the baseline ran within the limits</p>' in page
     words = "Trial 0: 100 samples/s. The search ended: the number of trials is reached."
     assert f'<p class="words">{words}</p>' in page
     assert "beat the baseline" not in page
     told = dict(describe_verdict(read_report(study)))
-    assert told["speedup"] == "none: only the baseline was measured"
+    assert told["speedup"] == "none: only the baseline ran within the limits"
 
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
@@ -524,6 +524,8 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     cut = dataclasses.replace(answer, speedup=None, interrupted=True)
     study.write_state({**study.read_state(), "answer": cut.to_dict()})
     assert "no gain is claimed. The search was interrupted; the same" in rendered(study)
+    told = dict(describe_verdict(read_report(study)))
+    assert told["stopped"].endswith(": the same command again goes on")
     over = dataclasses.replace(cut, interrupted=False, stop_reason="time is up")
     study.write_state({**study.read_state(), "answer": over.to_dict()})
     assert "no gain is claimed. The search ended: time is up." in rendered(study)

@@ -32,6 +32,7 @@ from autotune.report.results.verdict import (
 )
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.names import print_names
+from autotune.report.terminal.overview import State, print_states
 from autotune.report.terminal.study import print_plan, print_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -368,6 +369,22 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
     ):
         assert line in text
     assert make_plan(job, ENVIRONMENT, lattice, study, History(), places=["n0"] * 4).ranks == ()
+
+
+def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
+    def listed(*, is_told_apart: bool) -> str:
+        state = State(
+            **{"study": "s", "folder": "results/s", "is_running": False, "n_trials": 3},
+            **{"n_reduced": 0, "n_left_out": 0, "counts": {"ok": 3}, "best_samples_per_s": 2.0},
+            **{"speedup": 1.98, "is_told_apart": is_told_apart, "stop_reason": "time"},
+        )
+        console = Console(file=io.StringIO(), width=100)
+        print_states(console, [state])
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    assert "1.98x, not proven" in listed(is_told_apart=False)
+    assert "not proven" not in listed(is_told_apart=True)
 
 
 @pytest.mark.parametrize(("is_terminal", "n_lines"), [(True, 2), (False, 6)])

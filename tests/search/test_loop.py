@@ -231,6 +231,16 @@ def test_a_broken_platform_ends_the_search(study: Study):
     assert len(fleet.specs) == MAX_FAULTS_IN_A_ROW
 
 
+@pytest.mark.parametrize("wall_s", [1.0, 700.0])
+def test_where_all_trials_end_by_their_time_limit_that_is_named(study: Study, wall_s: float):
+    fleet = ScriptedFleet(lambda spec: fault(spec, Outcome.LAUNCH, "no first step"))
+    fleet.wall_s = wall_s
+    with pytest.raises(FleetError) as caught:
+        search(study, make(), fleet=fleet)
+    is_told = "more than 10 min 00 s, raise --trial-timeout" in caught.value.hint
+    assert is_told == (wall_s > 600)
+
+
 def test_trials_that_end_together_with_the_last_straw_are_recorded(study: Study):
     def behaviour(spec: TrialSpec) -> TrialResult:
         return fault(spec, Outcome.LAUNCH) if spec.identity.role is Role.SEARCH else ok(spec, 50.0)
@@ -559,21 +569,25 @@ def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
     assert state["model"]["name"] == "tiny-gpt2"
 
 
-def test_nothing_is_compared_where_only_the_baseline_was_measured(study: Study):
+@pytest.mark.parametrize("is_invalid", [True, False], ids=["invalid", "too large"])
+def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(
+    study: Study, is_invalid: bool
+):
     first: list[str] = []
 
     def only_the_first(spec: TrialSpec) -> TrialResult:
         first.append(spec.identity.candidate_hash)
-        is_first = spec.identity.candidate_hash == first[0]
-        return ok(spec, 100.0) if is_first else fault(spec, Outcome.INVALID)
+        if spec.identity.candidate_hash == first[0]:
+            return ok(spec, 100.0)
+        return fault(spec, Outcome.INVALID) if is_invalid else ok(spec, 200.0, peak=99 * GIB)
 
-    answer = search(study, make(trials=3), only_the_first)
+    answer = search(study, make(trials=3, memory_limit="24GiB"), only_the_first)
     assert answer.speedup is None
     assert answer.best is not None
     assert answer.baseline is not None
     assert answer.best.trial == answer.baseline.trial
     assert Role.CONFIRM not in {trial.spec.identity.role for trial in study.trials()}
-    assert study.read_state()["no_comparison"] == "nothing but the baseline was measured"
+    assert study.read_state()["no_comparison"] == "nothing but the baseline ran within the limits"
 
 
 def test_the_state_says_why_there_was_no_comparison(study: Study):

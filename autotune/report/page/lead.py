@@ -183,7 +183,7 @@ def _headline(
     if answer is not None and baseline is not None and best.trial == baseline.trial:
         if report.is_baseline_alone:
             return (
-                "Only the baseline was measured",
+                "Only the baseline ran within the limits",
                 f"Trial {best.trial}: {rate}. {_ended(report)}",
                 "",
             )

@@ -96,10 +96,10 @@ class StudyReport:
 
     @property
     def is_baseline_alone(self) -> bool:
-        """Whether nothing but the answer's baseline was measured: nothing could beat it."""
+        """Whether only the answer's baseline ran within the limits: nothing could beat it."""
         baseline = self.baseline_row
         others = [row for row in self.rows if row is not baseline]
-        return baseline is not None and not any(row.figure for row in others)
+        return baseline is not None and not any(row.figure and row.fits for row in others)
 
     @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:

@@ -110,7 +110,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
             if ours is not None and theirs is not None:
                 change = describe_difference(ours.candidate, theirs.candidate, report.context)
             facts.append(("change", change))
-        alone = "none: only the baseline was measured" if report.is_baseline_alone else ""
+        alone = "none: only the baseline ran within the limits" if report.is_baseline_alone else ""
         facts.append(("speedup", alone or describe_speedup(answer)))
         if whole := describe_whole(report):
             facts.append(("whole run", whole))

@@ -36,7 +36,7 @@ class State:
     """Figure of the answer's best, or of the best so far; None where nothing was measured."""
     speedup: float | None
     """Speed of the best over the baseline's; None while there is none."""
-    is_gain_proven: bool
+    is_told_apart: bool
     """Whether all of that ratio's interval is on one side of 1."""
     stop_reason: str | None
     """None while the search has not ended."""
@@ -67,7 +67,7 @@ def _speedup(state: State) -> str:
     if state.speedup is None:
         return "-"
     over = " (substitute baseline)" if state.substitute_baseline else ""
-    proven = "" if state.is_gain_proven else ", not proven"
+    proven = "" if state.is_told_apart else ", not proven"
     return f"{state.speedup:.2f}x{proven}{over}"
 
 

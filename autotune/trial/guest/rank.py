@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from autotune.contract import (
@@ -50,7 +50,7 @@ _PARSERS = {
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
-"""Packages whose questions to the engine say nothing of the user's script."""
+"""Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
 _MAX_PLAIN_STEPS = 50
@@ -75,12 +75,14 @@ class Guest:
         self.reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
         self.seen: dict[str, Any] = {
             **{"frameworks": [], "engines": 0, "engines_trained": 0},
-            "parses_arguments": False,
+            **{"parses_arguments": False, "is_partitioned": False},
         }
         """What the script shows of itself; see `describe`."""
         self._meter: Any = None
         self._watched: Any = None
         self._stopwatch: Any = None
+        self._splits_models = False
+        """Whether the script has made a zero.Init of its own."""
         self._n_errors = 0
         self._last_error: BaseException | None = None
         """What the script caught and went on after; None: it has taken a step since."""
@@ -137,6 +139,7 @@ class Guest:
         capacity = int(os.environ.get(CAPACITY_ENV, "0")) or None
         self._meter.start(self.spec.measure.memory_limit_bytes or capacity)
         self.reporter.enter(Phase.MODEL)
+        module.zero.Init.__init__ = self._noting_init(module.zero.Init.__init__)
         initialize = module.initialize
         module.initialize = self._watched_initialize(initialize)  # type: ignore[attr-defined]
 
@@ -243,8 +246,8 @@ class Guest:
             if self._watched is None:
                 self.reporter.enter(Phase.ENGINE_INIT)
             facts = self._edit(given.arguments)
-            if facts is not None:
-                facts["is_partitioned"] = _is_partitioned(given.arguments.get("model"))
+            if facts is not None and self._splits_models:
+                self.seen["is_partitioned"] |= _is_partitioned(given.arguments.get("model"))
             self.seen["engines"] += 1
             made = self._failing_fast(initialize)(*given.args, **given.kwargs)
             if facts is not None:
@@ -346,12 +349,22 @@ class Guest:
 
         @functools.wraps(method)
         def noting() -> int:
-            here = inspect.currentframe()
-            asks = here.f_back if here is not None else None
-            package = "" if asks is None else asks.f_globals.get("__name__", "").partition(".")[0]
-            if package not in _NO_SCRIPTS:
+            if _is_called_by_script(inspect.currentframe()):
                 self.seen["asks_micro_batch"] = True
             return method()
+
+        return noting
+
+    def _noting_init(self, make: Callable[..., None]) -> Callable[..., None]:
+        """`zero.Init`, which splits a model for stage 3 whatever the configuration says.
+
+        Hugging Face's loaders make one by the configuration: with another stage they make none.
+        """
+
+        @functools.wraps(make)
+        def noting(context: Any, *args: Any, **kwargs: Any) -> None:
+            self._splits_models |= _is_called_by_script(inspect.currentframe())
+            make(context, *args, **kwargs)
 
         return noting
 
@@ -461,14 +474,15 @@ class Guest:
         os._exit(code)
 
 
-def _is_partitioned(model: Any) -> bool:
-    """Whether the script itself built the model under zero.Init, for ZeRO stage 3 alone.
+def _is_called_by_script(here: FrameType | None) -> bool:
+    """Whether a function of ours, whose frame this is, was called by no package that we know."""
+    caller = here.f_back if here is not None else None
+    package = "" if caller is None else caller.f_globals.get("__name__", "").partition(".")[0]
+    return package not in _NO_SCRIPTS
 
-    Hugging Face's loaders do so by the configuration: with another stage they would not.
-    """
-    family = sys.modules.get("transformers.integrations.deepspeed")
-    if family is not None and family.is_deepspeed_zero3_enabled():
-        return False
+
+def _is_partitioned(model: Any) -> bool:
+    """Whether a model was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
     return parameters is not None and any(hasattr(each, "ds_id") for each in parameters())
 

@@ -271,6 +271,17 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
     assert "environment variable" not in (without / "README.md").read_text()
 
 
+@pytest.mark.parametrize("names_file", [True, False])
+def test_a_start_that_does_not_carry_all_settings_says_so(
+    tmp_path: Path, names_file: bool
+) -> None:
+    config = str(tmp_path / "ds.json")
+    command = f"torchrun train.py --deepspeed_config {config}" if names_file else "torchrun a.py"
+    handout = handed_out(tmp_path, command, "deepspeed", config_file=config if names_file else "")
+    text = (exported(handout, tmp_path, "command") / "launch.sh").read_text()
+    assert ("carries only some of the new settings" in text) == (not names_file)
+
+
 def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
     handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
     assert handout.overridden

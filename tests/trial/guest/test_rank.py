@@ -1,0 +1,49 @@
+"""What a rank of a user's script notes of how the script builds its model."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.trial.guest.rank import Guest, _is_partitioned
+
+
+class Split(torch.nn.Linear):
+    """A layer whose weights are split over the ranks, as zero.Init marks them."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.weight.ds_id = 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_split"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(2, 2), Split()), True),
+        (torch.nn.Linear(2, 2), False),
+        ([Split()], False),  # layers of a pipeline that is still to be made
+        (None, False),
+    ],
+)
+def test_a_model_under_zero_init_is_seen_by_its_weights(model: Any, is_split: bool) -> None:
+    assert _is_partitioned(model) == is_split
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_own"),
+    [("__main__", True), ("their.models", True), ("transformers.modeling_utils", False)],
+)
+def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
+    caller: str, is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hugging Face's loaders make one only where the configuration says stage 3."""
+    guest, made = Guest.__new__(Guest), list[tuple[Any, ...]]()
+    guest._splits_models = False
+    module = ModuleType(caller)
+    monkeypatch.setitem(sys.modules, "made_in", module)
+    vars(module)["init"] = guest._noting_init(lambda *given: made.append(given))
+    exec("init('context', 'module')", vars(module))
+    assert guest._splits_models == is_own
+    assert made == [("context", "module")]
