@@ -258,6 +258,9 @@ def _run_one(
     expected = prospect(session, fresh=fresh, knowledge=knowledge)
     job = replace(session.job, budget=share.apply(session.job.budget))
     session = replace(session, job=job)
+    if not call.dry_run and session.study.folder.exists():
+        session.study.lock()  # whoever cannot have it is told before the plan
+        session.study.unlock()
     caller.show_plan(plan_search(session, expected, fresh=fresh))
     if call.dry_run:
         return None

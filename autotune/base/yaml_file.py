@@ -308,7 +308,7 @@ def _mapping(
             f"{path}{place}: not valid YAML: {said}", hint if "'\\t'" in said else "mend it there"
         ) from error
     except yaml.reader.ReaderError as error:
-        said = f"character {error.position + 1}, #x{error.character:04x}, stands in no text"
+        said = f"it holds the character #x{error.character:04x}, at place {error.position + 1}"
         raise JobError(f"{path}: is no text: {said}", f"name a YAML file: {hint}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error

@@ -142,9 +142,12 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
-    takes_settings = any("--set" in param.opts for param in ctx.command.get_params(ctx))
-    if takes_settings and "unexpected extra argument" in said and "=" in said:
-        listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
+    flags = {flag for param in ctx.command.get_params(ctx) for flag in param.opts}
+    if "unexpected extra argument" in said:
+        if "--set" in flags and "=" in said:
+            listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
+        elif "--study" in flags:
+            listed = f"write --study before the name of a study; {listed}"
     return JobError(f"{ctx.command_path}: {said}", listed)
 
 

@@ -21,7 +21,7 @@ from autotune.devices.topology import Topology, parse_topology
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
-_HINT = "a mapping `accelerators:` of entries like those in autotune/devices/accelerators.yaml"
+_HINT = "write what `python -m autotune probe --out FILE` writes: a mapping `accelerators:`"
 _PROBE_HINT = (
     "figures of a probe, maybe of another version's: run `python -m autotune probe` again"
 )

@@ -173,6 +173,7 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
     assert (script.micro_batch, script.grad_accum) == (4, 1)
     assert script.seq_len == 12, "the longest of all steps"
     assert script.description["engines"] == 2
+    assert script.description["is_partitioned"], "by the script's own zero.Init"
     assert not out.exists(), "a trial leaves nothing"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.app.session import DEMO, _defaults, read_job
+from autotune.base.errors import StudyError
 from autotune.base.units import format_count
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.job.job import make_job
@@ -112,3 +113,14 @@ def test_what_spoils_figures_is_said_once_before_the_plan(
         "each other; run one search after the other",
     ]
     assert said_of(tmp_path, "simulate:2xH100", **NAMED) == [], "nothing runs there"
+
+
+def test_a_study_that_another_search_holds_is_told_before_the_plan(tmp_path: Path) -> None:
+    held = Study(tmp_path, "held")
+    held.lock()
+    shown: list[Plan] = []
+    call = SearchCall(flags={**NAMED, "study": "held"}, results=tmp_path, fleet="simulate:2xH100")
+    with pytest.raises(StudyError, match="another search holds this study"):
+        run_searches(call, Caller(show_plan=shown.append))
+    assert not shown
+    held.unlock()

@@ -198,7 +198,7 @@ def test_a_tab_is_answered_with_what_to_write(file):
     ("data", "said"),
     [
         (b"a: \xb6\xff", r"file\.yaml: is no text: byte 4 is not UTF-8"),
-        (b"a: \0\1", r"file\.yaml: is no text: character 4, #x0000"),
+        (b"a: \0\1", r"file\.yaml: is no text: it holds the character #x0000"),
     ],
 )
 def test_a_file_that_is_no_text_is_told_so_in_our_words(file, data, said):

@@ -84,6 +84,7 @@ def test_a_mistyped_name_is_guessed(
         ("render", "Missing option '--out'", "render --help"),
         ("render --", "Missing option '--out'", "render --help"),
         ("estimate zero.stage=2", "unexpected extra argument", "as --set zero.stage=2"),
+        ("report one", "unexpected extra argument", "write --study before"),
     ],
 )
 def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps: str) -> None:

@@ -56,7 +56,10 @@ def main() -> None:
     print("ERROR: this is no error", file=sys.stderr)
     torch.manual_seed(0)
     reference, *_ = deepspeed.initialize(model=Model(), config=config)  # in training mode, too
-    model = Model()
+    sizes = {"reduce_bucket_size": 1000000, "stage3_prefetch_bucket_size": 100000}
+    config = {**config, "zero_optimization": {"stage": 3, **sizes}}
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = Model()
     engine, *_ = deepspeed.initialize(model=model, config=config)
     os.makedirs(args.out, exist_ok=True)
     data = DataLoader(
