@@ -108,7 +108,9 @@ def _job_keys(
             help="Begin with reduced trials, such as layers=4 or world=smallest; they only teach."
         ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Time in which trials may run, such as 20m.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time in which trials may run, such as 20m.")
+    ] = None,
     patience: Annotated[
         int | None, typer.Option(help="Stop after so many trials without a gain.")
     ] = None,

@@ -167,7 +167,7 @@ def _outcome(
         return outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
         stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]
-        return _timeout(folder, reports, ending.timed_out_after_s, stopped)
+        return _timeout(spec, folder, reports, ending.timed_out_after_s, stopped)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
@@ -199,7 +199,11 @@ def _killed_silently(
 
 
 def _timeout(
-    folder: Path, reports: list[RankReport], after_s: float, stopped: Sequence[int]
+    spec: TrialSpec,
+    folder: Path,
+    reports: list[RankReport],
+    after_s: float,
+    stopped: Sequence[int],
 ) -> tuple[Outcome, str, str]:
     if not reports:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
@@ -217,7 +221,9 @@ def _timeout(
     )
     stepped = bool(slowest.warmup_step_times_s or slowest.step_times_s)
     where = f"rank {slowest.rank} in {slowest.phase}"
-    phase = f"{slowest.phase}{places[slowest.rank]}"
+    # A script of the user's says no more before its first pass.
+    after = " or after it" if spec.workload.command and slowest.phase is Phase.ENGINE_INIT else ""
+    phase = f"{slowest.phase}{after}{places[slowest.rank]}"
     if stepped:
         return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {phase}", where
     outcome = Outcome.LAUNCH if slowest.phase in (Phase.SPAWN, Phase.IMPORT) else Outcome.COMM

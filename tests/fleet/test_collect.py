@@ -187,6 +187,11 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
     )
+    own = dataclasses.replace(
+        spec(), workload=dataclasses.replace(spec().workload, command=["python", "train.py"])
+    )
+    result = collected(own, tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
+    assert "hung in engine_init or after it, at" in result.evidence
 
 
 @pytest.mark.parametrize(
