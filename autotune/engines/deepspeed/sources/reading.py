@@ -581,7 +581,7 @@ def named_path(name: str, base: Path) -> Path:
         path = _of_swift(name, base)
     if path is None:
         raise RenderError(
-            f"{base}: names {name!r}, which is not beside it",
+            f"{base}: names {name!r}, which is not there",
             "name the ds_config.json itself: a `cd` in a shell file is not followed",
         )
     return path
