@@ -92,7 +92,7 @@ def step_time_s(command: list[str], folder: str, environment: dict[str, str], ou
             check=False,
         )
         found = _RUNTIME.findall(ran.stdout + ran.stderr)
-        # A rank may abort where Python ends, after its last line: gloo's threads still run then.
+        # A rank was seen to abort after its last line, where its figures have been printed.
         if not found:
             raise SystemExit(f"{' '.join(command)} failed:\n{ran.stderr[-2000:]}")
         runtimes_s[steps] = float(found[-1])

@@ -92,7 +92,7 @@ def until_step_s(n_steps: int, accelerator: str, out: Path) -> float:
     ) as process:
         assert process.stdout is not None, "it is a pipe"
         times_s = [time.monotonic() - began_s for line in process.stdout if "'loss':" in line]
-    # A rank may abort where Python ends, after its last line: gloo's threads still run then.
+    # A rank was seen to abort after its last line, where its figures have been printed.
     if len(times_s) < n_steps:
         sys.exit(f"the plain run ended with {process.returncode} after {len(times_s)} log lines")
     return times_s[n_steps - 1]

@@ -34,7 +34,6 @@ FILLED_IN = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
-FULL = {"train_batch_size": 64}
 FLAGS = (
     "--per_device_train_batch_size 8 --gradient_accumulation_steps 1 "
     "--gradient_checkpointing False"
@@ -136,7 +135,11 @@ def test_an_attention_is_called_as_the_program_does(
             {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
         ),
         (
-            {**FULL, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": 8,
+                "gradient_accumulation_steps": 4,
+            },
             {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
         ),
     ],
