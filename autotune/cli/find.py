@@ -181,6 +181,13 @@ def _job_keys(
             "--no-diagnose", help="Leave out the watched steps that show where time goes."
         ),
     ] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="How trials start: warm by default, forked from a process that has imported "
+            "everything; the runs that confirm the result are cold in any case."
+        ),
+    ] = None,
     guard_steps: Annotated[
         int | None,
         typer.Option(

@@ -73,7 +73,7 @@ class Start(StrEnum):
     COLD = "cold"
     """Each rank a Python of its own: the reference."""
     WARM = "warm"
-    """Forked from a process that has imported what they need, where the fleet can (CPU ranks)."""
+    """Forked from a process that has imported what they need, where the fleet can."""
 
 
 class Phase(StrEnum):

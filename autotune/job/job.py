@@ -33,7 +33,7 @@ from autotune.base.yaml_file import (
     refuse_other_spelling,
     refuse_switch,
 )
-from autotune.contract import MOST_LOSSES
+from autotune.contract import MOST_LOSSES, Start
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
@@ -144,6 +144,8 @@ class Job:
     """Price of one accelerator, in whatever currency; None: nobody said."""
     script: Observed | None = None
     """A user's own command, and what it trains; None: the workload is another."""
+    start: Start = Start.WARM
+    """How trials start where they may choose; cold: each in Pythons of its own."""
     guard_steps: int = GUARD_STEPS
     """First steps whose losses the convergence guard compares with the baseline's; 0: none."""
     allow_loss_drift: bool = False
@@ -279,6 +281,11 @@ class JobFile(BaseModel):
     )
     script: Path | None = Field(
         default=None, description="what the first run of your own command showed, as a file"
+    )
+    start: Start = Field(
+        default=Start.WARM,
+        description="how trials start: warm (forked from a process that has imported everything, "
+        "where that works) or cold",
     )
     guard_steps: int = Field(
         default=GUARD_STEPS,
@@ -441,7 +448,7 @@ _CONTINUED = {
     *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
     "network_topology",
-    *("guard_steps", "allow_loss_drift"),
+    *("start", "guard_steps", "allow_loss_drift"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
 _YOUNGER = (

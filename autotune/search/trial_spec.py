@@ -39,6 +39,9 @@ sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.
 measure for goes with the root of what a start costs: from 8 s where that is 4.05 s to
 8 sqrt(0.48 / 4.05) = 2.8 s where it is 0.48 s (`benchmarks/trial_overhead.py`), rounded up."""
 
+FORKING = ("cpu", "cuda")
+"""Accelerators whose ranks were forked from a warm template and trained as cold ones do."""
+
 CONFIRM_MEASURE = Measure(
     warmup_steps=2,
     min_steps=10,
@@ -79,9 +82,12 @@ class Run:
         return Fidelity(layers=ours.layers, world=None if ours.world == full.world else ours.world)
 
 
-def may_start_warm(engine: Engine, candidate: Candidate, environment: Environment) -> bool:
-    """Whether a trial of a candidate may start warm: on CPU ranks, where forking was tried."""
-    return environment.accelerator == "cpu" and engine.ranks(candidate).may_start_warm
+def may_start_warm(
+    job: Job, engine: Engine, candidate: Candidate, environment: Environment
+) -> bool:
+    """Whether a trial of a candidate may start warm: where the job wants it, and forking works."""
+    is_wanted = job.start is Start.WARM and environment.accelerator in FORKING
+    return is_wanted and engine.ranks(candidate).may_start_warm
 
 
 def make_spec(
@@ -97,7 +103,8 @@ def make_spec(
     # Warm ranks are forked from a process that has imported everything. The claim is confirmed by
     # cold starts, and a platform fault is answered by one.
     is_asked = explores or (run.role is Role.CONFIRM and not run.cold)
-    is_warm = is_asked and run.retry_of is None and may_start_warm(engine, candidate, environment)
+    may_be_warm = is_asked and run.retry_of is None
+    is_warm = may_be_warm and may_start_warm(job, engine, candidate, environment)
     measure = WARM_MEASURE if is_warm else MEASURE
     if run.role is Role.CONFIRM:
         measure = measure if is_warm else CONFIRM_MEASURE

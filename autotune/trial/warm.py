@@ -31,13 +31,16 @@ STARTED = b"s"
 FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
+_UNIFIED_MEMORY = "/dev/nvidia-uvm"
+"""Device that CUDA's driver opens when it is initialized, and that NVML never opens."""
 
 
 def main() -> None:
     """Import everything, then fork a trial for each request until the node hangs up.
 
     Raises:
-        RuntimeError: Importing left threads behind: a fork would hang in what they hold.
+        RuntimeError: Importing left threads behind, in whose locks a fork would hang, or has asked
+            CUDA's driver, which then refuses forked processes.
     """
     end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
@@ -48,8 +51,7 @@ def main() -> None:
     driver = driver_of(sys.argv[2])
     driver.load_code(sys.argv[3])
     driver.load_model_code(json.loads(sys.argv[4]))
-    if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
-        raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
+    _refuse_unless_children_can_compute()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
     # Until here its output went to the logs of the trial that it was started for.
     _redirect(os.open(os.devnull, os.O_WRONLY), 1, 2)
@@ -61,6 +63,20 @@ def main() -> None:
         _fork_launcher(json.loads(message), files, channel)
         for file in files:
             os.close(file)
+
+
+def _refuse_unless_children_can_compute() -> None:
+    if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
+        names = sorted(Path(task, "comm").read_text().strip() for task in _tasks())
+        raise RuntimeError(
+            f"importing left {n_threads} threads ({', '.join(names)}), and only one may fork"
+        )
+    if _UNIFIED_MEMORY in (os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()):
+        raise RuntimeError("importing asked CUDA's driver, which refuses forked processes then")
+
+
+def _tasks() -> list[Path]:
+    return list(Path("/proc/self/task").iterdir())
 
 
 def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.socket) -> None:

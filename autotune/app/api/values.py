@@ -55,6 +55,7 @@ class SearchFlags(JobFlags, total=False):
     megatron_path: str | Path
     megatron_arguments: str
     diagnose: bool
+    start: str
     guard_steps: int
     allow_loss_drift: bool
     seed: int

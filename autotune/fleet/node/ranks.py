@@ -300,9 +300,7 @@ class LocalRanks:
     def _start(self, templates: WarmTemplates) -> ColdProcess | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         spec = self._spec
-        is_cpu = spec.layout.accelerator == "cpu"
-        asked = self._part.start or spec.measure.start
-        if asked is Start.WARM and is_cpu:
+        if (self._part.start or spec.measure.start) is Start.WARM:
             with self._logs("wb") as logs:
                 warm = templates.launch(spec, self._part, self.port, self._environment, logs)
             if warm is not None:

@@ -23,9 +23,17 @@ from autotune.trial.warm import READY, STARTED
 MAX_TEMPLATES = 3
 """Most templates at a time: each holds what it imported. One without trials gives way."""
 
-_OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV, "TMPDIR")
-"""Variables besides `TRIAL_ENV` that a rank reads itself, after the fork; any other makes another
-template."""
+_OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV, "TMPDIR", "CUDA_VISIBLE_DEVICES")
+"""Variables besides `TRIAL_ENV` that are read after the fork, by a rank or by CUDA's driver; any
+other makes another template."""
+_OF_TEMPLATES = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""Variables with which imports leave no thread behind and do not ask CUDA's driver: pyarrow's
+allocator has a thread, numpy's products one per core, and torch asks NVML for GPUs instead (H100,
+torch 2.11)."""
 _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """Variables that libraries read once, when they are loaded, together with the cores that they may
 use: a cold rank is bound to its own cores by then."""
@@ -52,7 +60,7 @@ class WarmTemplates:
         environment: Mapping[str, str],
         logs: Logs,
     ) -> "WarmProcess | None":
-        """Fork the launcher and the CPU ranks of a trial's part on this node.
+        """Fork the launcher and the ranks of a trial's part on this node.
 
         They meet at a port that the first node has leased. A template that has to start first
         writes into the trial's logs.
@@ -66,7 +74,8 @@ class WarmTemplates:
         self._retire()
         if self._refused or _READ_WITH_THE_CORES & environment.keys():
             return None
-        shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
+        of_all = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
+        shared = {**of_all, **_OF_TEMPLATES}
         # Room for the folder of a trial: see `_show_trial` over there.
         shared[TRIAL_ENV] = " " * _PATH_MAX_BYTES
         shared["TMPDIR"] = os.path.dirname(environment["TMPDIR"])
@@ -79,7 +88,7 @@ class WarmTemplates:
         request = {
             "folder": part.folder,
             "rendezvous": asdict(part.rendezvous(port)),
-            "environment": {name: environment[name] for name in _OF_ONE_TRIAL},
+            "environment": {n: environment[n] for n in _OF_ONE_TRIAL if n in environment},
         }
         return template.launch(request, logs)
 
