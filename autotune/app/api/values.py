@@ -57,6 +57,7 @@ class SearchFlags(JobFlags, total=False):
     diagnose: bool
     guard_steps: int
     allow_loss_drift: bool
+    compare: str
     seed: int
     study: str
 
