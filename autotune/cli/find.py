@@ -199,6 +199,13 @@ def _job_keys(
         bool | None,
         typer.Option("--allow-loss-drift", help="Export the best even if its losses drift."),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Who runs again beside the baseline in the end: all (by default) that may be "
+            "the best, or best: it alone, in at least three rounds."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")

@@ -29,7 +29,9 @@ _GROUPS = {
         *("fleet", "fleet_option", "exclusive", "memory_limit", "head_room", "nvme_path", "gpu"),
         *("per_node", "network", "nvlink", "accelerators", "network_topology"),
     ),
-    "Checks of the result": ("no_diagnose", "start", "guard_steps", "allow_loss_drift", "with_ladder"),
+    "Checks of the result": (
+        *("no_diagnose", "start", "guard_steps", "allow_loss_drift", "compare", "with_ladder"),
+    ),
     "Record and output": (
         *("study", "results", "fresh", "dry_run", "knowledge", "no_knowledge", "metrics_file"),
         *("yes", "force", "as_json", "debug", "help"),

@@ -44,6 +44,7 @@ from autotune.job.observed import Observed
 
 Precision = Literal["bf16", "fp16", "fp32"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
+Compared = Literal["all", "best"]
 
 _LARGEST = 2**31 - 1
 """Largest of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
@@ -150,6 +151,8 @@ class Job:
     """First steps whose losses the convergence guard compares with the baseline's; 0: none."""
     allow_loss_drift: bool = False
     """Whether a candidate may be the best that the guard fails."""
+    compare: Compared = "all"
+    """Who runs in the final comparison beside the baseline: all finalists, or the best alone."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate of so many layers trains; None: of all.
@@ -295,6 +298,10 @@ class JobFile(BaseModel):
     )
     allow_loss_drift: bool = Field(
         default=False, description="whether the best may lose the baseline's course"
+    )
+    compare: Compared = Field(
+        default="all",
+        description="who runs again beside the baseline in the end: all finalists, or the best",
     )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
@@ -448,7 +455,7 @@ _CONTINUED = {
     *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
     *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
     "network_topology",
-    *("start", "guard_steps", "allow_loss_drift"),
+    *("start", "guard_steps", "allow_loss_drift", "compare"),
 }
 """Keys that may change from one run of a study to the next: changing them continues it."""
 _YOUNGER = (

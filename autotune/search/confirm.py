@@ -110,6 +110,7 @@ def plan(
     drifting: Collection[str] = (),
     guard_steps: int = 0,
     may_start_warm: Callable[[Candidate], bool] = lambda _: False,
+    only_best: bool = False,
 ) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
@@ -120,10 +121,13 @@ def plan(
     budget would be left without some trials: those of the comparison. Those `drifting` by their
     hashes have failed the convergence guard in an earlier one; it compares `guard_steps`. One
     candidate that cannot start warm keeps all others from it: they would be compared otherwise.
+    With `only_best` no other finalist runs than the best.
     """
     contenders = finalists(history, objective, drifting)
     if not contenders:
         return None
+    if only_best:
+        contenders = [next((c for c in contenders if c != baseline), contenders[0])]
     begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
     for first_round in (first_round_of(begun), first_round_of(begun) + BLOCK):
         own = _runs_of(history, first_round)

@@ -113,6 +113,7 @@ class _StagedSearch:
                 drifting=drifting,
                 guard_steps=context.job.guard_steps,
                 may_start_warm=context.may_start_warm,
+                only_best=context.job.compare == "best",
             )
             if planned is None:
                 if self._comparison is None:

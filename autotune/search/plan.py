@@ -215,7 +215,7 @@ def make_plan(
         n_left = n_reduced(job.budget.trials) - len(history.reduced.tried)
         reduced_trials = max(0, min(n_left, len(reductions.forms)))
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
-    finalists = min(MAX_FINALISTS, max(1, search_trials))
+    finalists = min(_most_finalists(job), max(1, search_trials))
     is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
     rules = _rules_of(job, environment, history)
     n_runs = most_runs(finalists + 1, rules)
@@ -277,6 +277,10 @@ def _rules_of(job: Job, environment: Environment, history: History) -> Rules:
     return WARM if environment.accelerator == "cpu" and job.script is None else COLD
 
 
+def _most_finalists(job: Job) -> int:
+    return 1 if job.compare == "best" else MAX_FINALISTS
+
+
 def _confirm_s(history: History, job: Job, rules: Rules, n_runs: int, trial_s: float) -> float:
     """Seconds of one run of the comparison, on average."""
     cold_s = run_s(history, job.guard_steps) or trial_s
@@ -313,7 +317,8 @@ def _guard_of(
     n_others = search_trials + max(0, len(history.explored.tried) - 1)
     may_drift = job.guard_steps > 0 and not job.allow_loss_drift
     n_again = MAX_COMPARISONS - 1 if may_drift and n_others > 1 else 0
-    sizes = [1 + min(MAX_FINALISTS, n_others - n) for n in range(1, n_again + 1) if n_others > n]
+    most = _most_finalists(job)
+    sizes = [1 + min(most, n_others - n) for n in range(1, n_again + 1) if n_others > n]
     return {
         "guard_steps": job.guard_steps if n_runs else 0,
         # The cold runs, and one of the baseline that shows its repeat.

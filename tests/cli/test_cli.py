@@ -80,6 +80,11 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
     assert 0 < plan["lattice_size"] <= plan["grid_size"]
     assert plan["search_trials"] <= plan["lattice_size"]
     assert set(plan["refused"]) == set(plan["reasons"])
+    best = autotune(
+        *("search", *SMALL, "--space", "smoke", "--compare", "best", "--dry-run", "--json"),
+        folder=tmp_path,
+    )
+    assert json.loads(best.stdout)["confirm_trials"] < plan["confirm_trials"]
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,30 @@ def test_finalists_and_baseline_are_compared_in_interleaved_rounds(study: Study)
     assert result.speedup.ratio == pytest.approx(1.5, rel=0.01)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.004])
+def test_the_comparison_can_be_that_of_the_best_alone(study: Study, noise: float):
+    """Three candidates may be the best; one of them runs beside the baseline."""
+
+    def near(spec: TrialSpec) -> TrialResult:
+        rate = {1: 50.0, 2: 80.0, 4: 118.0, 8: 120.0}[spec.layout.micro_batch]
+        return ok(spec, rate * (1 + noise * (-1) ** spec.identity.number))
+
+    job = make(baseline="mine.json", compare="best")
+    engine = ScriptedEngine(job, own=candidate(job, zero__stage=0, micro_batch=2))
+    fleet = ScriptedFleet(near)
+    result = search(study, job, fleet=fleet, lattice=narrow(), engine=engine)
+    last = max(r or 0 for _, r in confirmed(fleet))
+    assert last >= 2, "at least three rounds"
+    assert sorted(confirmed(fleet)) == sorted(
+        (size, number) for size in (2, 8) for number in range(last + 1)
+    )
+    assert result.best.candidate.micro_batch == 8
+    assert result.speedup.ratio == pytest.approx(1.5, rel=0.02)
+    everyone = ScriptedFleet(near)
+    search(study, make(baseline="mine.json"), fleet=everyone, lattice=narrow(), engine=engine)
+    assert {size for size, _ in confirmed(everyone)} == {2, 4, 8}, "the race of all may follow"
+
+
 def test_nothing_beats_the_baseline(study: Study):
     result = search(study, JOB, three_ways, lattice=narrow())
     assert result.best is not None

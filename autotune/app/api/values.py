@@ -58,6 +58,7 @@ class SearchFlags(JobFlags, total=False):
     start: str
     guard_steps: int
     allow_loss_drift: bool
+    compare: str
     seed: int
     study: str
 
