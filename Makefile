@@ -13,7 +13,7 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-accept gpu-offline record constructors clean
+.PHONY: demo test test-thorough check lint chaos fuzz format install extensions versions examples docs docs-serve gpu-wheels gpu-accept gpu-offline record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -81,16 +81,23 @@ versions: install  ## the reality tests with older releases; `make versions VERS
 examples: extensions  ## every example under diagnose and search; `make examples EXAMPLES=trl` for one
 	$(BIN)/python -m tests.examples.run $(EXAMPLES)
 
-# Stages that each leave a result in results/recorded/gpu; the same again goes on. WHEELS is a folder of
-# wheels where there is no index: the torch that is installed there is used.
-gpu-accept: $(if $(WHEELS),gpu-offline,extensions)  ## all that one GPU can answer, in 25 minutes
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "gpu-accept needs a CUDA device and a torch built for it")'
+# For a machine without a package index: all that one with Python 3.12 and the packages of docs/gpu.md lacks.
+gpu-wheels: install  ## a folder of wheels for `make gpu-accept WHEELS=FOLDER`
+	$(BIN)/python -m tests.gpu.wheels $(or $(WHEELS),build/gpu-wheels)
+
+# Stages that leave all that they measured in one folder; the same again goes on. WHEELS is a folder of wheels
+# where there is no index: the packages of the Python that runs this are used beside them.
+ifneq (,$(findstring --rehearse,$(GPU)))
+gpu-accept: extensions
+	$(BIN)/python -m tests.gpu.rehearse $(filter-out --rehearse,$(GPU))
+else
+gpu-accept: $(if $(WHEELS),gpu-offline,extensions)  ## all that one GPU can answer, in pieces of minutes
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "gpu-accept needs a CUDA device and a torch built for it; without one: make gpu-accept GPU=--rehearse")'
 	$(BIN)/python -m tests.gpu.accept $(GPU)
+endif
 
 gpu-offline:
-	test -x $(BIN)/python || $(PYTHON) -m venv --system-site-packages $(VENV)
-	$(BIN)/python -m pip install --quiet --no-index --no-deps $(WHEELS)/*.whl
-	$(BIN)/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	$(PYTHON) -m tests.gpu.offline $(VENV) $(WHEELS)
 
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
 # `python -m autotune.record.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.

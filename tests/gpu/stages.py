@@ -1,0 +1,210 @@
+"""What one GPU is asked, in order of worth, and the same on one CPU rank for the rehearsal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AUTOTUNE = ("-m", "autotune")
+HERE = Path(__file__).parent
+EXAMPLE = REPOSITORY / "examples" / "trainer"
+LISTED = "listed.csv"
+"""Table of the listed candidates, in the folder where stages work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One question, and the command that answers it."""
+
+    name: str
+    answers: str
+    """What it answers, in a sentence."""
+    command: tuple[str, ...]
+    """Arguments of Python; `{work}` is the folder in which stages work."""
+    least_s: float
+    """Time below which there is no use in beginning."""
+    leaves: str
+    """What is there if it is cut off."""
+    answering_codes: tuple[int, ...] = (0,)
+    """Exit codes that answer the question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Sizes of the stages' jobs on one kind of device."""
+
+    small: tuple[str, ...]
+    full: tuple[str, ...]
+    lora: tuple[str, ...]
+    long: tuple[str, ...]
+    experts: tuple[str, ...]
+    listed: Path
+    script: tuple[str, ...]
+    compiled: tuple[str, ...]
+    """A job for knobs that compile or bring kernels."""
+    least_s: float
+    """Seconds in which a cold trial of the small job ends."""
+
+
+def _job(model: str, seq_len: int, batch: int, *more: str) -> tuple[str, ...]:
+    where = ("--world", "1", "--seq-len", str(seq_len), "--global-batch", str(batch))
+    return ("--model", model, *where, *more)
+
+
+def _script(*more: str) -> tuple[str, ...]:
+    launch = ("torchrun", "--nproc-per-node", "1", str(EXAMPLE / "train.py"))
+    settings = ("--deepspeed", str(EXAMPLE / "ds_config.json"), "--output_dir", "{work}/out")
+    return (*launch, *settings, *more)
+
+
+_EXPERTS = str(HERE / "small-mixtral.json")
+_KNOBS = str(HERE / "one_gpu_forked.yaml")
+GPU = Jobs(
+    small=_job("gpt2", 512, 8, "--space", _KNOBS),
+    full=_job("llama-3.2-1b", 2048, 8, "--space", _KNOBS),
+    lora=_job("llama-3.2-3b", 4096, 4, "--space", _KNOBS, "--lora-rank", "16"),
+    long=_job("llama-3.2-1b", 16384, 2, "--space", _KNOBS, "--memory-limit", "40GiB"),
+    experts=_job(_EXPERTS, 1024, 8),
+    listed=HERE / "listed_gpu.yaml",
+    script=_script("--bf16", "--per_device_train_batch_size", "64"),
+    compiled=_job("llama-3.2-1b", 2048, 8, "--space", str(HERE / "accelerator_knobs.yaml")),
+    least_s=30.0,
+)
+_FP32 = ("--precision", "fp32", "--space", "smoke")
+REHEARSAL = Jobs(
+    small=_job("tiny-llama", 64, 4, *_FP32),
+    full=_job("tiny-llama", 128, 4, *_FP32),
+    lora=_job("tiny-llama", 128, 4, *_FP32, "--lora-rank", "4"),
+    long=_job("tiny-llama", 512, 2, *_FP32, "--memory-limit", "2GiB"),
+    experts=_job("tiny-mixtral", 64, 4, "--precision", "fp32"),
+    listed=HERE / "listed_rehearsal.yaml",
+    script=_script("--per_device_train_batch_size", "4"),
+    compiled=_job("tiny-llama", 64, 4, *_FP32),
+    least_s=5.0,
+)
+
+
+def stages_of(jobs: Jobs) -> Sequence[Stage]:
+    """The stages, in order of worth."""
+    search_s = 4 * jobs.least_s
+    trials = "the trials that ended, and the rounds of the comparison so far"
+    return (
+        Stage(
+            name="machine",
+            answers="what is there",
+            command=(*AUTOTUNE, "doctor", "--json"),
+            least_s=10,
+            leaves="nothing",
+            answering_codes=(0, 4),
+        ),
+        Stage(
+            name="small-cold",
+            answers="a small job searched by cold trials, and its gain with an interval",
+            command=_search("small-cold", *jobs.small, "--start", "cold"),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="small-warm",
+            answers="the same by warm trials: what a warm start saves",
+            command=_search("small-warm", *jobs.small),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="full",
+            answers="a gain where every weight is trained, with its interval",
+            command=_search("full", *jobs.full),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="lora",
+            answers="the same where adapters are trained",
+            command=_search("lora", *jobs.lora),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="long",
+            answers="the same of long samples under a cap of memory",
+            command=_search("long", *jobs.long),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="warm",
+            answers="does a forked rank train as a cold one does?",
+            command=("-m", "tests.gpu.warm_agreement", "{work}/small-cold", "{work}/small-warm"),
+            least_s=5,
+            leaves="nothing",
+        ),
+        Stage(
+            name="listed",
+            answers="predictions of listed configurations beside their measurements",
+            command=(
+                *("benchmarks/listed_candidates.py", str(jobs.listed)),
+                *("--out", f"{{work}}/{LISTED}"),
+            ),
+            least_s=2 * jobs.least_s,
+            leaves="a row for each configuration that ended",
+        ),
+        Stage(
+            name="soak",
+            answers="the best trains on, and resumes from a checkpoint",
+            command=(
+                *(*AUTOTUNE, "soak", "--results", "{work}", "--study", "full"),
+                *("--minutes", "1", "--json"),
+            ),
+            least_s=60 + 3 * jobs.least_s,
+            leaves="nothing",
+        ),
+        Stage(
+            name="megatron",
+            answers="Megatron's engine: a gain with its interval",
+            command=_search("megatron", *_without_space(jobs.small), "--engine", "megatron"),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="experts-deepspeed",
+            answers="a small mixture of experts by DeepSpeed",
+            command=_search("experts-deepspeed", *jobs.experts, "--space", "smoke", n_trials=1),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="experts-megatron",
+            answers="the same by Megatron",
+            command=_search("experts-megatron", *jobs.experts, "--engine", "megatron", n_trials=1),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="script",
+            answers="a training script of Hugging Face's Trainer, searched unchanged",
+            command=_search("script", command=jobs.script, n_trials=2),
+            least_s=search_s,
+            leaves=trials,
+        ),
+        Stage(
+            name="compiled",
+            answers="DeepCompile, flash attention and other knobs that bring kernels of their own",
+            command=_search("compiled", *jobs.compiled, "--sampler", "grid", n_trials=6),
+            least_s=search_s,
+            leaves=trials,
+        ),
+    )
+
+
+def _search(
+    study: str, *flags: str, n_trials: int = 3, command: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    record = ("--yes", "--results", "{work}", "--study", study, "--no-knowledge", "--json")
+    extent = ("--trials", str(n_trials), "--compare", "best")
+    return (*AUTOTUNE, "search", *record, *extent, *flags, *(("--", *command) if command else ()))
+
+
+def _without_space(flags: tuple[str, ...]) -> tuple[str, ...]:
+    at = flags.index("--space")
+    return (*flags[:at], *flags[at + 2 :])

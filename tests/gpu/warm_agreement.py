@@ -1,0 +1,83 @@
+"""Do warm trials train as cold ones do? `python -m tests.gpu.warm_agreement COLD WARM`.
+
+COLD and WARM are studies of one job. Trials of the same candidate, seed and order of data are put
+side by side: the losses of their first steps must agree. A warm trial proves more by having run:
+its template refuses to fork with a second thread, or after it has asked CUDA's driver. The exit
+code is 1 where losses differ, 3 where there is nothing to compare.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import Outcome, Start, TrialResult
+from autotune.record.study import Study
+
+TOLERANCE = 2e-3
+"""Largest relative difference of two losses: a GPU adds up in another order in every run, and
+bf16 holds three digits."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the comparison as JSON."""
+    cold, warm = (_results(Path(folder)) for folder in arguments)
+    pairs = [
+        _pair(left, right)
+        for key, left in cold.items()
+        if left.start is Start.COLD
+        if (right := warm.get(key)) is not None and right.start is Start.WARM
+    ]
+    worst = max((pair["largest_difference"] for pair in pairs), default=None)
+    told: dict[str, Any] = {
+        "pairs": pairs,
+        "largest_difference": worst,
+        "tolerance": TOLERANCE,
+        "n_warm": sum(result.start is Start.WARM for result in warm.values()),
+        "overhead_cold_s": _overhead_s(cold.values(), Start.COLD),
+        "overhead_warm_s": _overhead_s(warm.values(), Start.WARM),
+    }
+    print(json.dumps(told, indent=1))
+    if worst is None:
+        return 3
+    return int(worst > TOLERANCE)
+
+
+def _results(study: Path) -> dict[tuple[str, int], TrialResult]:
+    """Results by candidate and round of the comparison, whose data come in another order."""
+    found = {}
+    for trial in Study(study.parent, study.name).trials():
+        result = trial.result
+        if result is not None and result.outcome is Outcome.OK:
+            identity = trial.spec.identity
+            found[identity.candidate_hash, identity.confirm_round or 0] = result
+    return found
+
+
+def _pair(cold: TrialResult, warm: TrialResult) -> dict[str, Any]:
+    differences = [abs(a - b) / abs(a) for a, b in zip(cold.losses, warm.losses, strict=False)]
+    return {
+        "candidate": cold.candidate_hash,
+        "n_losses": len(differences),
+        "largest_difference": max(differences, default=0.0),
+        "step_time_ratio": warm.step_time_s / cold.step_time_s
+        if warm.step_time_s and cold.step_time_s
+        else None,
+        "wall_s": [round(cold.wall_s, 1), round(warm.wall_s, 1)],
+    }
+
+
+def _overhead_s(results: Any, start: Start) -> float | None:
+    """Median time of a trial besides its warm-up and its measured steps."""
+    steps = {"warm_up", "measured", "diagnose"}
+    spent = [
+        result.wall_s - sum(s for phase, s in result.phases_s.items() if str(phase) in steps)
+        for result in results
+        if result.start is start
+    ]
+    return round(statistics.median(spent), 2) if spent else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
