@@ -31,16 +31,19 @@ STARTED = b"s"
 FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
-_UNIFIED_MEMORY = "/dev/nvidia-uvm"
-"""Device that CUDA's driver opens when it is initialized, and that NVML never opens."""
+_DRIVERS_THREAD = "cuda"
+"""How the name begins of a thread that CUDA's driver has once its library is loaded, as DeepSpeed's
+import does. It waits, and forked processes compute (H200, driver 580.159, torch 2.11)."""
+_LONGEST_FIRST_USE_S = 60
+"""Seconds after which a first use of a GPU hangs."""
 
 
 def main() -> None:
     """Import everything, then fork a trial for each request until the node hangs up.
 
     Raises:
-        RuntimeError: Importing left threads behind, in whose locks a fork would hang, or has asked
-            CUDA's driver, which then refuses forked processes.
+        RuntimeError: Importing left threads behind, in whose locks a fork would hang, or has
+            initialized CUDA, which then refuses forked processes.
     """
     end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
@@ -51,7 +54,7 @@ def main() -> None:
     driver = driver_of(sys.argv[2])
     driver.load_code(sys.argv[3])
     driver.load_model_code(json.loads(sys.argv[4]))
-    _refuse_unless_children_can_compute()
+    _refuse_unless_children_can_compute(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
     # Until here its output went to the logs of the trial that it was started for.
     _redirect(os.open(os.devnull, os.O_WRONLY), 1, 2)
@@ -65,18 +68,28 @@ def main() -> None:
             os.close(file)
 
 
-def _refuse_unless_children_can_compute() -> None:
-    if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
-        names = sorted(Path(task, "comm").read_text().strip() for task in _tasks())
-        raise RuntimeError(
-            f"importing left {n_threads} threads ({', '.join(names)}), and only one may fork"
-        )
-    if _UNIFIED_MEMORY in (os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()):
-        raise RuntimeError("importing asked CUDA's driver, which refuses forked processes then")
+def _refuse_unless_children_can_compute(accelerator: str) -> None:
+    others = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    names = [(task / "comm").read_text().strip() for task in others]
+    if left := [name for name in names if not name.startswith(_DRIVERS_THREAD)]:
+        raise RuntimeError(f"importing left threads ({', '.join(left)}), and only one may fork")
+    if accelerator == "cuda" and not _child_computes():
+        raise RuntimeError("importing initialized CUDA, which refuses forked processes then")
 
 
-def _tasks() -> list[Path]:
-    return list(Path("/proc/self/task").iterdir())
+def _child_computes() -> bool:
+    """Whether a forked process can use a GPU, shown by one that does."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(_LONGEST_FIRST_USE_S)
+        in_a_child(_use_gpu)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _use_gpu() -> int:
+    import torch  # imported by the driver's code
+
+    return int(torch.ones(2, device="cuda").sum().item() != 2)
 
 
 def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.socket) -> None:

@@ -2,9 +2,10 @@
 
 Stages run in order of worth. After every trial the folder of results holds all that was measured
 (`tests/gpu/piece.py`), so a machine that is taken away loses nothing but the trial that ran. The
-same command again goes on from that folder. A stage that does not fit into the time that is left is
-not begun, and one that exceeds it is interrupted as by Ctrl-C. The exit code is 1 if a stage failed,
-3 if some are left to do, else 0. `--rehearse` does the same on one CPU rank, with small jobs.
+same command again goes on from that folder. A stage that does not fit into the time that is left
+is not begun, and one that exceeds it is interrupted as by Ctrl-C. The exit code is 1 if a stage
+failed, 3 if some are left to do, else 0. `--rehearse` does the same on one CPU rank, with small
+jobs.
 """
 
 import argparse

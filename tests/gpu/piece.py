@@ -131,7 +131,10 @@ class Piece:
                 continue
             for file in folder.rglob("*"):
                 is_large = file.suffix == ".log" and file.stat().st_size > _LARGEST_LOG_BYTES
-                if not is_large and not set(file.relative_to(folder).parts) & {"best", *_NO_RECORD}:
+                if not is_large and not set(file.relative_to(folder).parts) & {
+                    "best",
+                    *_NO_RECORD,
+                }:
                     yield file
 
     def _write(self, name: str, content: bytes) -> None:

@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--python", type=Path, help=f"interpreter of the machine's release; else a {PYTHON}"
     )
-    parser.add_argument("--prove", action="store_true", help="change nothing: only prove the folder")
+    parser.add_argument(
+        "--prove", action="store_true", help="change nothing: only prove the folder"
+    )
     options = parser.parse_args(arguments)
     try:
         python = options.python or find_python(PYTHON)
@@ -99,7 +101,7 @@ def find_python(release: str) -> Path:
 
 
 def requirements() -> list[Requirement]:
-    """What this project needs, and what the stages use beside it, as tested where that is pinned."""
+    """What this project needs, and what the stages use beside it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     return [Requirement(text) for text in (*project["project"]["dependencies"], *BESIDE)]
 
@@ -119,7 +121,9 @@ def fill(folder: Path, python: Path, listed: Mapping[str, str]) -> None:
         command = (*pip, "install", "--dry-run", "--quiet", "--only-binary", ":all:")
         where = ("--find-links", str(folder), "--constraint", str(constraints), "--report", "-")
         wanted = json.loads(_run([*command, *where, *map(str, requirements())]))["install"]
-        names = [f"{entry['metadata']['name']}=={entry['metadata']['version']}" for entry in wanted]
+        names = [
+            f"{entry['metadata']['name']}=={entry['metadata']['version']}" for entry in wanted
+        ]
         download = ("download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")
         _run([*pip, *download, str(folder), "--find-links", str(folder), *names])
     kept = {canonicalize_name(entry["metadata"]["name"]): entry["metadata"] for entry in wanted}
@@ -130,9 +134,7 @@ def fill(folder: Path, python: Path, listed: Mapping[str, str]) -> None:
     _check_size(folder)
 
 
-def environment_with(
-    listed: Mapping[str, str], python: Path, folder: Path
-) -> tuple[str, ...]:
+def environment_with(listed: Mapping[str, str], python: Path, folder: Path) -> tuple[str, ...]:
     """Make an environment that holds nothing but stand-ins of packages: their names and versions.
 
     Returns:
@@ -147,7 +149,13 @@ def environment_with(
         about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (info / "METADATA").write_text(about, encoding="utf-8")
         (info / "INSTALLER").write_text("stand-in\n", encoding="utf-8")
-        (info / "RECORD").touch()
+        files = (
+            "METADATA",
+            "INSTALLER",
+            "RECORD",
+        )  # pip removes these where it brings a newer one
+        record = "".join(f"{info.name}/{file},,\n" for file in files)
+        (info / "RECORD").write_text(record, encoding="utf-8")
     return (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
 
 
@@ -169,7 +177,9 @@ def prove(folder: Path, python: Path, listed: Mapping[str, str]) -> str:
     _check_size(folder)
     wheels = [parse_wheel_filename(wheel.name)[0] for wheel in folder.glob("*.whl")]
     if twice := {name for name in wheels if wheels.count(name) > 1}:
-        raise WheelsError(f"{folder} holds {', '.join(sorted(twice))} more than once: remove the old one")
+        raise WheelsError(
+            f"{folder} holds {', '.join(sorted(twice))} more than once: remove the old one"
+        )
     mib = _size(folder.glob("*.whl")) / 2**20
     return f"{folder}: {len(wheels)} wheels, {mib:.1f} MiB; all that this project needs is there"
 
@@ -185,7 +195,15 @@ def _build(source: str, folder: Path, constraints: Path | None) -> Path:
     """Build a wheel by this environment's own packages; returns the file."""
     pinned = () if constraints is None else ("--constraint", str(constraints))
     with tempfile.TemporaryDirectory() as made:
-        pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+        pip = (
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+        )
         variables = {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
         _run([*pip, "--wheel-dir", made, *pinned, source], variables)
         (wheel,) = Path(made).glob("*.whl")
@@ -219,7 +237,9 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
     if ran.returncode:
         wrong = [line for line in ran.stderr.splitlines() if line.strip()]
         wrong = wrong or [line for line in ran.stdout.splitlines() if line.strip()]
-        raise WheelsError("\n".join([f"{' '.join(command[2:5])} failed", *(wrong or [ran.stderr])]))
+        raise WheelsError(
+            "\n".join([f"{' '.join(command[2:5])} failed", *(wrong or [ran.stderr])])
+        )
     return ran.stdout
 
 

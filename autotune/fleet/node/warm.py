@@ -27,13 +27,12 @@ _OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV, "TMPDIR", "CUDA_VISIBLE
 """Variables besides `TRIAL_ENV` that are read after the fork, by a rank or by CUDA's driver; any
 other makes another template."""
 _OF_TEMPLATES = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Variables with which imports leave no thread behind and do not ask CUDA's driver: pyarrow's
-allocator has a thread, numpy's products one per core, and torch asks NVML for GPUs instead (H100,
-torch 2.11)."""
+"""Variables with which imports leave no thread behind and do not initialize CUDA: pyarrow's
+allocator has a thread, numpy's products one per core, and torch asks NVML for GPUs instead."""
 _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """Variables that libraries read once, when they are loaded, together with the cores that they may
 use: a cold rank is bound to its own cores by then."""
@@ -80,6 +79,8 @@ class WarmTemplates:
         shared[TRIAL_ENV] = " " * _PATH_MAX_BYTES
         shared["TMPDIR"] = os.path.dirname(environment["TMPDIR"])
         key = frozenset(shared.items())
+        if "CUDA_VISIBLE_DEVICES" in environment:  # a template tries the GPU of its first trial
+            shared["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"]
         template = self._templates.pop(key, None)
         if template is None:
             self._make_room()
