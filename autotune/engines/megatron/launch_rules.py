@@ -336,7 +336,9 @@ def _batches(launch: MegatronLaunch, now: int) -> set[int]:
     wholes = [size * n for n in range(1, world + 1) if world % n == 0]
     stages = _number_or_none(launch, "pipeline_model_parallel_size") or 1
     wholes = [whole * n for whole in wholes for n in (1, stages)]
-    return {value for whole in wholes for value in (now - now % whole, now - now % -whole) if value}
+    return {
+        value for whole in wholes for value in (now - now % whole, now - now % -whole) if value
+    }
 
 
 def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
@@ -357,9 +359,7 @@ def _divides(launch: MegatronLaunch, step: _Step) -> bool:
 
 def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
     """Whether the degrees after changes divide the world, as far as the launch tells them."""
-    degrees = [
-        changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD
-    ]
+    degrees = [changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD]
     return launch.world is None or launch.world % math.prod(degrees) == 0
 
 
