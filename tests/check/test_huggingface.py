@@ -304,6 +304,7 @@ def test_what_accelerate_takes_for_an_offloaded_optimizer(monkeypatch):
     import deepspeed.ops.adam
     import torch
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
+    from transformers.optimization import Adafactor
 
     for module, name in (
         (deepspeed.ops.adam, "DeepSpeedCPUAdam"),
@@ -319,6 +320,10 @@ def test_what_accelerate_takes_for_an_offloaded_optimizer(monkeypatch):
         torch.optim.Adagrad: "DeepSpeedCPUAdagrad",
         torch.optim.RMSprop: "DeepSpeedCPUAdam",
     }
+    # Its C++ takes one number there.
+    monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", lambda groups, **more: groups)
+    adafactor = Adafactor([torch.nn.Parameter(torch.ones(2))], lr=1e-3, relative_step=False)
+    assert isinstance(map_pytorch_optim_to_deepspeed(adafactor)[0]["eps"], tuple)
 
 
 def test_what_accelerate_inserts_and_refuses_by_itself(tmp_path, monkeypatch):
