@@ -222,6 +222,12 @@ def test_a_flag_of_another_release_is_named_and_a_slip_is_answered(tmp_path):
     assert "did you mean --num-layers?" in told.values()
 
 
+def test_a_choice_by_number_is_refused_where_a_launch_has_none(tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    run = check_files([str(tmp_path / "run.sh")], CheckFlags(choose=["precision.one=1"]))
+    assert "--choose precision.one=1: a launch of Megatron-LM" in run.unread[0].error.message
+
+
 def test_what_is_not_wanted_is_left_out(tmp_path):
     text = "# autotune: ignore megatron.tp.*\n" + SCRIPT
     report = checked(tmp_path / "run.sh", text, ignore=["megatron.overlap.needs_sharding"])

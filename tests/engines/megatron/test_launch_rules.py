@@ -1,6 +1,7 @@
 """Rules of launches: each breaks on a line of its own, and a checkout refuses it, too."""
 
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,10 @@ BROKEN = {
     "recompute.saved_by_sequence": "--distribute-saved-activations --sequence-parallel "
     "--tensor-model-parallel-size 2 --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",
+    "recompute.one_way": "--recompute-activations --recompute-granularity full",
+    "vp.one_chunk": "--num-layers-per-virtual-pipeline-stage 4 --pipeline-model-parallel-size 2",
+    "overlap.p2p": "--num-layers-per-virtual-pipeline-stage 2 --no-overlap-p2p-communication "
+    "--pipeline-model-parallel-size 2",
     "vp.one_way": "--num-layers-per-virtual-pipeline-stage 2 "
     "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 2",
     "optimizer_offload.precision_aware": "--optimizer-cpu-offload",
@@ -128,10 +133,10 @@ BROKEN = {
 }
 OTHERWISE = {
     *("batch.micro", "model.required", "environment.connections", "fp8.device"),
-    *("experts.precision", "optimizer.muon", "data.tokenizer"),
+    *("experts.precision", "optimizer.muon", "data.tokenizer", "environment.visible_devices"),
 }
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
-BY_HAND = {"model.head_width", "pp.layout"}
+BY_HAND = {"model.head_width", "pp.layout", "recompute.one_way", "vp.one_chunk"}
 """Rules whose fix somebody has to choose."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 """Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""
@@ -198,13 +203,53 @@ def test_a_checkout_refuses_what_the_rules_refuse():
         world=WORLD,
     )
     for rule, answer in zip(lines, answers, strict=True):
-        raised = {each.rule for each in judge_launch(launch(BROKEN[rule], release))}
+        found = judge_launch(launch(BROKEN[rule], release))
+        raised = [each.rule for each in found if each.level == "error"]
         if rule == "sequence_parallel.tp":
             assert answer["sequence_parallel"] is False, "it is turned off"
         elif rule == "model.kv_heads_unused":
             assert REFUSED not in answer, "it counts for nothing"
         else:
             assert (REFUSED in answer) == bool(raised), (rule, answer.get(REFUSED))
+
+
+_IDENTIFIER = re.compile(r"(?<![\w-])[a-z0-9]+_\w+(?![\w.]*=)")
+_OF_VALUES = {
+    *("fsdp_dtensor", "torch_dist", "torch_dcp", "aux_loss", "moe_act", "core_attn"),
+    "learned_absolute",
+}
+"""Values of flags that look like names."""
+CLASHES = {
+    "activation_offload.pipeline": "--cpu-offloading-num-layers 2 "
+    "--pipeline-model-parallel-size 2",
+    "activation_offload.recompute": "--recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1 --cpu-offloading-num-layers 2",
+    "etp.replicas": "--num-experts 8 --expert-tensor-parallel-size 2 --moe-ffn-hidden-size 64",
+    "offload_modules.layers": "--fine-grained-activation-offloading --offload-modules core_attn "
+    "--cpu-offloading-num-layers 2",
+    "sequence_parallel.sequence": "--sequence-parallel --tensor-model-parallel-size 8 "
+    "--seq-length 60",
+    "uneven.split": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
+}
+"""Lines that break rules of layouts alone."""
+
+
+@pytest.mark.parametrize(("rule", "flags"), [*BROKEN.items(), *CLASHES.items()])
+def test_messages_name_flags_and_nothing_of_ours(rule, flags):
+    found = judge_launch(launch(flags))
+    assert rule in {each.rule for each in found}
+    for each in found:
+        names = set(_IDENTIFIER.findall(f"{each.message}; {each.fix}"))
+        assert not names - _OF_VALUES, each
+        assert "recompute=" not in each.fix
+
+
+def test_recomputation_that_is_asked_for_twice_has_one_answer():
+    both = "--recompute-activations --recompute-granularity full"
+    (found,) = judge_launch(launch(both))
+    assert (found.rule, found.level) == ("recompute.one_way", "warning")
+    (found,) = judge_launch(launch(f"{both} --recompute-method uniform"))
+    assert found.changes == {"recompute_activations": None, "recompute_num_layers": 1}
 
 
 def test_what_only_the_shell_knows_is_not_judged():
@@ -299,6 +344,14 @@ def test_as_few_arguments_are_changed_as_will_do(flags, changes):
     assert judge_launch(changed(broken, changes)) == []
 
 
+def test_a_change_that_hides_a_value_from_a_rule_mends_nothing():
+    chunks = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
+    (found,) = judge_launch(replace(launch(f"{chunks} --global-batch-size 15"), world=4))
+    assert (found.rule, found.changes) == ("vp.micro_batches", {"global_batch_size": 16})
+    (found,) = judge_launch(launch(f"{chunks} --num-layers 9"))
+    assert (found.rule, found.changes) == ("vp.chunk_layers", {})
+
+
 def test_all_that_a_change_mends_says_it():
     found = judge_launch(launch("--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5"))
     assert [each.rule for each in found] == [
@@ -314,8 +367,8 @@ def test_all_that_a_change_mends_says_it():
 
 
 def test_a_layout_that_no_change_mends_has_the_advice_of_its_rules():
-    (found,) = judge_launch(replace(launch(""), world=7))
-    assert (found.rule, found.changes) == ("batch.product", {})
+    (found,) = judge_launch(launch("--cpu-offloading-num-layers 9"))
+    assert (found.rule, found.changes) == ("activation_offload.layers", {})
     assert found.fix.startswith("take ")
 
 
