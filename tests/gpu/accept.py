@@ -54,6 +54,13 @@ def run(
     left, failed = [], []
     with tempfile.TemporaryDirectory(prefix="accept-") as folder:
         piece = Piece.open(results, Path(folder))
+        if (other := piece.other_device()) is not None:
+            print(
+                f"{results} holds what {other} measured, and this is another device: name another "
+                "folder by --results",
+                file=sys.stderr,
+            )
+            return 2
         for stage in stages:
             before = piece.stages.get(stage.name)
             if before is not None and before.is_answered:

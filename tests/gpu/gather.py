@@ -119,7 +119,7 @@ def tables(recorded: Path) -> Iterator[str]:
             "best",
             "baseline",
         ),
-        (row for device, frame in stages.items() for row in _gains(device, frame)),
+        (row for device, frame in stages.items() for row in _gains(device, frame, trials[device])),
     )
     yield "\nSearches that were cut off:\n"
     yield from (line for device, frame in trials.items() for line in _cut(device, frame, stages))
@@ -147,10 +147,13 @@ def _frames(recorded: Path, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield path.name.removesuffix(f"-{kind}.csv").upper(), pd.read_csv(path)
 
 
-def _gains(device: str, stages: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+def _gains(device: str, stages: pd.DataFrame, trials: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    compared = trials[trials["role"] == "confirm"].groupby("study")["candidate_hash"].nunique()
     for _, row in stages[stages["command"].str.contains(" search ")].iterrows():
         if not row["was_cut"] and pd.notna(row["speedup"]):
             gain = f"{row['speedup']:.3f} ({row['speedup_low']:.3f} to {row['speedup_high']:.3f})"
+            if compared.get(row["name"], 0) < 2:
+                gain = "none: nothing came near"
             best, baseline = str(row["best"]).split(), str(row["baseline"]).split()
             changed = [word for word in best if word not in baseline]
             what = " ".join(changed) if changed else "the baseline"

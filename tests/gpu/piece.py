@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.contract import RESULT_FILE
+from autotune.devices.hardware import visible_gpus
 from autotune.record.table import load_table
 from tests.gpu.stages import LISTED
 
@@ -74,6 +75,14 @@ class Piece:
             if (kept := results / name).is_file():
                 (work / name).write_bytes(kept.read_bytes())
         return piece
+
+    def other_device(self) -> str | None:
+        """The device that earlier pieces measured, where this machine has another; else None."""
+        path = self.work / MACHINE_FILE
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        names = [device["name"] for device in found.get("machine", {}).get("devices", [])]
+        here = [gpu.name for gpu in visible_gpus()]
+        return names[0] if names and here and names[0] not in here else None
 
     def end(self, stage: Ended, stdout: str, stderr: str) -> None:
         """Keep what a stage printed, and save."""

@@ -9,55 +9,73 @@ import typer
 
 from autotune.cli.base import cli
 from tests.gpu import accept
-from tests.gpu.accept import AUTOTUNE, REPOSITORY, STAGES, Stage, main, run
+from tests.gpu.accept import main, run
+from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
+from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
 
-SAYS = ("-c", "print('said')")
+PRINTS = ("-c", "print('text')")
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_a_stage_is_a_command_that_there_is(stage: Stage) -> None:
-    if stage.command[:2] != AUTOTUNE:
-        assert stage.command[0] == "-m" or (REPOSITORY / stage.command[0]).is_file()
+def stage(name: str, *command: str, least_s: float = 0.0) -> Stage:
+    return Stage(
+        name=name, answers="a question", command=command, least_s=least_s, leaves="nothing"
+    )
+
+
+@pytest.mark.parametrize("asked", stages_of(GPU), ids=lambda stage: stage.name)
+def test_a_stage_is_a_command_that_there_is(asked: Stage) -> None:
+    if asked.command[:2] != AUTOTUNE:
+        assert asked.command[0] == "-m" or (REPOSITORY / asked.command[0]).is_file()
         return
-    name, *flags = stage.command[2:]
+    name, *flags = asked.command[2:]
+    own = flags.index("--") if "--" in flags else len(flags)
     command = typer.main.get_group(cli).commands[name]
-    _, left, _ = command.make_parser(typer.Context(command)).parse_args(flags)
+    _, left, _ = command.make_parser(typer.Context(command)).parse_args(flags[:own])
     assert not left
+    if "--space" in flags and (path := flags[flags.index("--space") + 1]).endswith(".yaml"):
+        assert Path(path).is_file()
+
+
+def test_the_rehearsal_has_the_stages_of_a_gpu() -> None:
+    assert [s.name for s in stages_of(REHEARSAL)] == [s.name for s in stages_of(GPU)]
 
 
 def test_a_stage_leaves_its_result_and_is_not_run_again(tmp_path: Path, capsys) -> None:
     counter = f"from pathlib import Path; Path({str(tmp_path / 'n')!r}).open('a').write('x')"
-    stages = [Stage("count", "counts", ("-c", counter), 0)]
-    assert run(stages, tmp_path, 60) == 0
-    assert run(stages, tmp_path, 60) == 0
+    stages = [stage("count", "-c", counter)]
+    assert run(stages, tmp_path / "results", 60) == 0
+    assert run(stages, tmp_path / "results", 60) == 0
     assert (tmp_path / "n").read_text() == "x"
-    assert "done already" in capsys.readouterr().out
-    assert json.loads((tmp_path / "count.stage.json").read_text())["is_answered"]
+    assert "answered already" in capsys.readouterr().out
+    (ended,) = json.loads((tmp_path / "results" / STAGES_FILE).read_text())
+    assert ended["is_answered"]
 
 
 def test_a_failed_stage_ends_no_other_and_runs_again(tmp_path: Path, capsys) -> None:
-    fails = Stage("fails", "fails", ("-c", "import sys; sys.exit('no such device')"), 0)
-    after = Stage("after", "says", SAYS, 0)
+    fails = stage("fails", "-c", "import sys; sys.exit('no such device')")
+    after = stage("after", *PRINTS)
     assert run([fails, after], tmp_path, 60) == 1
     assert "no such device" in capsys.readouterr().out
-    assert (tmp_path / "after.out").read_text() == "said\n"
-    mended = Stage("fails", "fails", SAYS, 0)
-    assert run([mended, after], tmp_path, 60) == 0
+    assert "text\n" in (tmp_path / TERMINAL_FILE).read_text()
+    assert run([stage("fails", *PRINTS), after], tmp_path, 60) == 0
 
 
 def test_the_limit_ends_a_stage_and_leaves_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where CI ignores interrupts, the stage ignores them as well, and has to be killed.
-    monkeypatch.setattr(accept, "GRACE_S", 2.0)
-    sleeps = Stage("sleeps", "sleeps", ("-c", "import time; time.sleep(600)"), 0)
-    assert run([sleeps, Stage("after", "says", SAYS, 10)], tmp_path, 1.5) == 1
-    assert not (tmp_path / "after.out").exists()
-    assert run([Stage("after", "says", SAYS, 10)], tmp_path, 1) == 3
+    monkeypatch.setattr(accept, "GRACE_S", 1.0)
+    sleeps = stage("sleeps", "-c", "import time; time.sleep(600)")
+    after = stage("after", *PRINTS, least_s=10)
+    assert run([sleeps, after], tmp_path, 2.0) == 3
+    (ended,) = json.loads((tmp_path / STAGES_FILE).read_text())
+    assert ended["was_cut"]
+    assert not ended["is_answered"]
+    assert run([after], tmp_path, 1) == 3
 
 
 def test_an_unknown_stage_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--stage", "nothing"])
-    assert "doctor" in capsys.readouterr().err
+    assert "small-cold" in capsys.readouterr().err
     assert sys.exc_info() == (None, None, None)

@@ -1,0 +1,107 @@
+"""The folder that a piece of time on a GPU leaves, on trials of simulated devices."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from autotune.devices.hardware import Gpu
+from tests.gpu import gather, piece
+from tests.gpu.accept import run
+from tests.gpu.piece import BEST_FILE, FILES, MACHINE_FILE, RECORD_FILE, TERMINAL_FILE, TRIALS_FILE
+from tests.gpu.stages import AUTOTUNE, Stage
+
+_JOB = ("--model", "gpt2", "--seq-len", "512", "--global-batch", "8", "--world", "1")
+_RECORD = ("--results", "{work}", "--study", "small", "--json")
+
+
+def stage(name: str, *command: str) -> Stage:
+    return Stage(name=name, answers="a question", command=command, least_s=0, leaves="trials")
+
+
+SEARCH = stage(
+    "small",
+    *(*AUTOTUNE, "search", *_RECORD, *_JOB, "--yes", "--no-knowledge"),
+    *("--fleet", "simulate:1xH100", "--space", "smoke", "--trials", "2"),
+)
+REPORT = stage("read-again", *AUTOTUNE, "report", *_RECORD)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one piece left: a search."""
+    folder = tmp_path_factory.mktemp("piece") / "results"
+    assert run([SEARCH], folder, 120) == 0
+    return folder
+
+
+def test_a_piece_leaves_its_files_and_no_others(results: Path) -> None:
+    files = [file for file in results.rglob("*") if file.is_file()]
+    assert {file.name for file in files} <= set(FILES)
+    assert all(file.parent == results for file in files)
+    assert len(FILES) == 8
+    table = pd.read_csv(results / TRIALS_FILE)
+    assert len(table[table["outcome"] == "ok"]) > 2
+    assert set(table["study"]) == {"small"}
+    assert "trial 0" in (results / TERMINAL_FILE).read_text()
+    with tarfile.open(results / BEST_FILE) as archive:
+        assert "small/best/README.md" in archive.getnames()
+
+
+def test_the_next_piece_reads_back_the_record(results: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "results"
+    moved.mkdir()
+    for name in (RECORD_FILE, "stages.json", "answers.json", TERMINAL_FILE):
+        (moved / name).write_bytes((results / name).read_bytes())
+    assert run([SEARCH, REPORT], moved, 120) == 0
+    answers = json.loads((moved / "answers.json").read_text())
+    assert answers["read-again"]["study"] == answers["small"]["study"]
+    assert len(pd.read_csv(moved / TRIALS_FILE)) == len(pd.read_csv(results / TRIALS_FILE))
+
+
+def test_results_of_another_device_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = {"machine": {"devices": [{"name": "NVIDIA H200"}]}}
+    (tmp_path / MACHINE_FILE).write_text(json.dumps(machine))
+    here = Gpu(
+        index=0,
+        name="NVIDIA H100 80GB HBM3",
+        uuid="GPU-1",
+        memory_bytes=80 * 2**30,
+        memory_used_bytes=0,
+        utilization=None,
+    )
+    monkeypatch.setattr(piece, "visible_gpus", lambda: [here])
+    assert run([stage("x", "-c", "pass")], tmp_path, 60) == 2
+    assert "NVIDIA H200" in capsys.readouterr().err
+
+
+def test_gathered_tables_stand_in_the_page(results: Path, tmp_path: Path) -> None:
+    page, recorded = tmp_path / "gpu.md", tmp_path / "recorded"
+    page.write_text(f"# A page\n{gather.BEGIN}\nfrom before\n{gather.END}\nthe rest\n")
+    machine = {"machine": {"devices": [{"name": "NVIDIA H100 80GB HBM3"}]}}
+    (results / MACHINE_FILE).write_text(json.dumps(machine))
+    arguments = [str(results), "--recorded", str(recorded), "--page", str(page)]
+    assert gather.main(arguments) == 0
+    once = page.read_text()
+    assert gather.main(arguments) == 0
+    assert page.read_text() == once, "gathering a piece again changes nothing"
+    assert once.startswith("# A page")
+    assert once.endswith("the rest\n")
+    assert "from before" not in once
+    assert "| H100 | small |" in once
+    assert "- `small-cold`" in once
+    assert len(pd.read_csv(recorded / "h100-trials.csv")) == len(
+        pd.read_csv(results / TRIALS_FILE)
+    )
+
+
+def test_a_folder_that_is_no_piece_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        gather.main([str(tmp_path)])
+    assert "stages.json" in capsys.readouterr().err

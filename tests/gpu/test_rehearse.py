@@ -1,0 +1,27 @@
+"""The rehearsal of a GPU's stages: from wheels alone, on one CPU rank, cut off twice."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import rehearse
+
+
+@pytest.mark.real
+@pytest.mark.package
+def test_a_rehearsal_that_is_cut_off_twice_loses_nothing(tmp_path: Path) -> None:
+    stages = ("--stage", "small-warm", "--stage", "listed")
+    assert rehearse.main(["--folder", str(tmp_path), *stages, "--cut-after", "20", "35"]) == 0
+
+
+def test_a_trial_that_is_not_in_the_table_is_found(tmp_path: Path) -> None:
+    (tmp_path / rehearse.TRIALS_FILE).write_text("study,outcome,started_at\n")
+    with pytest.raises(rehearse.RehearsalError, match="1 trials had ended"):
+        rehearse.kept(tmp_path, {"12.000"})
+
+
+def test_a_file_that_does_not_travel_is_found(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "notes.txt").touch()
+    with pytest.raises(rehearse.RehearsalError, match=r"deep/notes\.txt"):
+        rehearse.kept(tmp_path, set())

@@ -1,0 +1,35 @@
+"""The folder of wheels for a machine without a package index."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import wheels
+from tests.gpu.wheels import PAGE, WheelsError, find_python, packages_of
+
+
+def test_the_page_lists_the_packages_of_the_machine() -> None:
+    listed = packages_of(PAGE)
+    assert listed["torch"].startswith("2.")
+    assert "transformers" in listed
+    assert not {"deepspeed", "optuna", "pydantic"} & listed.keys(), "these the wheels bring"
+
+
+def test_a_page_without_a_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("```text\ntorch==2.11.0\n```\n")
+    with pytest.raises(WheelsError, match="lists NAME==VERSION"):
+        packages_of(tmp_path / "page.md")
+
+
+def test_a_python_that_is_not_here_is_said() -> None:
+    with pytest.raises(WheelsError, match=r"no Python 3\.99 is here"):
+        find_python("3.99")
+
+
+def test_what_is_too_large_to_travel_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheels, "MOST_BYTES", 2**20)
+    (tmp_path / "torch-2.11.0-py3-none-any.whl").write_bytes(b"0" * 2**21)
+    with pytest.raises(WheelsError, match=r"holds 2\.0 MiB.*torch-2\.11\.0"):
+        wheels._check_size(tmp_path)
