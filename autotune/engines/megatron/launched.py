@@ -23,7 +23,6 @@ from autotune.engines.launches.shell import (
     Word,
     is_shell,
     read_shell,
-    sourced_beside,
 )
 from autotune.engines.megatron import yaml_fields
 from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any, meant_by
@@ -64,7 +63,7 @@ _OF_RECIPES = {
 }
 """Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
 _BY_SHELL = re.compile(r"[$`]")
-_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(.*?)[ \t]*(?:[;#].*)?$", re.MULTILINE)
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
@@ -161,7 +160,7 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     if path.suffix in (".yaml", ".yml"):
         is_one = all(f"{section}:" in text for section in _SECTIONS)
         return _of_yaml(text, path, release) if is_one else []
-    if is_shell(text, path) and (_is_marked(text) or any(map(_is_marked, _sourced(text, path)))):
+    if is_shell(text, path) and (_is_marked(text) or _SOURCES.search(text)):
         return list(_of_shell(text, path, release))
     return []
 
@@ -172,35 +171,19 @@ def sets_arguments(text: str, path: Path) -> bool:
 
 
 def sources_file(path: Path, other: Path) -> bool:
-    """Whether a shell file sources another one that lies beside it."""
+    """Whether a shell file sources another one."""
     if path == other or path.suffix not in SUFFIXES or not path.is_file():
         return False
     try:
-        text = read_text(path)
-    except RenderError:
+        shell = read_shell(read_text(path), path, follows=True)
+    except (JobError, RenderError):
         return False
-    return any(found == other for found in _sourced_files(text, path))
+    return any(found.resolve() == other.resolve() for found in shell.sourced)
 
 
 def _is_marked(text: str) -> bool:
     """Whether a text may have arguments of Megatron-LM's."""
     return any(mark in text for mark in (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN)))
-
-
-def _sourced(text: str, path: Path) -> Iterator[str]:
-    """The texts of files beside a shell file that it may source."""
-    for found in _sourced_files(text, path):
-        try:
-            yield read_text(found)
-        except RenderError:
-            continue
-
-
-def _sourced_files(text: str, path: Path) -> Iterator[Path]:
-    for line in _SOURCES.finditer(text):
-        found = sourced_beside(line[1].strip("'\""), path)
-        if found is not None:
-            yield found
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
