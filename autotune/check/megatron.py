@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import JobError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.edit import Edit, spliced
 from autotune.check.edit_yaml import edited_yaml
@@ -30,7 +32,10 @@ _MOST_ROUNDS = 50
 _READER = "megatron-lm"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
+_USED = re.compile(r"(?:[ \t=]|\\\n)+(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)")
+"""A variable behind a flag."""
 _BLANK = re.compile(r"[ \t]*\\?")
+_BY_HAND = "its text has no place of their own for the words that change; change them by hand"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,8 @@ def check_launch(
     not_edited = ""
     if is_changed and not _says(text, number, after):
         names = " or ".join(each.name for each in launch.sourced)
-        text, not_edited = None, f"its words come from {names or 'elsewhere'}"
+        text = None
+        not_edited = f"its words come from {names}" if names else _BY_HAND
     return MegatronReport(
         source=_source(launch),
         environment=environment,
@@ -153,7 +159,10 @@ def check_launch(
 
 def _world_because(launch: MegatronLaunch) -> str:
     source = "a YAML" if launch.is_yaml else "the launch line"
-    return source if launch.world is not None else f"{source} does not say it: give --world"
+    if launch.world is None:
+        return f"{source} does not say it: give --world"
+    is_set = launch.variables.get("WORLD_SIZE") == str(launch.world)
+    return "WORLD_SIZE" if is_set else source
 
 
 def _as_done(
@@ -274,7 +283,10 @@ def _edited(launch: MegatronLaunch, changes: Mapping[str, Any]) -> str | None:
     """The text with some arguments changed; None where that cannot be done."""
     if launch.is_yaml:
         return _edited_yaml(launch, changes)
-    return spliced(launch.text, _edits(launch, changes))
+    # Several arguments may have their value from one variable.
+    edits = sorted(dict.fromkeys(_edits(launch, changes)), key=lambda each: each.start)
+    is_apart = all(one.end <= other.start for one, other in pairwise(edits))
+    return spliced(launch.text, edits) if is_apart else None
 
 
 def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]:
@@ -288,7 +300,7 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
                 flag = flag_name(name)
                 new.append(flag if isinstance(value, bool) else f"{flag} {as_word(value)}")
         elif value is None:
-            start, end = _whole_line(launch.text, old.start, old.end)
+            start, end = _whole_line(launch.text, old.start, _end_of(launch.text, old))
             yield Edit(start=start, end=end, text="")
         elif old.value_start < old.end:
             yield Edit(start=old.value_start, end=old.end, text=as_word(value))
@@ -296,6 +308,15 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
             yield Edit(start=old.start, end=old.end, text=f"{old.flag}={as_word(value)}")
     if new:
         yield Edit(start=launch.end, end=launch.end, text=f" {' '.join(new)}")
+
+
+def _end_of(text: str, given: GivenArgument) -> int:
+    """One past an argument where it is used; its value may stand in a variable elsewhere."""
+    flag_end = given.start + len(given.flag)
+    if given.start <= given.value_start and not text[flag_end : given.value_start].strip(" \t\\\n"):
+        return given.end
+    used = _USED.match(text, flag_end)
+    return used.end() if used else flag_end
 
 
 def _section_of(name: str, launch: MegatronLaunch) -> str:
@@ -335,7 +356,10 @@ def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:
     """Whether an edited text gives the arguments that are wanted."""
     if text is None:
         return False
-    found = launches_of(text, Path(wanted.path), release=wanted.release)
+    try:
+        found = launches_of(text, Path(wanted.path), release=wanted.release)
+    except JobError:  # what was edited does not close any more
+        return False
     if len(found) <= number:
         return False
     given = found[number].given

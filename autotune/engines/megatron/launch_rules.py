@@ -13,7 +13,8 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.making import all_in_words, flag_name
+from autotune.engines.megatron.argument_rules.making import CHUNKED, all_in_words, flag_name
+from autotune.engines.megatron.argument_rules.pipeline import ENDS, chunks_of
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
 from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
@@ -24,7 +25,7 @@ _NOT_ASKED = frozenset(
         *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
         *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
         *("sequence.positions", "vp.pipeline", "uneven.ends", "recompute_modules.fp8"),
-        *("fp8.gather", "fsdp.sharded"),
+        *("fp8.gather", "fsdp.sharded", "overlap.p2p"),
     }
 )
 """Rules of layouts that a rule of arguments here says more exactly."""
@@ -192,28 +193,42 @@ _ARGUMENT_OF = {
     "first_stage_layers": "decoder_first_pipeline_num_layers",
     "last_stage_layers": "decoder_last_pipeline_num_layers",
     "activation_offload": "cpu_offloading_num_layers",
+    "fp8_recipe": "fp8_recipe",
+    "recompute": "recompute_granularity",
 }
 """Word of a layout's rule -> the argument that a launch gives."""
-_WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=?)")
-_SWITCH_WORD = re.compile(r"(?<![\w-])(sequence_parallel|tp_comm_overlap)(=true|=false)?\b")
+_SWITCHES_OF = {
+    "sequence_parallel": ("sequence_parallel",),
+    "ends_as_layers": ENDS,
+    "optimizer_offload": ("optimizer_cpu_offload",),
+    "offload_modules": ("fine_grained_activation_offloading",),
+    "fp8_param_gather": ("fp8_param_gather",),
+}
+"""The same for a switch, of which a launch may have several."""
+_WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=none|=?)")
+_SWITCH_WORD = re.compile(rf"(?<![\w-])({'|'.join(_SWITCHES_OF)})(=true|=false)?\b")
 
 
-def _as_switch(word: re.Match[str]) -> str:
-    return f"no {flag_name(word[1])}" if word[2] == "=false" else flag_name(word[1])
+def _as_switches(word: re.Match[str], name_of: Callable[[str], str]) -> str:
+    names = " and ".join(map(name_of, _SWITCHES_OF[word[1]]))
+    return f"no {names}" if word[2] == "=false" else names
 
 
 def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
     """A violation of a layout's rule in the words of a launch."""
 
     def put(word: re.Match[str]) -> str:
-        argument = _ARGUMENT_OF[word[1]]
-        if launch.is_yaml:
-            return f"{_FIELDS_OF_YAML.get(argument, argument)}{word[2]}"
-        return flag_name(argument) + (" " if word[2] else "")
+        name = name_of(_ARGUMENT_OF[word[1]])
+        if word[2] == "=none":
+            return f"no {name}"
+        return name + (word[2] if launch.is_yaml else " " if word[2] else "")
+
+    def name_of(argument: str) -> str:
+        field = _FIELDS_OF_YAML.get(argument, argument)
+        return field if launch.is_yaml else flag_name(argument)
 
     def said(text: str) -> str:
-        if not launch.is_yaml:
-            text = _SWITCH_WORD.sub(_as_switch, text)
+        text = _SWITCH_WORD.sub(lambda word: _as_switches(word, name_of), text)
         return _WORD.sub(put, text)
 
     message = found.message
@@ -226,106 +241,124 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OtherValue:
-    """A value of one argument, and how far it is from the present one."""
+class _Step:
+    """A change of one part of a layout, and how far it is from what is there."""
 
-    argument: str
-    value: int
+    changes: Mapping[str, Any]
     distance: float
 
 
 def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
-    """The change of the fewest arguments after which the fewest rules of layouts are broken.
+    """The change after which the fewest rules of layouts are broken, and none that holds now.
 
-    It breaks none that is not broken now. Among such changes it is the nearest; empty: no change
-    of up to `_MOST_CHANGED` arguments mends anything.
+    The layout is what the user chose: what keeps the parallel degrees comes before what changes
+    them, then the fewest changes, then the nearest. Of the arguments that are given, numbers alone
+    change; what is on stays on. Empty: no change of up to `_MOST_CHANGED` parts mends anything.
     """
     # What the shell may add to a launch is taken for nothing: a change must fit what is there.
     launch = replace(launch, is_partial=False)
     (now,) = _broken([launch])
+    refused = _refused_arguments(launch)
     fewest, best = len(now), {}
-    for n_changed in range(1, _MOST_CHANGED + 1):
-        ways = list(_changes(launch, n_changed))
-        for changes, left in zip(
-            ways, _broken([changed(launch, way) for way in ways]), strict=True
-        ):
-            if left < now and len(left) < fewest:
-                fewest, best = len(left), changes
-        if not fewest:
-            break
+    for parts in (_KEEPING, (*_KEEPING, *_DEGREES)):
+        for n_changed in range(1, _MOST_CHANGED + 1):
+            ways = list(_changes(launch, parts, n_changed))
+            ends = [changed(launch, way) for way in ways]
+            for changes, end, left in zip(ways, ends, _broken(ends), strict=True):
+                is_better = left < now and len(left) < fewest
+                if is_better and _refused_arguments(end) <= refused:
+                    fewest, best = len(left), changes
+            if not fewest:
+                return best
     return best
 
 
+def _refused_arguments(launch: MegatronLaunch) -> set[str]:
+    return {each.rule for rule in ARGUMENT_RULES for each in rule.violations(launch)}
+
+
+_KEEPING = ("ends", "micro_batch_size", "global_batch_size", *CHUNKED)
+"""Parts of a layout that change and keep its degrees."""
 _DEGREES = (
-    *("micro_batch_size", "num_virtual_stages_per_pipeline_rank", "expert_model_parallel_size"),
-    *("context_parallel_size", "pipeline_model_parallel_size", "tensor_model_parallel_size"),
+    *("expert_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"),
+    "tensor_model_parallel_size",
 )
-"""Arguments that are changed to mend a layout, those first whose change moves least."""
-_OF_WORLD = _DEGREES[-3:]
+_OF_WORLD = _DEGREES[1:]
 """Arguments whose product divides the world."""
+_OTHER_BATCH = 1.0
+"""Distance of any other global batch, which trains something else: that of twice or half the
+micro-batch."""
 _MOST_CHANGED = 3
-"""Arguments that are changed at once, at most."""
+"""Parts that are changed at once, at most."""
 _MOST_TRIED = 1024
-"""Changes that are tried of as many arguments, at most: each is judged by all rules of layouts."""
+"""Changes that are tried of as many parts, at most: each is judged by all rules of layouts."""
 _NEAREST = 6
 """Values of an argument that are tried beside changes of others, at most."""
 
 
-def _changes(launch: MegatronLaunch, n_changed: int) -> Iterator[dict[str, Any]]:
-    """Changes of so many arguments, the nearest first."""
-    values = [_other_values(launch, name, number) for number, name in enumerate(_DEGREES)]
+def _changes(
+    launch: MegatronLaunch, parts: Sequence[str], n_changed: int
+) -> Iterator[dict[str, Any]]:
+    """Changes of so many parts, the nearest first."""
+    steps = [_steps(launch, part, number) for number, part in enumerate(parts)]
     if n_changed > 1:
-        values = [
-            [each for each in those if _divides(launch, each)][:_NEAREST] for those in values
-        ]
-    ways = [way for some in combinations(values, n_changed) for way in product(*some)]
+        steps = [[each for each in those if _divides(launch, each)][:_NEAREST] for those in steps]
+    ways = [way for some in combinations(steps, n_changed) for way in product(*some)]
     ways.sort(key=lambda way: sum(each.distance for each in way))
-    told = ({each.argument: each.value for each in way} for way in ways)
+    told = ({name: v for each in way for name, v in each.changes.items()} for way in ways)
     return islice((each for each in told if n_changed == 1 or _fits(launch, each)), _MOST_TRIED)
 
 
-def _other_values(launch: MegatronLaunch, name: str, number: int) -> list[_OtherValue]:
-    """Other values of an argument, the nearest first; `number` is its place in `_DEGREES`."""
-    now = _number_or_none(launch, name, at_default=1)
+def _steps(launch: MegatronLaunch, part: str, number: int) -> list[_Step]:
+    """Other values of a part, the nearest first; `number` is its place among the parts."""
+    if part == "ends":
+        return [_Step(changes=dict.fromkeys(ENDS, True), distance=0)]
+    now = _number_or_none(launch, part) if part in launch.given else None
     if now is None:
         return []
+    is_batch = part == "global_batch_size"
+    others = _batches(launch, now) if is_batch else range(1, min(2 * now + 8, _MOST_TRIED))
     found = [
-        _OtherValue(
-            argument=name,
-            value=value,
-            distance=abs(float(np.log2(value / now))) + 0.01 * number,
+        _Step(
+            changes={part: value},
+            distance=abs(math.log2(value / now)) + 0.01 * number + _OTHER_BATCH * is_batch,
         )
-        for value in range(1, min(2 * now + 8, _MOST_TRIED))
+        for value in others
         if value != now
     ]
     return sorted(found, key=lambda each: each.distance)
 
 
-def _number_or_none(
-    launch: MegatronLaunch, name: str, *, at_default: int | None = None
-) -> int | None:
-    """A whole number from 1 on that a launch gives; None: it does not."""
+def _batches(launch: MegatronLaunch, now: int) -> set[int]:
+    """The global batches around the present one that some degrees and chunks can share."""
+    size = _number_or_none(launch, "micro_batch_size") or 1
+    world = min(launch.world or 1, _MOST_TRIED)
+    wholes = [size * n for n in range(1, world + 1) if world % n == 0]
+    stages = _number_or_none(launch, "pipeline_model_parallel_size") or 1
+    wholes = [whole * n for whole in wholes for n in (1, stages)]
+    return {value for whole in wholes for value in (now - now % whole, now - now % -whole) if value}
+
+
+def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
+    """A whole number from 1 on that a launch gives, or Megatron's default; None: there is none."""
     try:
-        value = launch.get(name) or at_default
+        value = launch.get(name)
     except UnknownFactError:
         return None
     return value if type(value) is int and value >= 1 else None
 
 
-def _divides(launch: MegatronLaunch, other: _OtherValue) -> bool:
-    """Whether a value divides what the argument splits, as far as the launch tells that."""
-    whole: int | None = None
-    if other.argument in _OF_WORLD:
-        whole = launch.world
-    elif other.argument == "micro_batch_size":
-        whole = _number_or_none(launch, "global_batch_size")
-    return whole is None or whole % other.value == 0
+def _divides(launch: MegatronLaunch, step: _Step) -> bool:
+    """Whether a number divides what it splits, as far as the launch tells that."""
+    wholes = dict.fromkeys(_OF_WORLD, launch.world)
+    wholes["micro_batch_size"] = _number_or_none(launch, "global_batch_size")
+    return all((wholes.get(name) or value) % value == 0 for name, value in step.changes.items())
 
 
 def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
     """Whether the degrees after changes divide the world, as far as the launch tells them."""
     degrees = [
-        changes.get(name) or _number_or_none(launch, name, at_default=1) or 1 for name in _OF_WORLD
+        changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD
     ]
     return launch.world is None or launch.world % math.prod(degrees) == 0
 
@@ -397,7 +430,7 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "pp", lambda: get("pipeline_model_parallel_size")
     yield "cp", lambda: get("context_parallel_size")
     yield "ep", lambda: get("expert_model_parallel_size")
-    yield "vp", lambda: _chunks(launch)
+    yield "vp", lambda: chunks_of(launch)
     yield "ends_as_layers", lambda: _ends(launch)
     yield "sequence_parallel", lambda: int(bool(get("sequence_parallel")))
     yield "micro_batch", lambda: get("micro_batch_size") or None
@@ -460,34 +493,9 @@ def _place(choices: Sequence[str], parts: Sequence[str] | None) -> int | None:
     return choices.index(chosen) if chosen in choices else None
 
 
-def _chunks(launch: MegatronLaunch) -> int | None:
-    """Chunks of a pipeline rank; None where layers are placed by hand."""
-    if launch.is_yaml:
-        return (
-            launch.given["virtual_pipeline_model_parallel_size"].value
-            if ("virtual_pipeline_model_parallel_size" in launch.given)
-            else 1
-        )
-    if launch.get("pipeline_model_parallel_layout") is not None:
-        return None
-    stages: int | None = launch.get("num_virtual_stages_per_pipeline_rank")
-    if stages is not None:
-        return stages
-    layers: int | None = launch.get("num_layers_per_virtual_pipeline_stage")
-    if layers is None:
-        return 1
-    total, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
-    # Stages of their own size take no number of layers, which a rule of arguments says.
-    own = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-    if not total or total % (pp * layers) or any(launch.get(name) for name in own):
-        return None
-    return int(total // (pp * layers))
-
-
 def _ends(launch: MegatronLaunch) -> int | None:
     """Whether embedding and loss count as layers; None where one of them alone does."""
-    first = bool(launch.get("account_for_embedding_in_pipeline_split"))
-    last = bool(launch.get("account_for_loss_in_pipeline_split"))
+    first, last = (bool(launch.get(name)) for name in ENDS)
     return int(first) if first == last else None
 
 

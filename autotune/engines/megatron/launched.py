@@ -229,7 +229,10 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         world, per_node = ranks_of(words)
         if not parts_of(words).kind:
             world, per_node = slurm.tasks_of([*command.within, *words[:script]], options)
-        own = {name: word.text for name, word in command.variables.items()}
+        variables = exported | {name: word.text for name, word in command.variables.items()}
+        ranks = variables.get("WORLD_SIZE", "")
+        if world is None and not parts_of(words).kind and ranks.isdecimal():
+            world = int(ranks)  # as Megatron takes it, where no launcher sets it
         read = _Arguments(release, may_have_own=PurePath(words[script]).name != _PLAIN_SCRIPT)
         read.take(command.words[script + 1 :])
         yield MegatronLaunch(
@@ -244,7 +247,7 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
             sourced=shell.sourced,
             world=world,
             per_node=per_node,
-            variables={**exported, **own},
+            variables=variables,
             script=PurePath(words[script]).name,
             start=command.words[script].start,
             end=_end_of(command),

@@ -53,7 +53,8 @@ def _fp16_and_bf16(setup: Setup) -> Finding | None:
         return None
     message = "fp16.enabled and bf16.enabled are both true"
     if setup.precision is None:
-        return Finding(message=message, advice="switch one of them off")
+        off = (Choice(changes={name: {"enabled": False}}) for name in ("fp16", setup.bf16_name))
+        return Finding(message=message, advice="switch one of them off", choices=tuple(off))
     loser = "fp16" if setup.precision == "bf16" else setup.bf16_name
     return Finding(message=message, changes={loser: {"enabled": False}})
 

@@ -5,27 +5,44 @@ from autotune.engines.megatron.argument_rules.making import (
     CONFIG,
     Answer,
     argument_rule,
+    flag_name,
     is_before,
     is_on,
     rules_in,
 )
 from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.space.rule import Patch
 
 
 @argument_rule("recompute.full_method", f"{CONFIG}: recompute_method")
 def _full_method(launch: MegatronLaunch) -> Answer:
     """--recompute-granularity full without a method or a number of layers."""
-    if launch.get("recompute_granularity") != "full":
+    if launch.get("recompute_granularity") != "full" or is_on(launch, "recompute_activations"):
         return None
-    missing = {
-        name: value
-        for name, value in (("recompute_method", "uniform"), ("recompute_num_layers", 1))
-        if launch.get(name) is None
-    }
+    missing = _missing(launch)
     if not missing:
         return None
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+    flags = " and ".join(map(flag_name, missing))
     return f"--recompute-granularity full: needs {flags}", missing
+
+
+def _missing(launch: MegatronLaunch) -> Patch:
+    """What full recomputation lacks."""
+    needed = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    return {name: value for name, value in needed.items() if launch.get(name) is None}
+
+
+@argument_rule("recompute.one_way", f"{ARGUMENTS}: recompute_activations", "ignored")
+def _one_way(launch: MegatronLaunch) -> Answer:
+    """--recompute-activations, which means selective, beside --recompute-granularity full."""
+    is_full = launch.get("recompute_granularity") == "full"
+    if not (is_full and is_on(launch, "recompute_activations")) or len(_missing(launch)) < 2:
+        return None  # with a method it is refused
+    return (
+        "--recompute-granularity full: --recompute-activations makes it selective",
+        {},
+        "remove one of the two",
+    )
 
 
 @argument_rule("recompute.selective_method", f"{CONFIG}: recompute_granularity")
@@ -38,7 +55,13 @@ def _selective_method(launch: MegatronLaunch) -> Answer:
     given = [name for name in names if launch.get(name) is not None]
     if not given:
         return None
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    flags = " and ".join(map(flag_name, given))
+    if launch.get("recompute_granularity") == "full":
+        return (
+            "--recompute-activations makes --recompute-granularity full selective, which takes "
+            f"no {flags}",
+            {"recompute_activations": None, **_missing(launch)},
+        )
     return (
         f"--recompute-granularity selective takes no {flags}: that is for full recomputation",
         dict.fromkeys(given),

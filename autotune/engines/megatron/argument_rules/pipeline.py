@@ -16,6 +16,9 @@ from autotune.engines.megatron.argument_rules.making import (
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.space.rule import Patch
 
+ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
+"""Switches by which embedding and loss count as layers."""
+_OWN_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 
 @argument_rule("vp.one_way", f"{ARGUMENTS}: num_virtual_stages_per_pipeline_rank")
 def _one_way_to_interleave(launch: MegatronLaunch) -> Answer:
@@ -35,18 +38,62 @@ def _chunks_alone(launch: MegatronLaunch) -> Answer:
     """Interleaved chunks without a pipeline."""
     given = [name for name in CHUNKED if launch.get(name) is not None]
     pipeline = launch.get("pipeline_model_parallel_size")
-    if len(given) != 1 or pipeline != 1:
+    if len(given) != 1 or pipeline != 1 or chunks_of(launch) == 1:
         return None
     (name,) = given
-    layers = launch.get("num_layers")
-    n_chunks = launch.get(name) if name == CHUNKED[1] else (layers or 0) // launch.get(name)
-    if n_chunks == 1:
-        return None
     return (
         f"{flag_name(name)} interleaves chunks of a pipeline, and "
         "--pipeline-model-parallel-size is 1",
         {name: None},
         "or set --pipeline-model-parallel-size above 1",
+    )
+
+
+@argument_rule("vp.one_chunk", f"{ARGUMENTS}: virtual_pipeline_model_parallel_size", "ignored")
+def _one_chunk(launch: MegatronLaunch) -> Answer:
+    """One chunk a stage: Megatron runs the pipeline as if nobody had asked to interleave it."""
+    given = [name for name in CHUNKED if launch.get(name) is not None]
+    if len(given) != 1 or chunks_of(launch) != 1:
+        return None
+    (name,) = given
+    smaller = "a smaller number" if name == CHUNKED[0] else "2 or more"
+    return (
+        f"{flag_name(name)} {launch.get(name)} makes one chunk a stage, which is not interleaved",
+        {},
+        f"remove it, or with a pipeline take {smaller}",
+    )
+
+
+def chunks_of(launch: MegatronLaunch) -> int | None:
+    """Chunks of a pipeline rank; None where they are not even, or layers are placed by hand."""
+    if launch.is_yaml:
+        field = launch.given.get("virtual_pipeline_model_parallel_size")
+        return 1 if field is None else int(field.value)
+    if launch.get("pipeline_model_parallel_layout") is not None:
+        return None
+    by_layers, by_stages = (launch.get(name) for name in CHUNKED)
+    if by_stages is not None or by_layers is None:
+        return int(by_stages or 1)
+    total, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
+    # Stages of their own size take no number of layers, which a rule of arguments says.
+    if not total or any(launch.get(name) for name in _OWN_SIZES):
+        return None
+    n_chunks, rest = divmod(total + sum(is_on(launch, end) for end in ENDS), pp * by_layers)
+    return None if rest else int(n_chunks)
+
+
+@argument_rule("overlap.p2p", f"{ARGUMENTS}: overlap_p2p_comm")
+def _two_stages(launch: MegatronLaunch) -> Answer:
+    """--no-overlap-p2p-communication with interleaved chunks on two stages."""
+    if launch.get("overlap_p2p_comm") is not False or (chunks_of(launch) or 1) == 1:
+        return None
+    if launch.get("pipeline_model_parallel_size") != 2:
+        return None
+    return (
+        "--no-overlap-p2p-communication: with interleaved chunks and "
+        "--pipeline-model-parallel-size 2 the same two ranks have two sends at a time",
+        {"overlap_p2p_comm": None},
+        "or set --pipeline-model-parallel-size above 2",
     )
 
 
@@ -57,14 +104,12 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     pp = launch.get("pipeline_model_parallel_size")
     if size is None or not total or pp < 2:
         return None
-    ends = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-    if any(launch.get(name) is not None for name in ends):
+    if any(launch.get(name) is not None for name in _OWN_SIZES):
         return (
             f"{flag_name(CHUNKED[0])}: stages of their own size take {flag_name(CHUNKED[1])}",
             {CHUNKED[0]: None},
         )
-    total += is_on(launch, "account_for_embedding_in_pipeline_split")
-    total += is_on(launch, "account_for_loss_in_pipeline_split")
+    total += sum(is_on(launch, end) for end in ENDS)
     if total % pp:
         return None  # `pp.split` says it
     stage = total // pp
@@ -85,12 +130,7 @@ def _layout(launch: MegatronLaunch) -> Answer:
     layout = launch.get("pipeline_model_parallel_layout")
     if layout is None:
         return None
-    others = (
-        *CHUNKED,
-        *(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")),
-        *(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")),
-    )
-    wrong = [name for name in others if launch.get(name)]
+    wrong = [name for name in (*CHUNKED, *_OWN_SIZES, *ENDS) if launch.get(name)]
     if wrong:
         flags = " and ".join(map(flag_name, wrong))
         return f"{flags}: --pipeline-model-parallel-layout places all layers", dict.fromkeys(wrong)
@@ -138,10 +178,8 @@ def _stages(layout: str) -> list[str] | None:
 @argument_rule("pp.uneven_ends", f"{CONFIG}: account_for_embedding_in_pipeline_split")
 def _uneven_ends(launch: MegatronLaunch) -> Answer:
     """Stages of their own size beside embedding or loss that count as layers."""
-    sizes = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-    counts = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
-    own = [name for name in sizes if launch.get(name) is not None]
-    wrong = [name for name in counts if is_on(launch, name)]
+    own = [name for name in _OWN_SIZES if launch.get(name) is not None]
+    wrong = [name for name in ENDS if is_on(launch, name)]
     if not own or not wrong:
         return None
     flags = " and ".join(map(flag_name, wrong))
@@ -151,11 +189,9 @@ def _uneven_ends(launch: MegatronLaunch) -> Answer:
 @argument_rule("pp.one_end", f"{ARGUMENTS}: account_for_embedding_in_pipeline_split")
 def _one_end(launch: MegatronLaunch) -> Answer:
     """Layers that do not split evenly with the embedding or the loss as one of them."""
-    ends = [f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss")]
-    counted = [name for name in ends if is_on(launch, name)]
+    counted = [name for name in ENDS if is_on(launch, name)]
     layers, pp = launch.get("num_layers"), launch.get("pipeline_model_parallel_size")
-    sizes = [f"decoder_{end}_pipeline_num_layers" for end in ("first", "last")]
-    own = any(launch.get(name) for name in (*sizes, "pipeline_model_parallel_layout"))
+    own = any(launch.get(name) for name in (*_OWN_SIZES, "pipeline_model_parallel_layout"))
     if len(counted) != 1 or not layers or own:
         return None
     chunks = pp * (launch.get(CHUNKED[1]) or 1)
@@ -163,7 +199,7 @@ def _one_end(launch: MegatronLaunch) -> Answer:
         return None
     change: Patch = {counted[0]: None}
     if layers % chunks:
-        other = next(name for name in ends if name not in counted)
+        other = next(name for name in ENDS if name not in counted)
         change = {other: True} if (layers + 2) % chunks == 0 else {}
     return (
         f"{layers} layers and {flag_name(counted[0])} make {layers + 1}, which is no multiple of "
