@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
 S = TypeVar("S")
 """Setup that an engine's rules judge: its own value of what would really run."""
 
-Consequence = Literal["raised", "ignored", "differs", "converted"]
-"""What the engine does with a clash: it raises, it runs as if the value were not there, it runs
-something other than was asked, or it takes a value of another type for the one that is meant."""
+Consequence = Literal["raised", "may_raise", "ignored", "differs", "converted"]
+"""What the engine does with a clash: it raises, it raises unless something that was not read takes
+it, it runs as if the value were not there, it runs something other than was asked, or it takes a
+value of another type for the one that is meant."""
 
 Patch = Mapping[str, Any]
 """Changes to a configuration, nested like it; None takes a key away."""

@@ -24,6 +24,7 @@ _MOST_CHOICES = 8
 
 _THEN: dict[Consequence, str] = {
     "raised": "it would not run",
+    "may_raise": "it may not run",
     "differs": "something else runs",
     "ignored": "it is ignored",
     "converted": "it is read as what is meant",
