@@ -223,7 +223,10 @@ def _compared(key: str) -> tuple[str, ...]:
 def not_compared(source: Source) -> Iterator[NotJudged]:
     """Values of a file that Trainer compares with arguments that nobody here knows."""
     section = (source.accelerate_file or {}).get("deepspeed_config")
-    if source.is_trainers is None and look_up(section or {}, accelerate_fields.ACCUMULATION) == AUTO:
+    if (
+        source.is_trainers is None
+        and look_up(section or {}, accelerate_fields.ACCUMULATION) == AUTO
+    ):
         yield NotJudged(
             what=f"{accelerate_fields.ACCUMULATION}=auto",
             why="Trainer fills it in, a script that calls accelerate itself ends with an "
@@ -241,11 +244,14 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
         and not source.lost.issuperset(_compared(key))
         and not (own is not None and own.isdisjoint(_compared(key)))
     ]
-    if keys:
-        names = dict.fromkeys(name for key in keys for name in _compared(key))
-        yield NotJudged(
-            what=f"{', '.join(keys)} against {', '.join(names)}", why=source.arguments_unread
-        )
+    by_reason: dict[str, list[str]] = {}
+    for key in keys:
+        given = [source.arguments[n] for n in _compared(key) if n in source.arguments]
+        why = f"only the shell knows {given[0]}" if given else source.arguments_unread
+        by_reason.setdefault(why, []).append(key)
+    for why, those in by_reason.items():
+        names = dict.fromkeys(name for key in those for name in _compared(key))
+        yield NotJudged(what=f"{', '.join(those)} against {', '.join(names)}", why=why)
 
 
 def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:

@@ -167,7 +167,7 @@ class CheckReport:
         return any(violation.level == "error" for violation in self.now(fixed=fixed))
 
     def would_run(self, *, fixed: bool) -> bool | None:
-        """Whether the file as it is would run; None: nothing refuses it, and not all was judged."""
+        """Whether it would run; None: nothing refuses it, and not all was judged."""
         if self.is_refused(fixed=fixed):
             return False
         return None if self.not_judged else True

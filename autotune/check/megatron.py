@@ -323,7 +323,9 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
 def _end_of(text: str, given: GivenArgument) -> int:
     """One past an argument where it is used; its value may stand in a variable elsewhere."""
     flag_end = given.start + len(given.flag)
-    if given.start <= given.value_start and not text[flag_end : given.value_start].strip(" \t\\\n"):
+    if given.start <= given.value_start and not text[flag_end : given.value_start].strip(
+        " \t\\\n"
+    ):
         return given.end
     used = _USED.match(text, flag_end)
     return used.end() if used else flag_end

@@ -140,7 +140,7 @@ class _Token:
     """The elements of an array; None: it is a word."""
 
 
-class _Line(list[_Token]):
+class _Tokens(list[_Token]):
     """The tokens of a simple command, and the file that it writes a here-document to."""
 
     document: tuple[int, int] | None = None
@@ -234,7 +234,7 @@ class _Reader:
     def __init__(
         self,
         text: str,
-        lines: "list[_Line]",
+        lines: "list[_Tokens]",
         variables: Mapping[str, str],
         path: Path | None = None,
         depth: int = 0,
@@ -290,7 +290,7 @@ class _Reader:
                 found += [*([] if is_eval else [command]), *self._handed_on(command, rest)]
         return found
 
-    def _writes(self, line: "_Line") -> None:
+    def _writes(self, line: "_Tokens") -> None:
         """Take the text that a here-document writes to a file."""
         if line.document is None or line.target is None:
             return
@@ -624,7 +624,7 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         here, printed = ".", None
-        for line in _lines(self._text, start, end):
+        for line in filter(None, _lines(self._text, start, end)):
             words = ["".join(c for c, _ in word) for token in line for word in self._fields(token)]
             name, *rest = [word for word in words if word not in _FOLDER_FLAGS] or [""]
             if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
@@ -826,11 +826,11 @@ def _parts(words: Sequence[Word]) -> Iterator[list[Word]]:
     yield part
 
 
-def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[_Line]:
+def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[_Tokens]:
     """The tokens of each simple command; of a part of the text, where it is given."""
     text = text[:stop]
-    line = _Line()
-    waiting: list[tuple[str, _Line]] = []
+    line = _Tokens()
+    waiting: list[tuple[str, _Tokens]] = []
     """Ends of here-documents that begin after this line, and whose they are."""
     while at < len(text):
         char = text[at]
@@ -854,7 +854,7 @@ def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[_Line]:
             at = end
         elif char in _ENDS:
             yield line
-            line = _Line()
+            line = _Tokens()
             at += 1
             if char == "\n":
                 for word, owner in waiting:

@@ -358,7 +358,9 @@ def _batches(launch: MegatronLaunch, now: int) -> set[int]:
     wholes = [size * n for n in range(1, world + 1) if world % n == 0]
     stages = _number_or_none(launch, "pipeline_model_parallel_size") or 1
     wholes = [whole * n for whole in wholes for n in (1, stages)]
-    return {value for whole in wholes for value in (now - now % whole, now - now % -whole) if value}
+    return {
+        value for whole in wholes for value in (now - now % whole, now - now % -whole) if value
+    }
 
 
 def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
@@ -379,9 +381,7 @@ def _divides(launch: MegatronLaunch, step: _Step) -> bool:
 
 def _fits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> bool:
     """Whether the degrees after changes divide the world, as far as the launch tells them."""
-    degrees = [
-        changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD
-    ]
+    degrees = [changes.get(name) or _number_or_none(launch, name) or 1 for name in _OF_WORLD]
     return launch.world is None or launch.world % math.prod(degrees) == 0
 
 
@@ -535,7 +535,8 @@ def _replicas(launch: MegatronLaunch) -> int | None:
         launch.get(name) for name in ("decrease_batch_size_if_needed", "rampup_batch_size")
     ):
         return None
-    split = math.prod(launch.get(f"{each}_model_parallel_size") for each in ("tensor", "pipeline"))
+    names = [f"{each}_model_parallel_size" for each in ("tensor", "pipeline")]
+    split = math.prod(int(launch.get(name)) for name in names)
     if split != launch.world:  # else one rank is left, and it splits no context
         split *= launch.get("context_parallel_size")
     return launch.world // split if launch.world % split == 0 else None

@@ -390,9 +390,8 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         lambda pp, vp, grad_accum, vp_group: (
             (vp == 1) | np.full(pp.shape, vp_group < 1) | _fills_groups(grad_accum, vp_group, pp)
         ),
-        "interleaved chunks in groups of vp_group {vp_group} micro-batches, of {grad_accum}: a "
-        "group is from pp {pp} to {grad_accum}, and what is left for the last one is nothing or at "
-        "least pp {pp}",
+        "interleaved chunks take groups of pp {pp} to {grad_accum} micro-batches, the last one "
+        "too, and vp_group {vp_group} makes others of {grad_accum}",
         "take a group that divides {grad_accum}",
         "megatron/core/pipeline_parallel/schedules.py, "
         "forward_backward_pipelining_with_interleaving: final_microbatch_group_size",

@@ -192,22 +192,19 @@ def _conclusion(report: CheckReport, *, fixed: bool) -> str:
         said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
     if report.ignored:
         said += f" ({len(report.ignored)} more ignored, as you asked)"
-    verdict = report.would_run(fixed=fixed)
-    if verdict is not None:
-        said += ": it would run" if verdict else ": it would not run"
+    if report.is_refused(fixed=fixed):
+        return f"{said}: it would not run"
     if report.not_judged:
-        said += f"; not judged: {', '.join(map(str, report.not_judged))}"
-    return said
+        return f"{said}; not judged: {', '.join(map(str, report.not_judged))}"
+    return f"{said}: it would run"
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     """How many files, and how many of them are of which kind."""
-    fails = sum(one.is_refused(fixed=fixed) for one in run.reports)
     open_ = sum(one.would_run(fixed=fixed) is None for one in run.reports)
-    warned = sum(
-        not one.is_refused(fixed=fixed) and one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES
-        for one in run.reports
-    )
+    passing = [one for one in run.reports if not one.is_refused(fixed=fixed)]
+    warned = sum(one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing)
+    fails = len(run.reports) - len(passing)
     told = [
         f"{fails} would not run" if fails else "",
         f"{warned} {'has' if warned == 1 else 'have'} warnings{', which fail here' * strict}"

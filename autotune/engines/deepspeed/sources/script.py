@@ -126,8 +126,8 @@ def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the flags that a script adds to an argparse parser are, as far as that is known."""
     found: dict[str, Any] = {}
     for call in _calls(tree, "add_argument"):
-        names = [one.value for one in call.args if isinstance(one, ast.Constant)]
-        flags = [name.lstrip("-").replace("-", "_") for name in map(str, names)]
+        names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+        flags = [name.lstrip("-").replace("-", "_") for name in names]
         options = {one.arg: one.value for one in call.keywords}
         long = [flag for flag, name in zip(flags, names, strict=True) if name[:2] == "--"]
         if not flags:

@@ -360,9 +360,7 @@ def _of_named(
 ) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
     if (written := shell.written.get(os.path.normpath(name))) is not None:
-        found = _read(
-            Path(name), written, base, line, accelerate=None, world=world, given=given
-        )
+        found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
     path = named_path(name, base)
@@ -455,11 +453,12 @@ def _source(
         )
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
-    made = None if script is None else made_arguments(script, line.arguments)
+    made_there = None if script is None else made_arguments(script, line.arguments)
     own = None if script is None else own_defaults(script)
-    if made is not None:
-        own = made.unknown
-    arguments = {**section.arguments, **(line.arguments if made is None else made.known)}
+    said = line.arguments
+    if made_there is not None:
+        own, said = made_there.unknown, made_there.known
+    arguments = {**section.arguments, **said}
     layout = section.layout or line.layout or layout_beside(section.path)
     return Source(
         asked=asked,

@@ -20,6 +20,7 @@ ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "lo
 """Switches by which embedding and loss count as layers."""
 _OWN_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 
+
 @argument_rule("vp.one_way", f"{ARGUMENTS}: num_virtual_stages_per_pipeline_rank")
 def _one_way_to_interleave(launch: MegatronLaunch) -> Answer:
     """Both ways to say how a pipeline is interleaved."""
