@@ -33,6 +33,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         compared = _compared_config(config, source)
         found += [*_mismatches(compared, source), *_defaults(compared, source)]
         found += [*_overruled(config, source), *_unmapped(config, source)]
+        found += _replaced(config, source)
     found += [*_without_type(config, source.consumer), *_old_bf16(config, source)]
     found += [*_null_accumulation(config, source.consumer)]
     found += [*_accumulation(config, source), *_flags(config, source)]
@@ -320,6 +321,39 @@ def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
             consequence="ignored",
             is_note=True,
         )
+
+
+_KEPT_BESIDE_OFFLOAD = frozenset(
+    (
+        *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
+        *("paged_adamw_32bit", "adagrad", "lion_32bit", "paged_lion_32bit"),
+    )
+)
+"""`optim` of which accelerate takes DeepSpeed's version for the CPU
+(accelerate 1.15, utils/deepspeed.py: map_pytorch_optim_to_deepspeed)."""
+
+
+def _replaced(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    """Another optimizer than AdamW beside an offload: accelerate takes DeepSpeed's Adam for it."""
+    optim = source.arguments.get("optim")
+    device = look_up(config, "zero_optimization.offload_optimizer.device")
+    forces = config.get("zero_force_ds_cpu_optimizer", True)
+    is_offloaded = device not in (None, "none") and bool(forces)
+    if not isinstance(optim, str) or optim in _KEPT_BESIDE_OFFLOAD or "optimizer" in config:
+        return
+    if not is_offloaded or "$" in optim:
+        return
+    raises = "adafactor" in optim
+    yield Violation(
+        rule="huggingface.optimizer_replaced",
+        message=f"optim={optim} beside offload_optimizer, and no section optimizer: accelerate "
+        "trains with DeepSpeedCPUAdam in its place"
+        + (", which its settings end with an exception" if raises else ""),
+        fix="set optim to adamw_torch, or zero_force_ds_cpu_optimizer to false, which keeps it",
+        at=("zero_optimization.offload_optimizer",),
+        choices=(Choice(changes={"zero_force_ds_cpu_optimizer": False}),),
+        consequence="raised" if raises else "differs",
+    )
 
 
 def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:

@@ -32,7 +32,8 @@ _MOST_ROUNDS = 50
 _READER = "megatron-lm"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
-_USED = re.compile(r"(?:[ \t=]|\\\n)+(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)")
+_BETWEEN = re.compile(r"(?:[ \t]|\\\n)+")
+_USED = re.compile(r"(?:[ \t]|\\\n)+(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)")
 """A variable behind a flag."""
 _BLANK = re.compile(r"[ \t]*\\?")
 _BY_HAND = "its text has no place of their own for the words that change; change them by hand"
@@ -323,9 +324,8 @@ def _edits(launch: MegatronLaunch, changes: Mapping[str, Any]) -> Iterator[Edit]
 def _end_of(text: str, given: GivenArgument) -> int:
     """One past an argument where it is used; its value may stand in a variable elsewhere."""
     flag_end = given.start + len(given.flag)
-    if given.start <= given.value_start and not text[flag_end : given.value_start].strip(
-        " \t\\\n"
-    ):
+    is_one_word = given.value_start >= given.end
+    if is_one_word or _BETWEEN.fullmatch(text, flag_end, max(flag_end, given.value_start)):
         return given.end
     used = _USED.match(text, flag_end)
     return used.end() if used else flag_end
@@ -375,6 +375,8 @@ def _says(text: str | None, number: int, wanted: MegatronLaunch) -> bool:
     if len(found) <= number:
         return False
     given = found[number].given
+    if len(found[number].problems) > len(wanted.problems):
+        return False
 
     # A flag that turns something off is one that is given; `false` of a YAML is as if it were not.
     def told(arguments: Mapping[str, GivenArgument]) -> dict[str, Any]:

@@ -73,6 +73,12 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="warning",
         source="the launch line",
     ),
+    "file.visible_devices": FileRule(
+        says="A launch starts more ranks on a node than CUDA_VISIBLE_DEVICES, or gpu_ids of "
+        "accelerate, leaves devices visible; or DeepSpeed's launcher is told devices twice.",
+        level="error",
+        source="torch.cuda.set_device, deepspeed/launcher/runner.py: main",
+    ),
     "huggingface.auto_not_filled": FileRule(
         says='"auto" stands at a key that the consumer does not fill in. It refuses the word.',
         level="error",
@@ -122,6 +128,13 @@ FILE_RULES: Mapping[str, FileRule] = {
         "which counts.",
         level="note",
         source=f"{_TRAINER}: deepspeed_optim_sched",
+    ),
+    "huggingface.optimizer_replaced": FileRule(
+        says="optim names another optimizer than AdamW beside an offload, and the file has no "
+        "section optimizer. accelerate trains with DeepSpeedCPUAdam in its place; Adafactor's "
+        "settings end that with an exception.",
+        level="warning",
+        source="accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed",
     ),
     "huggingface.section_without_type": FileRule(
         says="The section of the optimizer or scheduler has no type. Trainer leaves its own out "

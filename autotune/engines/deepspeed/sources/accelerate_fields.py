@@ -8,6 +8,9 @@ launcher hands the section on as variables of the environment, all of them text.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+from autotune.engines.deepspeed.rules.keys import SECTIONS
+from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.spelling import guesses
 from autotune.space.rule import Violation
@@ -92,7 +95,9 @@ def _refused(data: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str
             yield (
                 str(name),
                 "accelerate refuses a field that it does not know",
-                _rename(str(name), TOP_FIELDS),
+                f"move {name} into deepspeed_config"
+                if name in SECTION_FIELDS
+                else _rename(str(name), TOP_FIELDS),
             )
     kind = data.get("distributed_type")
     if kind is None:
@@ -179,7 +184,7 @@ def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Viola
                 rule="accelerate.unknown_field",
                 message=f"deepspeed_config.{name}: accelerate does not know the field, and "
                 "ignores it",
-                fix=_rename(str(name), SECTION_FIELDS),
+                fix=_place_of(str(name)) or _rename(str(name), SECTION_FIELDS),
                 at=(f"deepspeed_config.{name}",),
                 consequence="ignored",
             )
@@ -234,6 +239,23 @@ def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:
 
 def _near(given: str, known: Any) -> str:
     return next(iter(guesses(given, known)), "")
+
+
+def _place_of(name: str) -> str:
+    """Where a field of the section that accelerate ignores does something; empty: nowhere."""
+    if name in TOP_FIELDS:
+        return f"move {name} out of deepspeed_config, to the top of the accelerate file"
+    section = "" if name in SECTIONS[""].keys else HOMES.get(name)
+    if section is None:
+        return ""
+    key = f"{section}.{name}" if section else name
+    of_file = f"set {key} in a ds_config.json that deepspeed_config_file names"
+    if name == BATCH_KEYS[0]:
+        return (
+            "give it to the data loader of the script, or as --per_device_train_batch_size to "
+            f"Trainer; else {of_file}"
+        )
+    return f"{of_file}, with the other settings of the section"
 
 
 def _rename(name: str, known: Any) -> str:

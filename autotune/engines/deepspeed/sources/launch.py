@@ -15,6 +15,7 @@ from autotune.engines.deepspeed.sources.layout import (
     ACCELERATORS,
     ExportedLayout,
 )
+from autotune.engines.launches.devices import VisibleDevices, visible_devices
 from autotune.engines.launches.line import (
     AXOLOTL,
     TRL,
@@ -69,6 +70,10 @@ class LaunchLine:
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
     """Whether `accelerate launch` is told to."""
+    launcher_flags: tuple[str, ...] = ()
+    """Names of the launcher's flags."""
+    visible: VisibleDevices | None = None
+    """The devices that a variable before it or a flag of `accelerate launch` leaves visible."""
     accelerator: str | None = None
     """Where it runs, one of `ACCELERATORS`, as a variable before it or a flag of
     `accelerate launch` says; None: neither does."""
@@ -117,6 +122,7 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         world, per_node = ranks_by(kind, launcher)
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     is_cpu = by_accelerate and launcher.get("cpu") is True
+    before = assigned(words[: parts.script_at])
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
@@ -134,7 +140,9 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         split=split,
         plugin={name: launcher[name] for name in FLAGS if by_accelerate and name in launcher},
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
-        accelerator="cpu" if is_cpu else accelerator_in(assigned(words[: parts.script_at])),
+        launcher_flags=tuple(launcher),
+        visible=visible_devices(launcher if by_accelerate else {}, before),
+        accelerator="cpu" if is_cpu else accelerator_in(before),
         world=world,
         per_node=per_node,
         n_nodes=count_in(launcher, "num_machines"),

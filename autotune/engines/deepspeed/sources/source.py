@@ -38,6 +38,7 @@ from autotune.engines.deepspeed.sources.script import (
     trains_with,
     uses_lightnings,
 )
+from autotune.engines.launches.devices import device_violations, visible_devices
 from autotune.engines.launches.line import TRL, flags_of
 from autotune.engines.launches.shell import Command, ShellText, is_shell, read_shell
 from autotune.space.rule import NotJudged, Violation
@@ -224,11 +225,12 @@ def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
-        if line.accelerator is None:
-            held = {
-                name: word.text for name, word in {**shell.exported, **command.variables}.items()
-            }
-            line = replace(line, accelerator=accelerator_in(held))
+        held = {name: word.text for name, word in {**shell.exported, **command.variables}.items()}
+        line = replace(
+            line,
+            accelerator=line.accelerator or accelerator_in(held),
+            visible=line.visible or visible_devices(held),
+        )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
             yield command, line
@@ -460,6 +462,14 @@ def _source(
         own, said = made_there.unknown, made_there.known
     arguments = {**section.arguments, **said}
     layout = section.layout or line.layout or layout_beside(section.path)
+    accelerator = (
+        layout.accelerator
+        or line.accelerator
+        or ("cpu" if _is_for_cpu(arguments) or file.data.get("use_cpu") is True else None)
+    )
+    per_node = line.per_node or (
+        ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
+    )
     return Source(
         asked=asked,
         path=section.path,
@@ -487,8 +497,7 @@ def _source(
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
         world_because=world_because,
-        per_node=line.per_node
-        or (ranks // nodes if ranks and nodes and ranks % nodes == 0 else None),
+        per_node=per_node,
         mixed_precision=line.mixed_precision or file.mixed_precision,
         flags=line.plugin,
         accelerate_file=None if file.path is None else file.data,
@@ -496,10 +505,18 @@ def _source(
         beside_file=file.beside_file,
         not_for="" if line.uses_deepspeed else file.not_for,
         layout=layout,
-        accelerator=layout.accelerator
-        or line.accelerator
-        or ("cpu" if _is_for_cpu(arguments) or file.data.get("use_cpu") is True else None),
-        refused=(*section.refused, *refusals(section, consumer, reader, arguments)),
+        accelerator=accelerator,
+        refused=(
+            *section.refused,
+            *refusals(section, consumer, reader, arguments),
+            *_of_devices(
+                "" if asked == section.path else f"{asked}: ",
+                line,
+                file,
+                per_node=per_node or (None if nodes else ranks),
+                is_on_cpu=accelerator == "cpu",
+            ),
+        ),
     )
 
 
@@ -513,6 +530,17 @@ def _is_tuned(consumer: Consumer, line: LaunchLine) -> bool | None:
     if line.is_tuned:
         return True
     return False if consumer is Consumer.ACCELERATE or line.kind else None
+
+
+def _of_devices(
+    where: str, line: LaunchLine, file: AccelerateFile, *, per_node: int | None, is_on_cpu: bool
+) -> Iterator[Violation]:
+    """Violations of the devices that a launch, or the YAML of accelerate, leaves visible."""
+    is_accelerates = line.kind == "accelerate" or file.path is not None
+    visible = line.visible or visible_devices(file.data if is_accelerates else {})
+    if not is_on_cpu:
+        for found in device_violations(line.kind, line.launcher_flags, visible, per_node):
+            yield replace(found, message=f"{where}{found.message}")
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:

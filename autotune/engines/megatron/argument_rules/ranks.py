@@ -1,5 +1,6 @@
 """Rules of ranks: how they share the model and the sequence, and when they communicate."""
 
+from autotune.engines.launches.devices import too_few, visible_devices
 from autotune.engines.megatron.argument_rules.making import (
     ARGUMENTS,
     CHUNKED,
@@ -200,6 +201,13 @@ def _connections(launch: MegatronLaunch) -> Answer:
             f"set {CONNECTIONS} to 1",
         )
     return None
+
+
+@argument_rule("environment.visible_devices", "megatron/training/initialize.py: set_device")
+def _visible(launch: MegatronLaunch) -> Answer:
+    """CUDA_VISIBLE_DEVICES that leaves fewer devices than a node has ranks."""
+    found = too_few(visible_devices(launch.variables), launch.per_node)
+    return None if found is None else (found[0], {}, found[1])
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
