@@ -429,6 +429,8 @@ def test_a_line_that_does_not_tell_the_reader_leaves_it_to_the_file(tmp_path, li
     report = checked(write(tmp_path, AUTO), launch=line)
     assert report.source.consumer is Consumer.TRAINER
     assert (report.found, report.world) == ((), 2)
+    (open_,) = report.not_judged
+    assert str(open_) == 'who fills in "auto" (fit.py is not there to be read)'
 
 
 LISTS = {

@@ -429,6 +429,12 @@ def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group
     assert [each.rule for each in found] == ([] if rule is None else [rule])
 
 
+def test_layers_that_no_stages_share_are_refused_whatever_a_chunk_has():
+    flags = "--num-layers 50 --pipeline-model-parallel-size 6 "
+    found = judge_launch(launch(flags + "--num-layers-per-virtual-pipeline-stage 4"))
+    assert "vp.chunk_layers" in {each.rule for each in found}
+
+
 NEMO = (
     "python megatron_gpt_pretraining.py trainer.devices=4 trainer.num_nodes=2 "
     "model.pipeline_model_parallel_size=4 model.virtual_pipeline_model_parallel_size=2 "

@@ -65,6 +65,7 @@ _LARGEST_SHELL_BYTES = 2**20
 _SHELL = re.compile(r"(?:^|/)(?:ba|z|k|da)?sh$")
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 
+_AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
 
@@ -495,6 +496,7 @@ def _source(
         is_trainers=_is_trainers(consumer, line, script),
         is_tuned=_is_tuned(consumer, line),
         arguments_unread=_why_unread(line, script, reader),
+        not_judged=tuple(_unread_filler(line, script, because)),
         world=counted,
         world_because=world_because,
         per_node=per_node,
@@ -548,6 +550,13 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
     return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
+def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Iterator[NotJudged]:
+    """Who fills in "auto", where a line names a script and that does not tell."""
+    if line.script and because.startswith(_AUTO_TELLS):
+        seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
+        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+
+
 def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
     """Why an argument that neither a line nor a file gives is not known."""
     if line.open_words:
@@ -596,7 +605,7 @@ def _consumer(
         return Consumer.ACCELERATE, f"{file.path}"
     where = section.because and f"{section.because}; "
     if told := auto_that_tells(section.config):
-        return Consumer.TRAINER, f'{where}"auto" at {told}'
+        return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {told}"
     return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
 
 

@@ -111,8 +111,13 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
             {CHUNKED[0]: None},
         )
     total += sum(is_on(launch, end) for end in ENDS)
-    if total % pp:
-        return None  # `pp.split` says it
+    if total % pp:  # how many chunks a stage has is not known then, and `pp.split` asks for it
+        return (
+            f"{total} layers, with embedding and loss where they count, do not split evenly into "
+            f"--pipeline-model-parallel-size {pp} stages",
+            {},
+            "take a pipeline that divides them",
+        )
     stage = total // pp
     if stage % size == 0:
         return None
