@@ -183,6 +183,11 @@ def check_file(
     if launches := _launches(path, flags):
         from autotune.check.megatron import check_launch  # brings NumPy
 
+        if flags.choose:
+            raise JobError(
+                f"--choose {flags.choose[0]}: a launch of Megatron-LM has no choices by number",
+                "leave it out, and change the flag that the finding names",
+            )
         found: list[CheckReport] = []
         environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
         for number in range(len(launches)):

@@ -26,7 +26,10 @@ _MOST_EXAMPLES = 4
 
 IGNORED_BY_MEGATRON = frozenset(
     f"{MEGATRON_PREFIX}{name}"
-    for name in ("sequence_parallel.tp", "model.kv_heads_unused", "yaml.unknown")
+    for name in (
+        *("sequence_parallel.tp", "model.kv_heads_unused", "yaml.unknown"),
+        *("vp.one_chunk", "recompute.one_way"),
+    )
 )
 """Rules of what Megatron turns off, or does not read, without a word."""
 

@@ -161,6 +161,27 @@ def test_an_unknown_field_of_the_section_does_nothing(tmp_path):
     assert "did you mean zero_stage?" in one.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size"),
+        ("overlap_comm", "set zero_optimization.overlap_comm in a ds_config.json"),
+        ("optimizer", "set optimizer in a ds_config.json that deepspeed_config_file names"),
+        ("mixed_precision", "to the top of the accelerate file"),
+    ],
+)
+def test_an_ignored_field_is_told_where_it_counts(name, home):
+    data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | {name: 1}}
+    (one,) = violations(data)
+    assert (one.rule, one.level) == ("accelerate.unknown_field", "warning")
+    assert home in one.fix
+
+
+def test_a_field_of_the_section_at_the_top_is_sent_there():
+    (one,) = violations(PLAIN | {"zero3_init_flag": True})
+    assert one.fix == "move zero3_init_flag into deepspeed_config"
+
+
 @pytest.mark.parametrize("kind", ["optimizer", "param"])
 def test_the_path_of_a_disk_is_lost(tmp_path, kind):
     fields = {f"offload_{kind}_device": "nvme", f"offload_{kind}_nvme_path": "/disk"}

@@ -372,6 +372,16 @@ def test_a_choice_is_taken_by_its_number_and_settles_the_file(tmp_path):
         assert (rules(again), again.fixed_text) == ([], None)
 
 
+@pytest.mark.parametrize(("number", "off"), [(1, "fp16"), (2, "bf16")])
+def test_two_precisions_are_a_choice_with_a_number(tmp_path, number, off):
+    path = write(tmp_path, PLAIN | {"fp16": {"enabled": True}})
+    assert checked(path).fixed_text is None
+    report = checked(path, chosen=[f"precision.fp16_and_bf16={number}"])
+    after = json.loads(report.fixed_text)
+    assert [name for name in ("fp16", "bf16") if not after[name]["enabled"]] == [off]
+    assert report.passes
+
+
 def test_numbers_stay_while_choices_are_made(tmp_path):
     zero = {"stage": 2, "backend": 1, "mode": 2, "xx": 3}
     path = write(tmp_path, {"train_batch_size": 8, "zero_optimization": zero})

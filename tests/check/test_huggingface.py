@@ -268,6 +268,59 @@ def test_an_argument_beside_its_section(tmp_path):
     assert rules(trained(tmp_path, AUTO, "--optim adafactor")) == []
 
 
+OFFLOADED = AUTO | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+
+
+@pytest.mark.parametrize(
+    ("optim", "level"),
+    [("rmsprop", "warning"), ("adafactor", "error"), ("apollo_adamw", "warning")],
+)
+def test_an_offloaded_optimizer_that_accelerate_replaces(tmp_path, optim, level):
+    report = trained(tmp_path, OFFLOADED, f"--optim {optim}")
+    (found,) = report.found
+    assert (found.violation.rule, found.violation.level) == (
+        "huggingface.optimizer_replaced",
+        level,
+    )
+    mended = trained(
+        tmp_path,
+        OFFLOADED,
+        f"--optim {optim}",
+        chosen=["huggingface.optimizer_replaced=1"],
+    )
+    assert json.loads(mended.fixed_text)["zero_force_ds_cpu_optimizer"] is False
+    assert mended.left == ()
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "lion_32bit", "adagrad"])
+def test_an_optimizer_that_deepspeed_has_for_the_cpu_stays(tmp_path, optim):
+    assert rules(trained(tmp_path, OFFLOADED, f"--optim {optim}")) == []
+    assert rules(trained(tmp_path, OFFLOADED)) == []
+
+
+def test_what_accelerate_takes_for_an_offloaded_optimizer(monkeypatch):
+    """The choice of the installed accelerate, with optimizers that are never built."""
+    import deepspeed.ops.adagrad
+    import deepspeed.ops.adam
+    import torch
+    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
+
+    for module, name in (
+        (deepspeed.ops.adam, "DeepSpeedCPUAdam"),
+        (deepspeed.ops.adagrad, "DeepSpeedCPUAdagrad"),
+    ):
+        monkeypatch.setattr(module, name, lambda groups, name=name, **more: name)
+    made = {
+        kind: map_pytorch_optim_to_deepspeed(kind([torch.nn.Parameter(torch.ones(2))]))
+        for kind in (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop)
+    }
+    assert made == {
+        torch.optim.AdamW: "DeepSpeedCPUAdam",
+        torch.optim.Adagrad: "DeepSpeedCPUAdagrad",
+        torch.optim.RMSprop: "DeepSpeedCPUAdam",
+    }
+
+
 def test_what_accelerate_inserts_and_refuses_by_itself(tmp_path, monkeypatch):
     """The plugin of the installed accelerate, on what the rules above are about."""
     from accelerate.utils import DeepSpeedPlugin

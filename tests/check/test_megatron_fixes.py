@@ -18,7 +18,7 @@ MODEL = (
     "--num-layers 12 --hidden-size 96 --num-attention-heads 12 --seq-length 64 "
     "--max-position-embeddings 64 --lr 2e-4 --train-iters 5 --mock-data "
     "--tokenizer-type NullTokenizer --vocab-size 511"
-).split()
+)
 VALUES = {
     "--tensor-model-parallel-size": ("TP", [1, 2, 3, 4, 16]),
     "--pipeline-model-parallel-size": ("PP", [1, 2, 3, 4, 5]),
@@ -88,7 +88,7 @@ def scripts(draw: st.DrawFn) -> str:
     chosen = [flag for flag in VALUES if flag in flags or flag in ALWAYS]
     values = {flag: draw(st.sampled_from(VALUES[flag][1])) for flag in chosen}
     switches = draw(st.lists(st.sampled_from(SWITCHES), unique=True, max_size=4))
-    words = [*MODEL, *switches, *draw(st.sampled_from(RECOMPUTE)).split()]
+    words = [MODEL, *switches, *draw(st.sampled_from(RECOMPUTE)).split()]
     return draw(st.sampled_from(STYLES))(words, values)
 
 
@@ -134,7 +134,7 @@ PLAIN = {"--micro-batch-size": 1, "--global-batch-size": 64}
 
 def mended(path: Path, style, values: dict[str, int], words: str = "") -> str:
     """What bash gives the training after the fix."""
-    path.write_text(style([*MODEL, "--bf16", *words.split()], PLAIN | values))
+    path.write_text(style([MODEL, "--bf16", *words.split()], PLAIN | values))
     assert checked(path, fix=True).is_written(fixed=True)
     return " ".join(started_by(path, path.parent).words)
 
@@ -187,7 +187,7 @@ def test_two_interleaved_stages_overlap_again(tmp_path):
 
 
 def test_a_change_that_cannot_be_written_is_advice(tmp_path):
-    text = as_variables([*MODEL, "--bf16"], PLAIN | {"--tensor-model-parallel-size": 16})
+    text = as_variables([MODEL, "--bf16"], PLAIN | {"--tensor-model-parallel-size": 16})
     text = text.replace("GBS=64", "GBS=$((TP * 16))")
     (tmp_path / "run.sh").write_text(text)
     report = checked(tmp_path / "run.sh", fix=True)
@@ -198,7 +198,7 @@ def test_a_change_that_cannot_be_written_is_advice(tmp_path):
 
 
 def test_without_a_launcher_the_world_is_what_the_file_exports(tmp_path):
-    line = as_line(MODEL, PLAIN | {"--tensor-model-parallel-size": 2})
+    line = as_line([MODEL], PLAIN | {"--tensor-model-parallel-size": 2})
     line = line.replace("torchrun --nproc_per_node 8", "python")
     (tmp_path / "run.sh").write_text(f"export WORLD_SIZE=24 RANK=0\n{line}")
     report = checked(tmp_path / "run.sh")

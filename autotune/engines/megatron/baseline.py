@@ -11,7 +11,7 @@ from autotune.engines.megatron.argument_rules.making import in_words
 from autotune.engines.megatron.arguments import Arguments
 from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
-from autotune.engines.megatron.launch_rules import judge_launch, rows_of
+from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
 from autotune.engines.megatron.rules import Columns
 from autotune.job.job import Job
@@ -66,8 +66,9 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
         return _knobs(launch, job), dict(_notes(launch))
     except UnknownFactError as error:
         raise JobError(
-            f"{path}: the value of {error} is known to the shell alone",
-            "write the number into the file",
+            f"{path}: the file does not tell {flags_of(str(error))}, or a value that no layout "
+            "here has",
+            "write the numbers into the file; embedding and loss count both as layers, or neither",
         ) from error
 
 

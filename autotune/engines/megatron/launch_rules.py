@@ -231,6 +231,13 @@ _WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=none|=?)")
 _SWITCH_WORD = re.compile(rf"(?<![\w-])({'|'.join(_SWITCHES_OF)})(=true|=false)?\b")
 
 
+def flags_of(column: str) -> str:
+    """The flags that make a column of a layout, in words."""
+    return " and ".join(
+        map(flag_name, _SWITCHES_OF.get(column, (_ARGUMENT_OF.get(column, column),)))
+    )
+
+
 def _as_switches(word: re.Match[str], name_of: Callable[[str], str]) -> str:
     names = " and ".join(map(name_of, _SWITCHES_OF[word[1]]))
     return f"no {names}" if word[2] == "=false" else names

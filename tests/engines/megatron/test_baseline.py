@@ -66,7 +66,8 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
         ("--nproc-per-node 2", "--nproc-per-node 4", "starts 4 ranks"),
         ("--bf16", "--fp16", "trains in fp16"),
         ("--num-layers 3", "--num-layers 4", "num-layers is 4"),
-        ("-parallel-size 2", "-parallel-size $TP", "known to the shell alone"),
+        ("-parallel-size 2", "-parallel-size $TP", "tell --tensor-model-parallel-size"),
+        ("--bf16", "--bf16 --account-for-loss-in-pipeline-split", "tell --account-for-emb"),
         ("-parallel-size 2", "-parallel-size 3", "attention-heads 4 is no multiple of --tensor"),
         ("pretrain_gpt.py", "other.py", "starts no training of Megatron-LM"),
     ],
@@ -83,7 +84,7 @@ def test_arguments_in_a_file_that_a_script_sources_are_read(tmp_path):
     text = f'#!/bin/bash\nsource args.sh\ntorchrun{line.rstrip()} "$@"\n'
     _, candidate = read(tmp_path, text)
     assert (candidate["tp"], candidate["micro_batch"]) == (2, 2)
-    with pytest.raises(JobError, match="known to the shell alone"):
+    with pytest.raises(JobError, match="tell --"):
         read(tmp_path, text.replace("$@", "$MORE"))
 
 

@@ -1,6 +1,7 @@
 """Rules of launches: each breaks on a line of its own, and a checkout refuses it, too."""
 
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +133,7 @@ BROKEN = {
 }
 OTHERWISE = {
     *("batch.micro", "model.required", "environment.connections", "fp8.device"),
-    *("experts.precision", "optimizer.muon", "data.tokenizer"),
+    *("experts.precision", "optimizer.muon", "data.tokenizer", "environment.visible_devices"),
 }
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
 BY_HAND = {"model.head_width", "pp.layout", "recompute.one_way", "vp.one_chunk"}
@@ -210,6 +211,45 @@ def test_a_checkout_refuses_what_the_rules_refuse():
             assert REFUSED not in answer, "it counts for nothing"
         else:
             assert (REFUSED in answer) == bool(raised), (rule, answer.get(REFUSED))
+
+
+_IDENTIFIER = re.compile(r"(?<![\w-])[a-z0-9]+_\w+(?![\w.]*=)")
+_OF_VALUES = {
+    *("fsdp_dtensor", "torch_dist", "torch_dcp", "aux_loss", "moe_act", "core_attn"),
+    "learned_absolute",
+}
+"""Values of flags that look like names."""
+CLASHES = {
+    "activation_offload.pipeline": "--cpu-offloading-num-layers 2 "
+    "--pipeline-model-parallel-size 2",
+    "activation_offload.recompute": "--recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1 --cpu-offloading-num-layers 2",
+    "etp.replicas": "--num-experts 8 --expert-tensor-parallel-size 2 --moe-ffn-hidden-size 64",
+    "offload_modules.layers": "--fine-grained-activation-offloading --offload-modules core_attn "
+    "--cpu-offloading-num-layers 2",
+    "sequence_parallel.sequence": "--sequence-parallel --tensor-model-parallel-size 8 "
+    "--seq-length 60",
+    "uneven.split": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
+}
+"""Lines that break rules of layouts alone."""
+
+
+@pytest.mark.parametrize(("rule", "flags"), [*BROKEN.items(), *CLASHES.items()])
+def test_messages_name_flags_and_nothing_of_ours(rule, flags):
+    found = judge_launch(launch(flags))
+    assert rule in {each.rule for each in found}
+    for each in found:
+        names = set(_IDENTIFIER.findall(f"{each.message}; {each.fix}"))
+        assert not names - _OF_VALUES, each
+        assert "recompute=" not in each.fix
+
+
+def test_recomputation_that_is_asked_for_twice_has_one_answer():
+    both = "--recompute-activations --recompute-granularity full"
+    (found,) = judge_launch(launch(both))
+    assert (found.rule, found.level) == ("recompute.one_way", "warning")
+    (found,) = judge_launch(launch(f"{both} --recompute-method uniform"))
+    assert found.changes == {"recompute_activations": None, "recompute_num_layers": 1}
 
 
 def test_what_only_the_shell_knows_is_not_judged():

@@ -1,6 +1,6 @@
-"""Keys of a file that a reader other than DeepSpeed refuses, or does not follow."""
+"""What a reader or a launcher refuses, or does not follow, before DeepSpeed sees a file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.base.nested import look_up
@@ -8,6 +8,7 @@ from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.reading import ReadConfig
+from autotune.engines.launches.devices import VisibleDevices, too_few
 from autotune.space.rule import Violation
 
 _MEGATRON_FLAGS = (
@@ -112,3 +113,45 @@ def _as_number(number: float, has_exponent: bool) -> str:
         return repr(number)
     mantissa, _, exponent = f"{number:e}".partition("e")
     return f"{float(mantissa)!r}e{exponent}"
+
+
+_FILTERS = ("include", "exclude")
+_COUNTS = ("num_gpus", "num_nodes")
+"""Flags of DeepSpeed's launcher that name devices, and that count them."""
+
+
+def device_violations(
+    kind: str, flags: Sequence[str], visible: VisibleDevices | None, per_node: int | None
+) -> Iterator[Violation]:
+    """What a launcher does with devices that are named and counted in two places.
+
+    Args:
+        kind: The launcher.
+        flags: Names of its flags.
+        visible: What variables or accelerate leave visible.
+        per_node: Ranks of a node.
+    """
+    if kind != "deepspeed":
+        if (found := too_few(visible, per_node)) is not None:
+            message, fix = found
+            yield Violation(rule="file.visible_devices", message=message, fix=fix)
+        return
+    # launcher/runner.py, main: it takes the variable away before it starts ranks.
+    filters, counts = ([name for name in names if name in flags] for names in (_FILTERS, _COUNTS))
+    if filters and counts:
+        yield Violation(
+            rule="file.visible_devices",
+            message=f"--{filters[0]} names devices and --{counts[0]} counts them: DeepSpeed's "
+            "launcher refuses the two together",
+            fix=f"leave --{counts[0]} out",
+        )
+    elif visible is not None and (filters or "num_gpus" in flags):
+        flag = (filters or counts)[0]
+        yield Violation(
+            rule="file.visible_devices",
+            message=f"{visible.told_by}={visible.names} beside --{flag}: DeepSpeed's launcher "
+            "ignores the variable, and takes the devices from the first on",
+            fix=f"leave --{flag} out, or name the devices with --include "
+            f"localhost:{visible.names} alone",
+            consequence="ignored",
+        )

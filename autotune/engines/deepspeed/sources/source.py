@@ -31,14 +31,14 @@ from autotune.engines.deepspeed.sources.reading import (
     sections_of,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.refusals import refusals
+from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
 from autotune.engines.deepspeed.sources.script import (
     made_arguments,
     own_defaults,
     trains_with,
     uses_lightnings,
 )
-from autotune.engines.launches.devices import device_violations, visible_devices
+from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.line import TRL, flags_of
 from autotune.engines.launches.shell import Command, ShellText, is_shell, read_shell
 from autotune.space.rule import NotJudged, Violation

@@ -1,0 +1,93 @@
+"""Devices that a launch leaves visible against its ranks, by each launcher."""
+
+import pytest
+
+from autotune.app.check import CheckFlags, check_files
+from tests.check.files import checked, messages, rules, write
+
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+RULE = "file.visible_devices"
+
+
+def said(tmp_path, line: str, **how: object) -> str:
+    path = write(tmp_path, CONFIG)
+    return messages(checked(path, launch=f"{line} --deepspeed_config {path}", **how), RULE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CUDA_VISIBLE_DEVICES=4,5,6 torchrun --nproc_per_node 6 run.py",
+        "HIP_VISIBLE_DEVICES=0,1,2, python -m torch.distributed.run --nproc-per-node=6 run.py",
+        "CUDA_VISIBLE_DEVICES=GPU-8932f937,GPU-8932f938,MIG-1 torchrun --nproc_per_node 6 run.py",
+        "accelerate launch --num_processes 6 --gpu_ids 1,2,3 run.py",
+        "accelerate launch --num_processes 12 --num_machines 2 --gpu_ids=1,2,3 run.py",
+    ],
+)
+def test_ranks_without_a_device_are_told(tmp_path, line):
+    told = said(tmp_path, line)
+    assert "leaves 3 of a node's devices visible, and the line starts 6 ranks" in told
+    assert "ranks from 3 on end with an invalid device ordinal" in told
+    assert "start 3 ranks a node" in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 run.py",
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --nnodes 4 run.py",
+        "CUDA_VISIBLE_DEVICES=$GPUS torchrun --nproc_per_node 2 run.py",
+        "CUDA_VISIBLE_DEVICES= DS_ACCELERATOR=cpu torchrun --nproc_per_node 2 run.py",
+        "DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 run.py",
+        "accelerate launch --num_processes 4 --gpu_ids all run.py",
+        "CUDA_VISIBLE_DEVICES=0 accelerate launch --num_processes 2 --gpu_ids 0,1 run.py",
+        "CUDA_VISIBLE_DEVICES=0,1 deepspeed run.py",
+        "CUDA_VISIBLE_DEVICES=0,1 python run.py",
+    ],
+)
+def test_devices_that_suffice_or_that_nobody_knows_are_not(tmp_path, line):
+    assert said(tmp_path, line) == ""
+
+
+def test_deepspeeds_launcher_takes_devices_from_one_place(tmp_path):
+    ignored = said(tmp_path, "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2 run.py")
+    assert "DeepSpeed's launcher ignores the variable" in ignored
+    assert "--include localhost:2,3" in ignored
+    refused = said(tmp_path, "deepspeed --include localhost:0,1 --num_gpus 4 run.py")
+    assert "refuses the two together; leave --num_gpus out" in refused
+
+
+def test_a_shell_file_exports_them_and_is_named(tmp_path):
+    write(tmp_path, CONFIG)
+    text = (
+        "#!/bin/bash\nexport CUDA_VISIBLE_DEVICES='0, 1'\nRANKS=4\n"
+        "torchrun --nproc_per_node $RANKS run.py --deepspeed_config ds_config.json\n"
+    )
+    path = write(tmp_path, text, "run.sh")
+    told = messages(checked(path), RULE)
+    assert told.startswith(f"{path}: CUDA_VISIBLE_DEVICES=0,1 leaves 2")
+    assert rules(checked(write(tmp_path, text.replace("S=4", "S=2"), "run.sh"))) == []
+
+
+def test_the_yaml_of_accelerate_names_them(tmp_path):
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\n"
+        "num_processes: 4\ngpu_ids: '0,1,2'\ndeepspeed_config: {zero_stage: 2}\n"
+    )
+    report = checked(write(tmp_path, text, "accelerate.yaml"))
+    assert "gpu_ids=0,1,2 leaves 3" in messages(report, RULE)
+    assert "rank 3 ends" in messages(report, RULE)
+
+
+def test_a_launch_of_megatrons_is_asked_the_same(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "CUDA_VISIBLE_DEVICES=0 torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 "
+        "--hidden-size 8 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 "
+        "--micro-batch-size 1 --global-batch-size 2 --mock-data --tokenizer-type NullTokenizer "
+        "--vocab-size 9\n"
+    )
+    (report,) = check_files([str(path)], CheckFlags(megatron_release="0.16")).reports
+    assert "CUDA_VISIBLE_DEVICES=0 leaves 1" in messages(
+        report, "megatron.environment.visible_devices"
+    )
