@@ -381,7 +381,7 @@ def _number_or_none(launch: MegatronLaunch, name: str) -> int | None:
 
 def _divides(launch: MegatronLaunch, step: _Step) -> bool:
     """Whether a number divides what it splits, as far as the launch tells that."""
-    wholes = dict.fromkeys(_OF_WORLD, launch.world)
+    wholes: dict[str, int | None] = dict.fromkeys(_OF_WORLD, launch.world)
     wholes["micro_batch_size"] = _number_or_none(launch, "global_batch_size")
     return all((wholes.get(name) or value) % value == 0 for name, value in step.changes.items())
 
