@@ -492,6 +492,17 @@ def test_a_ds_config_that_a_here_document_writes_is_read_on_its_lines(tmp_path):
     assert "here-document" in report.not_edited
 
 
+def test_a_file_that_is_sourced_names_the_ds_config_or_is_named_as_missing(tmp_path):
+    (tmp_path / "conf").mkdir()
+    line = "deepspeed --num_gpus 2 fit.py --deepspeed_config $THE_FILE\n"
+    path = write(tmp_path, f"source $CONF/conf/names.sh\n{line}", "run.sh")
+    with pytest.raises(RenderError, match="only the shell knows") as raised:
+        checked(path)
+    assert "$CONF/conf/names.sh, which line 1 sources, is not read" in raised.value.hint
+    write(tmp_path / "conf", f"THE_FILE={write(tmp_path, RAW)}\n", "names.sh")
+    assert checked(path).source.config == RAW
+
+
 @pytest.mark.parametrize("folder", ["$PWD", "$(pwd)", '$(dirname "$0")', "$HOME/x"])
 def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, folder):
     monkeypatch.chdir(tmp_path)

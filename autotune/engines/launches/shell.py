@@ -70,8 +70,13 @@ _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 _PER_ELEMENT = 32
 """Characters that an element of an array counts for, beside its own."""
+_FOLDERS_ABOVE = 3
+"""Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 4
 """Files that source one another, at most."""
+_ASKS_FOLDER = re.compile(r"\s*(?:cd|pwd|dirname|realpath|readlink)\b.{0,300}$", re.DOTALL)
+_MOST_FOLDERS = 1000
+"""Commands in a file that ask for a folder, at most."""
 _FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
 """Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
@@ -126,8 +131,12 @@ class ShellText:
 
     def lost_below(self, command: Command) -> Command | None:
         """The command behind another one if it begins with a flag: that one has lost its end."""
+
+        def is_flag(other: Command) -> bool:
+            return bool(other.words) and other.words[0].text.startswith("--")
+
         after = self.commands[self.commands.index(command) + 1 :][:1]
-        return next((each for each in after if each.words[0].text.startswith("--")), None)
+        return next((each for each in after if is_flag(each)), None)
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,7 @@ def _sourced_file(word: str, path: Path) -> Path | None:
     rest = _UNKNOWN_FOLDERS.sub("", word)
     if not rest or _UNKNOWN.search(rest):
         return None
-    near = (*(folder / rest for folder in path.parents), Path(rest))
+    near = (*(folder / rest for folder in path.parents[:_FOLDERS_ABOVE]), Path(rest))
     found = next((each for each in near if each.is_file()), None)
     return None if found is None or found.resolve() == path.resolve() else found
 
@@ -259,6 +268,7 @@ class _Reader:
         """What is held at the end of the file: for functions, which run after it was read."""
         self._now: dict[str, _VariableValue | None] = {}
         """Variable -> what it is; None: only the shell knows."""
+        self._n_folders = 0
         self._n_put = 0
         """Characters that variables have put in so far."""
         self.exported: dict[str, Word] = {}
@@ -411,6 +421,9 @@ class _Reader:
         # No character of it stands in this text: what is put in is where it is sourced.
         span = (line[0].start, line[-1].end)
         before = {name: held and _elsewhere(held, span) for name, held in self._now.items()}
+        of_file = tuple((char, None) for char in str(path))
+        source = _VariableValue(items=(of_file,), is_array=False, spans=())
+        before |= {"BASH_SOURCE": source}
         reader._outer = before
         reader.commands()
         self.sourced += reader.sourced
@@ -599,11 +612,11 @@ class _Reader:
                 at = end
             elif char == "`" or (char == "$" and raw[at + 1 : at + 2] in ("(", "{")):
                 is_old = char == "`"
-                end = _past(raw, at, "`") if is_old else _bracket_end(raw, at + 1)
-                begin = at + (1 if is_old else 2)
+                last = raw.find("`", at + 1) if is_old else -1
+                end = last + 1 or (len(raw) if is_old else _bracket_end(raw, at + 1))
                 folder = None
                 if is_old or raw[at + 1] == "(":
-                    folder = self._folder(base + begin, base + end - 1)
+                    folder = self._folder(base + at + 2 - is_old, base + end - 1)
                 word = word or []
                 word += (
                     _placed(raw[at:end], base + at)
@@ -624,7 +637,14 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         here, printed = ".", None
-        for line in filter(None, _lines(self._text, start, end)):
+        if _ASKS_FOLDER.match(self._text, start, end) is None or self._n_folders > _MOST_FOLDERS:
+            return None
+        self._n_folders += 1
+        try:
+            lines = [line for line in _lines(self._text, start, end) if line]
+        except _OpenError:
+            return None
+        for line in lines:
             words = ["".join(c for c, _ in word) for token in line for word in self._fields(token)]
             name, *rest = [word for word in words if word not in _FOLDER_FLAGS] or [""]
             if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
@@ -861,7 +881,7 @@ def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[_Tokens]
                     begin, at = at, _past_document(text, at, word)
                     last = text.rfind("\n", begin, at - 1)
                     owner.document = (begin, max(begin, last + 1))
-                    if owner.target is None and text.startswith("tee", owner[0].start):
+                    if not owner.target and owner and text.startswith("tee", owner[0].start):
                         owner.target = (owner[-1].start, owner[-1].end)
                 waiting = []
         else:

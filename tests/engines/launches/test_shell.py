@@ -1,5 +1,6 @@
 """Shell files: words and where they stand, as bash takes them."""
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -306,6 +307,24 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
         assert ([each.name for each in shell.sourced], shell.unread) == (["env.sh"], ())
     shell = read_shell("A=1\n. ../conf/gone.sh\n", tmp_path / "jobs" / "run.sh", follows=True)
     assert shell.unread == ("../conf/gone.sh, which line 2 sources, is not read",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run "a ` b"\n',
+        'run "$(dirname "\n',
+        "run $(cd $(cd $(cd $(pwd\n",
+        "> f <<E\nx\nE\n",
+        "<<E\nx\nE",
+        "eval\neval ;\neval $A |\nrun\n",
+        "cat > <<E\nx\nE\n",
+    ],
+)
+def test_broken_text_is_read_as_far_as_it_goes_or_refused(text):
+    with contextlib.suppress(JobError):
+        shell = read_shell(text, Path("run.sh"))
+        assert [shell.lost_below(each) for each in shell.commands] == [None] * len(shell.commands)
 
 
 def test_a_command_that_begins_with_a_flag_has_lost_the_line_above():

@@ -340,7 +340,7 @@ def _of_line(
 def _with_lost(source: Source, lost: Command, text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
-    names = ", ".join(f"--{name}" for name in flags)
+    names = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
     number = text.count("\n", 0, lost.start)
     violation = Violation(
         rule="file.lost_line",
@@ -366,6 +366,11 @@ def _of_named(
         found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
+    if "$" in name and shell.unread:
+        raise RenderError(
+            f"{base}: names {name!r}, which only the shell knows",
+            f"{', '.join(shell.unread)}: put it there, or name the ds_config.json itself",
+        )
     path = named_path(name, base)
     return _read(
         path,
