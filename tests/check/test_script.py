@@ -125,6 +125,7 @@ def test_what_a_script_makes_is_compared_with_its_file(tmp_path):
             False,
         ),
         ("import deepspeed", None),
+        ("import lightning as pl\npl.Trainer()", None),
         ("", None),
     ],
 )

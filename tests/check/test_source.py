@@ -423,6 +423,7 @@ def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
         "torchrun --nproc_per_node 2 fit.py",
         "torchrun --nproc_per_node 2 fit.py --ds ds_config.json",
         "deepspeed --num_gpus 2 fit.py --our_config ds_config.json --lr 3",
+        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json --do_train",
     ],
 )
 def test_a_line_that_does_not_tell_the_reader_leaves_it_to_the_file(tmp_path, line):

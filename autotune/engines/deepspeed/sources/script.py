@@ -75,7 +75,11 @@ def trains_with(path: Path) -> bool | None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _TRAINERS
         for alias in node.names
     )
-    named = (node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    named = (
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and _name(node.value) in _TRAINERS
+    )
     is_trainers = any(
         name == _PARSER or name in _CLASSES or name.endswith("Trainer")
         for name in (*imported, *named)

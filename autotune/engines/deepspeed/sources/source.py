@@ -49,7 +49,7 @@ _TELLING = frozenset(
 
 _OF_TRAINER_ALONE = frozenset(
     (
-        *("do_train", "do_eval", "do_predict", "overwrite_output_dir", "logging_steps"),
+        *("do_train", "do_eval", "do_predict", "overwrite_output_dir"),
         *("logging_strategy", "save_strategy", "save_total_limit", "eval_strategy"),
         *("evaluation_strategy", "warmup_ratio", "remove_unused_columns", "ddp_timeout"),
         *("ddp_find_unused_parameters", "load_best_model_at_end", "gradient_checkpointing_kwargs"),
@@ -602,7 +602,8 @@ def _consumer(
         return section.consumer, section.because
     if line.consumer in (Consumer.TRAINER, Consumer.DEEPSPEED):
         return line.consumer, "the launch line"
-    if told := _trainers_evidence(line, script):
+    is_by_accelerate = line.consumer is not None or file.path is not None
+    if told := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
         return Consumer.TRAINER, told
     if line.consumer is not None:
         return line.consumer, "the launch line"
@@ -614,10 +615,12 @@ def _consumer(
     return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
 
 
-def _trainers_evidence(line: LaunchLine, script: Path | None) -> str:
-    """What tells that a script trains with Trainer, whoever starts it; empty: nothing does."""
+def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: bool) -> str:
+    """What tells that a script trains with Trainer; empty: nothing does."""
     if script is not None and (trainer := trains_with(script)) is not None:
         return f"{line.script} trains with Trainer" if trainer else ""
+    if not by_arguments:
+        return ""
     told = next((name for name in line.arguments if name in _OF_TRAINER_ALONE), "")
     return f"--{told} of the launch line" if told else ""
 
