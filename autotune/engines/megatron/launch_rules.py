@@ -287,15 +287,20 @@ def nearest_legal(launch: MegatronLaunch) -> dict[str, Any]:
     # What the shell may add to a launch is taken for nothing: a change must fit what is there.
     launch = replace(launch, is_partial=False)
     (now,) = _broken([launch])
-    refused = _refused_arguments(launch)
+    refused, told = _refused_arguments(launch), rows_of(launch).columns.keys()
     fewest, best = len(now), {}
     for parts in (_KEEPING, (*_KEEPING, *_DEGREES)):
         for n_changed in range(1, _MOST_CHANGED + 1):
             ways = list(_changes(launch, parts, n_changed))
             ends = [changed(launch, way) for way in ways]
             for changes, end, left in zip(ways, ends, _broken(ends), strict=True):
-                is_better = left < now and len(left) < fewest
-                if is_better and _refused_arguments(end) <= refused:
+                # A rule that only lost sight of a value is not mended.
+                if (
+                    left < now
+                    and len(left) < fewest
+                    and told <= rows_of(end).columns.keys()
+                    and _refused_arguments(end) <= refused
+                ):
                     fewest, best = len(left), changes
             if not fewest:
                 return best

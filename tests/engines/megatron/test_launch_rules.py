@@ -344,6 +344,14 @@ def test_as_few_arguments_are_changed_as_will_do(flags, changes):
     assert judge_launch(changed(broken, changes)) == []
 
 
+def test_a_change_that_hides_a_value_from_a_rule_mends_nothing():
+    chunks = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
+    (found,) = judge_launch(replace(launch(f"{chunks} --global-batch-size 15"), world=4))
+    assert (found.rule, found.changes) == ("vp.micro_batches", {"global_batch_size": 16})
+    (found,) = judge_launch(launch(f"{chunks} --num-layers 9"))
+    assert (found.rule, found.changes) == ("vp.chunk_layers", {})
+
+
 def test_all_that_a_change_mends_says_it():
     found = judge_launch(launch("--tensor-model-parallel-size 3 --pipeline-model-parallel-size 5"))
     assert [each.rule for each in found] == [

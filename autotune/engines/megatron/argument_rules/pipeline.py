@@ -100,7 +100,7 @@ def _two_stages(launch: MegatronLaunch) -> Answer:
 
 @argument_rule("vp.chunk_layers", f"{ARGUMENTS}: num_layers_per_virtual_pipeline_stage")
 def _chunk_layers(launch: MegatronLaunch) -> Answer:
-    """--num-layers-per-virtual-pipeline-stage does not divide the layers of a stage."""
+    """--num-layers-per-virtual-pipeline-stage does not divide a stage, or stages differ."""
     size, total = launch.get(CHUNKED[0]), launch.get("num_layers")
     pp = launch.get("pipeline_model_parallel_size")
     if size is None or not total or pp < 2:
@@ -111,12 +111,11 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
             {CHUNKED[0]: None},
         )
     total += sum(is_on(launch, end) for end in ENDS)
-    if total % pp:  # how many chunks a stage has is not known then, and `pp.split` asks for it
+    if total % pp:  # `pp.split` knows no number of chunks then
         return (
-            f"{total} layers, with embedding and loss where they count, do not split evenly into "
-            f"--pipeline-model-parallel-size {pp} stages",
+            f"{total} layers do not split evenly into --pipeline-model-parallel-size {pp} stages",
             {},
-            "take a pipeline that divides them",
+            f"take a pipeline that divides {total}",
         )
     stage = total // pp
     if stage % size == 0:
