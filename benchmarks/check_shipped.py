@@ -75,7 +75,7 @@ def _add(found: Repository, path: Path, version: str) -> None:
 
 
 def _verdict(report: CheckReport) -> str:
-    if not report.would_run(fixed=False):
+    if report.is_refused(fixed=False):
         return "would not run"
     return "warnings" if report.found else "clean"
 

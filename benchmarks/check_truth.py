@@ -93,7 +93,7 @@ def judge(mutant: Mutant) -> Said:
             return Said(would_run=True, findings=(), crash=crash)
         told = [one.violation for report in reports for one in report.found if not one.after_fix]
         return Said(
-            would_run=all(report.would_run(fixed=False) for report in reports),
+            would_run=not any(report.is_refused(fixed=False) for report in reports),
             findings=tuple(
                 f"{one.consequence} {one.rule} {one.message}; {one.fix}" for one in told
             ),

@@ -13,6 +13,7 @@ from autotune.engines.deepspeed.sources import accelerate_fields
 from autotune.engines.deepspeed.sources.accelerate_names import FLAGS, KEYS
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
+    BETAS,
     FILLED,
     Consumer,
     autos,
@@ -20,7 +21,7 @@ from autotune.engines.deepspeed.sources.consumers import (
 )
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
 from autotune.engines.deepspeed.sources.source import Source
-from autotune.space.rule import Choice, Violation
+from autotune.space.rule import Choice, NotJudged, Violation
 
 
 def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
@@ -29,8 +30,10 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         return []
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
     if source.consumer is Consumer.TRAINER:
-        found += [*_mismatches(config, source), *_defaults(config, source)]
-        found += [*_overruled(config, source), *_replaced(config, source)]
+        compared = _compared_config(config, source)
+        found += [*_mismatches(compared, source), *_defaults(compared, source)]
+        found += [*_overruled(config, source), *_unmapped(config, source)]
+        found += _replaced(config, source)
     found += [*_without_type(config, source.consumer), *_old_bf16(config, source)]
     found += [*_null_accumulation(config, source.consumer)]
     found += [*_accumulation(config, source), *_flags(config, source)]
@@ -171,8 +174,85 @@ _DEFAULTS: Mapping[str, Any] = {
     "optimizer.params.weight_decay": 0.0,
     "optimizer.params.betas": [0.9, 0.999],
     "scheduler.params.warmup_max_lr": 5e-5,
+    "fp16.enabled": False,
+    "bf16.enabled": False,
 }
 """Key -> what Trainer puts there where nobody gives its argument."""
+
+
+def _compared_config(config: Mapping[str, Any], source: Source) -> Mapping[str, Any]:
+    """What Trainer compares: accelerate has put its precision in before, where it starts it."""
+    asked = source.mixed_precision
+    if asked is None or isinstance(source.arguments.get("deepspeed"), str):
+        return config
+    for name in ("fp16", "bf16"):
+        if look_up(config, f"{name}.enabled") in (None, AUTO) and name not in source.arguments:
+            config = merge(config, {name: {"enabled": asked.lower() == name}})
+    return config
+
+
+def _unmapped(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    """DeepSpeed's autotuner, which writes sizes of its own into the file of each trial."""
+    tuning = config.get("autotuning")
+    if not source.is_tuned or not isinstance(tuning, Mapping) or tuning.get("enabled") is not True:
+        return
+    given = tuning.get("arg_mappings")
+    if isinstance(given, Mapping) and "train_micro_batch_size_per_gpu" in given:
+        return
+    yield Violation(
+        rule="huggingface.arg_mappings",
+        message="autotuning without arg_mappings: DeepSpeed's autotuner writes a micro-batch of "
+        "its own into the file of each trial, and Trainer, whose argument stays, refuses it",
+        fix="set autotuning.arg_mappings as below: the autotuner then changes the arguments, too",
+        at=("autotuning",),
+        changes={
+            "autotuning": {
+                "arg_mappings": {
+                    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
+                    "gradient_accumulation_steps": "--gradient_accumulation_steps",
+                }
+            }
+        },
+    )
+
+
+def _compared(key: str) -> tuple[str, ...]:
+    """Names of the arguments that Trainer compares a key with."""
+    return next(((one.name,) for one in ARGUMENTS if one.key == key), BETAS)
+
+
+def not_compared(source: Source) -> Iterator[NotJudged]:
+    """Values of a file that Trainer compares with arguments that nobody here knows."""
+    section = (source.accelerate_file or {}).get("deepspeed_config")
+    if (
+        source.is_trainers is None
+        and look_up(section or {}, accelerate_fields.ACCUMULATION) == AUTO
+    ):
+        yield NotJudged(
+            what=f"{accelerate_fields.ACCUMULATION}=auto",
+            why="Trainer fills it in, a script that calls accelerate itself ends with an "
+            "exception: give the line with --launch",
+        )
+    if source.consumer is not Consumer.TRAINER:
+        return
+    known, own = known_of(source), source.own_defaults
+    config = _compared_config(source.config, source)
+    keys = [
+        key
+        for key, default in _DEFAULTS.items()
+        if key not in known
+        and look_up(config, key) not in (None, AUTO, default)
+        and not source.lost.issuperset(_compared(key))
+        and not (own is not None and own.isdisjoint(_compared(key)))
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for key in keys:
+        given = [source.arguments[n] for n in _compared(key) if n in source.arguments]
+        why = f"only the shell knows {given[0]}" if given else source.arguments_unread
+        by_reason.setdefault(why, []).append(key)
+    for why, those in by_reason.items():
+        names = dict.fromkeys(name for key in those for name in _compared(key))
+        yield NotJudged(what=f"{', '.join(those)} against {', '.join(names)}", why=why)
 
 
 def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -184,22 +264,21 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         return
     known = known_of(source)
     own = source.own_defaults
-    names = {argument.key: argument.name for argument in ARGUMENTS}
     for key, default in _DEFAULTS.items():
-        value = look_up(config, key)
-        name = names.get(key, "adam_beta1 and adam_beta2")
-        is_given = key in known or any(one in source.arguments for one in name.split(" and "))
+        value, names = look_up(config, key), _compared(key)
+        is_given = key in known or any(one in source.arguments for one in names)
         if is_given or value is None or value in (AUTO, default):
             continue
-        if own is not None and not own.isdisjoint(name.split(" and ")):
+        if own is not None and not own.isdisjoint(names):
             continue
+        name = " and ".join(names)
         yield Violation(
             rule="huggingface.default_mismatch",
             message=f"{key}={value!r}, and {name} is not given: Trainer's own default is "
             f"{default!r}, and it refuses values that differ from its arguments",
             fix=f"give {name}={value!r}",
             at=(key,),
-            is_note=own is None,
+            is_note=own is None and source.lost.isdisjoint(names),
         )
 
 
@@ -394,7 +473,9 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 def _yaml_file(source: Source) -> Iterator[Violation]:
     if source.accelerate_file is not None:
         yield from accelerate_fields.violations(
-            source.accelerate_file, is_counted=source.world is not None
+            source.accelerate_file,
+            is_counted=source.world is not None,
+            fills_in=source.is_trainers is not False,
         )
     if source.beside_file:
         named = ", ".join(source.beside_file)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from autotune.base.nested import dotted, leaves
+from autotune.base.nested import dotted, leaves, look_up
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import huggingface, numbers_read
 from autotune.check.diff import text_diff
@@ -21,13 +21,20 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
-from autotune.engines.deepspeed.rules.sections import unreadable
+from autotune.engines.deepspeed.rules.sections import AUTO, unreadable
 from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.source import Source, auto_that_tells
 from autotune.engines.deepspeed.sources.templates import joined_templates
-from autotune.space.rule import Level, Patch, UnknownFactError, Violation, listed
+from autotune.space.rule import (
+    Level,
+    NotJudged,
+    Patch,
+    UnknownFactError,
+    Violation,
+    listed,
+)
 
 _KEY_TWICE = "file.key_twice"
 
@@ -91,6 +98,8 @@ class CheckReport:
     """Why the file cannot be edited; empty where it can."""
     ignored: tuple[str, ...] = ()
     """Rules of the findings that the user does not want, each once a finding."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """What decides whether it runs and could not be read; empty: all that does was judged."""
 
     @property
     def about(self) -> str:
@@ -147,20 +156,21 @@ class CheckReport:
         """Why nobody here knows what is in `unknown`, in words."""
         return 'known at run time only ("auto")'
 
-    @property
-    def proviso(self) -> str:
-        """The condition under which it would run, where something is not known; or empty."""
-        return ""
-
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """Exit code of `check` for this file alone; `strict`: a warning fails, too."""
         worst: tuple[Level, ...] = ("error", "warning") if strict else ("error",)
         fails = any(violation.level in worst for violation in self.now(fixed=fixed))
         return CheckExit.FAILS if fails else CheckExit.PASSES
 
-    def would_run(self, *, fixed: bool) -> bool:
-        """Whether the file as it is would run."""
-        return all(violation.level != "error" for violation in self.now(fixed=fixed))
+    def is_refused(self, *, fixed: bool) -> bool:
+        """Whether something in the file as it is would end the run."""
+        return any(violation.level == "error" for violation in self.now(fixed=fixed))
+
+    def would_run(self, *, fixed: bool) -> bool | None:
+        """Whether it would run; None: nothing refuses it, and not all was judged."""
+        if self.is_refused(fixed=fixed):
+            return False
+        return None if self.not_judged else True
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; `would_run` is about the file as it is after `--fix`, if that was said."""
@@ -176,6 +186,7 @@ class CheckReport:
             "unknown": list(self.unknown),
             "findings": [found.to_dict() for found in self.found],
             "ignored": list(self.ignored),
+            "not_judged": [one.to_dict() for one in self.not_judged],
             "fixed": self.is_written(fixed=fixed),
             "would_run": self.would_run(fixed=fixed),
             "would_run_after_fix": self.would_run(fixed=True),
@@ -214,6 +225,8 @@ class _Looked:
 
     violations: tuple[Violation, ...]
     unknown: frozenset[tuple[str, ...]]
+    asked: frozenset[str]
+    """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
 
@@ -352,6 +365,7 @@ def _checked(
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
         ignored=tuple(one.rule for one in all_found if one not in before),
+        not_judged=tuple(_not_judged(source, first)),
     )
     return report, source.config if why_not else mended.config
 
@@ -433,7 +447,8 @@ def _look(
     taken, because = _world(after, source, mute)
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
-    violations = judge(setup)
+    asked: set[str] = set()
+    violations = judge(setup, asked)
     if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
         violations = numbers_read.joined(read, violations)
@@ -459,9 +474,28 @@ def _look(
             replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
         ),
         unknown=frozenset(unknown),
+        asked=frozenset(asked),
         world=world,
         world_because=because,
     )
+
+
+def _not_judged(source: Source, looked: _Looked) -> Iterator[NotJudged]:
+    """What decides whether a configuration runs, and nobody here could read."""
+    yield from source.not_judged
+    if "world" in looked.asked:
+        yield NotJudged(what="what the number of ranks decides", why="give it with --world")
+    if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:
+        yield NotJudged(
+            what="autotuning",
+            why="what the file means without deepspeed --autotuning is something else: give the "
+            "line with --launch",
+        )
+    for path in sorted(source.unknown):
+        value = look_up(source.config, dotted(path))
+        if dotted(path) in looked.asked and value != AUTO:
+            yield NotJudged(what=dotted(path), why=f"{value} is put in at run time")
+    yield from huggingface.not_compared(source)
 
 
 def _is_unasked(violation: Violation, source: Source) -> bool:
@@ -487,6 +521,7 @@ def _setup(
         sp_by_script=source.layout.sp,
         brings_cpu_adam=source.consumer is not Consumer.DEEPSPEED,
         is_part=source.is_part,
+        is_tuned=source.is_tuned,
         environment=replace(environment, n_devices=source.per_node or 0),
     )
 

@@ -25,7 +25,7 @@ from autotune.engines.megatron.launch_rules import WORD_RULES, changed, judge_la
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.yaml_fields import home_of
-from autotune.space.rule import Violation
+from autotune.space.rule import NotJudged, Violation
 
 _MOST_ROUNDS = 50
 """Changes that one launch is mended with: each makes a rule silent, and few ask for another."""
@@ -63,12 +63,7 @@ class MegatronReport(CheckReport):
     @property
     def unknown_because(self) -> str:
         """See `CheckReport.unknown_because`."""
-        return "not judged, since the file does not tell them"
-
-    @property
-    def proviso(self) -> str:
-        """See `CheckReport.proviso`."""
-        return "as far as can be said without --world" if self.world is None else ""
+        return "known to the shell alone"
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
@@ -107,6 +102,8 @@ def check_launch(
         found = [replace(each, rule=f"{MEGATRON_PREFIX}{each.rule}") for each in judge_launch(one)]
         return _wanted(found, ignored, place)
 
+    asked: set[str] = set()
+    judge_launch(launch, asked)
     before = look(launch)
     spelled = _spelled_right(launch, number)
     after, left = spelled, before if spelled is launch else look(spelled)
@@ -146,7 +143,8 @@ def check_launch(
         ),
         left=tuple(left if text is not None or not is_changed else before),
         questions=(),
-        unknown=_unknown(launch),
+        unknown=tuple(sorted(launch.unknown)),
+        not_judged=tuple(_not_judged(launch, asked)),
         fixed_text=text,
         not_edited=not_edited,
         ignored=tuple(
@@ -240,13 +238,25 @@ def _wanted(
     return [each for each in found if not ignored.holds(each.rule, place(each).line)]
 
 
-def _unknown(launch: MegatronLaunch) -> tuple[str, ...]:
-    """What the file does not tell, and Megatron asks for."""
+def _not_judged(launch: MegatronLaunch, asked: set[str]) -> Iterator[NotJudged]:
+    """What Megatron asks for, and the file does not tell; `asked`: what rules asked for."""
+    why = "; ".join(("only the shell knows it", *launch.unread))
+    for start, word in launch.open_words.items():
+        number = launch.text.count("\n", 0, start) + 1
+        yield NotJudged(what=f"what {word} of line {number} adds", why=why)
+    if launch.is_overrides:
+        yield NotJudged(what="what the line does not override", why="the recipe is not read")
+    for name in sorted(asked & launch.unknown):
+        given = flag_name(name) if not (launch.is_yaml or launch.is_overrides) else name
+        yield NotJudged(what=given, why=why)
+    if "world" in asked:
+        yield NotJudged(what="what the number of ranks decides", why="give it with --world")
     is_asked = not launch.is_yaml and asks_for_connections(launch)
     lacks = is_asked and CONNECTIONS not in launch.variables
     offloads = "offload_modules" in launch.given and _OFFLOAD not in launch.variables
-    variables = [name for name, asked in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)) if asked]
-    return (*sorted(launch.unknown), *variables)
+    for name, is_missing in ((CONNECTIONS, lacks), (_OFFLOAD, offloads)):
+        if is_missing:
+            yield NotJudged(what=name, why="the file does not set it")
 
 
 def _source(launch: MegatronLaunch) -> Source:

@@ -66,6 +66,13 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="warning",
         source="the launch line",
     ),
+    "file.lost_line": FileRule(
+        says="A line of a shell file begins with a flag: the launch above it has lost the "
+        "backslash at its end. The shell looks for a command of that name, and the training "
+        "starts without the flags.",
+        level="warning",
+        source="the launch line",
+    ),
     "file.visible_devices": FileRule(
         says="A launch starts more ranks on a node than CUDA_VISIBLE_DEVICES, or gpu_ids of "
         "accelerate, leaves devices visible; or DeepSpeed's launcher is told devices twice.",
@@ -142,6 +149,13 @@ FILE_RULES: Mapping[str, FileRule] = {
         "line names a script that is there and takes Trainer's arguments.",
         level="note",
         source=f"{_TRAINER}: trainer_config_finalize",
+    ),
+    "huggingface.arg_mappings": FileRule(
+        says="DeepSpeed's autotuner starts a script of Trainer's, and autotuning.arg_mappings "
+        "lacks the micro-batch. The tuner changes the file of each trial alone, and Trainer "
+        "refuses values that differ from its arguments.",
+        level="error",
+        source="deepspeed/autotuning/scheduler.py: run_job",
     ),
     "huggingface.null_accumulation": FileRule(
         says="gradient_accumulation_steps is null beside a micro-batch. DeepSpeed would compute "

@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
 S = TypeVar("S")
 """Setup that an engine's rules judge: its own value of what would really run."""
 
-Consequence = Literal["raised", "ignored", "differs", "converted"]
-"""What the engine does with a clash: it raises, it runs as if the value were not there, it runs
-something other than was asked, or it takes a value of another type for the one that is meant."""
+Consequence = Literal["raised", "may_raise", "ignored", "differs", "converted"]
+"""What the engine does with a clash: it raises, it raises unless something that was not read takes
+it, it runs as if the value were not there, it runs something other than was asked, or it takes a
+value of another type for the one that is meant."""
 
 Patch = Mapping[str, Any]
 """Changes to a configuration, nested like it; None takes a key away."""
@@ -42,6 +43,21 @@ changes nothing that is trained."""
 
 class UnknownFactError(Exception):
     """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotJudged:
+    """Something that decides whether a setup runs, and that could not be read."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.why})"
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return {"what": self.what, "why": self.why}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,19 +158,26 @@ class Rule(Generic[S]):
     holds: "Callable[[S], NDArray[np.bool_]] | None" = None
     """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
-    def findings(self, setup: S) -> Sequence[Finding]:
-        """Objections of the rule to a setup; none where it asks for what is not known."""
+    def findings(self, setup: S, unknown: set[str] | None = None) -> Sequence[Finding]:
+        """Objections of the rule to a setup; none where it asks for what is not known.
+
+        Args:
+            setup: What to judge.
+            unknown: Takes the name of the fact that was asked for and is not known.
+        """
         try:
             answer = self.check(setup)
-        except UnknownFactError:
+        except UnknownFactError as error:
+            if unknown is not None:
+                unknown.add(str(error))
             return ()
         if not answer:
             return ()
         return (answer,) if isinstance(answer, Finding) else answer
 
-    def violations(self, setup: S) -> list[Violation]:
+    def violations(self, setup: S, unknown: set[str] | None = None) -> list[Violation]:
         """The same under the rule's name."""
-        found = self.findings(setup)
+        found = self.findings(setup, unknown)
         return [self._named(finding) for finding in found] if found else []
 
     def _named(self, finding: Finding) -> Violation:
@@ -192,9 +215,14 @@ def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
     )
 
 
-def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:
-    """Objections of some rules to a setup, in their order; empty: they allow it."""
-    return [found for rule in rules for found in rule.violations(setup)]
+def judge_by(
+    rules: Iterable[Rule[S]], setup: S, unknown: set[str] | None = None
+) -> list[Violation]:
+    """Objections of some rules to a setup, in their order; empty: they allow it.
+
+    `unknown` takes the facts that they asked for in vain.
+    """
+    return [found for rule in rules for found in rule.violations(setup, unknown)]
 
 
 def nothing_legal(

@@ -89,7 +89,8 @@ def test_a_script_is_judged_where_its_words_stand(tmp_path):
     assert ("megatron.overlap.needs_sharding", 6) in found_in(report)
     assert ("megatron.tp.heads", 4) in found_in(report)
     assert report.world == 8
-    assert report.unknown == ("data_path", "CUDA_DEVICE_MAX_CONNECTIONS")
+    assert report.unknown == ("data_path",)
+    assert [one.what for one in report.not_judged] == ["CUDA_DEVICE_MAX_CONNECTIONS"]
     assert report.exit_code(fixed=False) == 2
     assert "Megatron Core 0.16, world 8" in report.about
 
@@ -338,15 +339,73 @@ def test_without_a_world_it_is_said_what_is_not_judged(tmp_path):
     legal = YAML.replace("size: 3 #", "size: 2 #") + "use_distributed_optimizer: true\n"
     report = checked(tmp_path / "a.yaml", legal)
     assert "world ? (a YAML does not say it: give --world)" in report.about
-    assert report.proviso == "as far as can be said without --world"
-    assert checked(tmp_path / "a.yaml", legal, world=8).proviso == ""
+    assert [one.why for one in report.not_judged] == ["give it with --world"]
+    assert checked(tmp_path / "a.yaml", legal, world=8).not_judged == ()
     line = LINE.replace("--nproc-per-node 8", "--nproc-per-node $GPUS")
     line = line.format(micro=1, tp=1, pp=1, more="")
     report = checked(tmp_path / "run.sh", line)
     assert "world ? (the launch line does not say it: give --world)" in report.about
     console = Console(file=StringIO(), width=200)
     print_check(console, report, fixed=False)
-    assert console.file.getvalue().endswith("run, as far as can be said without --world\n")
+    last = "not judged: what the number of ranks decides (give it with --world)\n"
+    assert console.file.getvalue().endswith(f"nothing found; {last}")
+    assert report.to_dict(fixed=False)["would_run"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "why"),
+    [
+        ("{line} $EXTRA", "what $EXTRA of line 1 adds", "only the shell knows it"),
+        (
+            'source "$(dirname "$0")/sizes/wide.sh"\n{line} "${{SIZES[@]}}"',
+            "what ${SIZES[@]} of line 2 adds",
+            "only the shell knows it; ./sizes/wide.sh, which line 1 sources, is not read",
+        ),
+        ('{line} "$@"', "what $@ of line 1 adds", "only the shell knows it"),
+        ("{line} --seq-length $TOKENS", "--seq-length", "only the shell knows it"),
+    ],
+)
+def test_what_the_shell_puts_in_is_not_judged(tmp_path, monkeypatch, text, what, why):
+    monkeypatch.chdir(tmp_path)
+    line = LINE.format(micro=1, tp=1, pp=1, more="").strip()
+    report = checked(Path("run.sh"), text.format(line=line) + "\n")
+    assert [(one.what, one.why) for one in report.not_judged] == [(what, why)]
+    assert report.would_run(fixed=False) is None
+    assert report.exit_code(fixed=False, strict=True) == 0
+
+
+def test_a_file_that_is_sourced_from_another_folder_is_read(tmp_path):
+    (tmp_path / "sizes").mkdir()
+    (tmp_path / "sizes" / "odd.sh").write_text("SIZES=(--tensor-model-parallel-size 3)\n")
+    (tmp_path / "launch").mkdir()
+    line = LINE.format(micro=1, tp=1, pp=1, more='"${SIZES[@]}"')
+    head = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
+    text = head + 'source "$HERE/../sizes/odd.sh"\n' + line
+    report = checked(tmp_path / "launch" / "run.sh", text)
+    assert ("megatron.tp.heads", 3) in found_in(report)
+
+
+def test_a_flag_of_no_release_is_told_of_a_script_that_may_have_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = LINE.format(micro=1, tp=1, pp=1, more="--sequence-paralel --our-way 3")
+    line = line.replace("pretrain_gpt.py", "pretrain_ours.py")
+    report = checked(Path("run.sh"), line)
+    (found,) = report.found
+    assert (found.violation.rule, found.violation.level) == ("megatron.flags.own", "warning")
+    assert "--sequence-paralel (did you mean --sequence-parallel?), --our-way" in (
+        found.violation.message
+    )
+    Path("pretrain_ours.py").write_text('add_argument("--our-way")')
+    (found,) = checked(Path("run.sh"), line).found
+    assert "--our-way" not in found.violation.message
+
+
+def test_a_line_that_a_lost_backslash_cut_off_is_told(tmp_path):
+    line = LINE.format(micro=1, tp=1, pp=1, more="").rstrip()
+    report = checked(tmp_path / "run.sh", f"{line}\n  --seq-length 4096 --swiglu\n")
+    found = next(one for one in report.found if one.violation.rule == "megatron.flags.lost_line")
+    assert found.place.line == line.count("\n") + 2
+    assert "starts without --seq-length, --swiglu" in found.violation.message
 
 
 @pytest.mark.parametrize(

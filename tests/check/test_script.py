@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.engines.deepspeed.sources.script import own_defaults
+from autotune.engines.deepspeed.sources.script import made_arguments, own_defaults, trains_with
 from tests.check.files import checked, write
 
 PLAIN = """
@@ -57,3 +57,77 @@ def test_a_default_of_trainers_is_an_error_where_the_script_has_none(tmp_path, s
     report = checked(write(tmp_path, CONFIG), launch=line)
     found = [one.violation for one in report.found]
     assert [one.level for one in found if one.rule == "huggingface.default_mismatch"] == levels
+
+
+MAKES = """
+import argparse
+from transformers import Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--rate", type=float, default=2e-5)
+parser.add_argument("-b", "--per-rank", dest="size", type=int, default=8)
+parser.add_argument("--half", action="store_true")
+parser.add_argument("--clip", default=float("inf"))
+options = parser.parse_args()
+made = TrainingArguments(
+    "out", learning_rate=options.rate, per_device_train_batch_size=options.size,
+    fp16=options.half, weight_decay=0.1, warmup_steps=steps(), max_grad_norm=options.clip,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ({}, {"learning_rate": 2e-5, "per_device_train_batch_size": 8, "fp16": False}),
+        (
+            {"rate": 1e-3, "per_rank": 2, "half": True},
+            {"learning_rate": 1e-3, "per_device_train_batch_size": 2, "fp16": True},
+        ),
+        ({"b": 4, "rate": "$LR"}, {"per_device_train_batch_size": 4, "fp16": False}),
+    ],
+)
+def test_arguments_that_a_script_makes_are_literals_and_its_own_flags(tmp_path, given, known):
+    made = made_arguments(write(tmp_path, MAKES, "train.py"), given)
+    assert made.known == known | {"weight_decay": 0.1}
+    unread = {"warmup_steps", "max_grad_norm"} | ({"learning_rate"} - known.keys())
+    assert made.unknown == unread
+
+
+@pytest.mark.parametrize(
+    "text", [PLAIN, "TrainingArguments(**options)", "TrainingArguments()\nTrainingArguments()", ""]
+)
+def test_arguments_that_a_script_makes_in_another_way_are_not_read(tmp_path, text):
+    assert made_arguments(write(tmp_path, text, "train.py"), {}) is None
+
+
+def test_what_a_script_makes_is_compared_with_its_file(tmp_path):
+    write(tmp_path, MAKES, "train.py")
+    config = CONFIG | {"gradient_accumulation_steps": 1, "gradient_clipping": 0.3}
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1}}
+    line = "torchrun --nproc_per_node 4 train.py --per-rank 2 --deepspeed ds_config.json"
+    report = checked(write(tmp_path, config), launch=line)
+    found = {one.violation.at[0]: one.violation.level for one in report.found}
+    assert found == {"optimizer.params.lr": "error"}
+    assert [(one.what, one.why) for one in report.not_judged] == [
+        ("gradient_clipping against max_grad_norm", "train.py sets them in its own way")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_trainers"),
+    [
+        (PLAIN, True),
+        (MAKES, True),
+        ("from trl import SFTTrainer", True),
+        ("import transformers\ntransformers.Trainer()", True),
+        (
+            "from accelerate import Accelerator\nfrom transformers import Trainer\nAccelerator()",
+            False,
+        ),
+        ("import deepspeed", None),
+        ("import lightning as pl\npl.Trainer()", None),
+        ("", None),
+    ],
+)
+def test_who_trains_in_a_script(tmp_path, text, is_trainers):
+    assert trains_with(write(tmp_path, text, "train.py")) is is_trainers

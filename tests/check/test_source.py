@@ -352,3 +352,221 @@ def test_files_say_where_it_runs(tmp_path):
     assert read_source(arguments).accelerator == "cpu"
     run = "export DS_ACCELERATOR=cpu\ndeepspeed train.py --deepspeed_config " + inner.name
     assert read_source(write(tmp_path, run, "run.sh")).accelerator == "cpu"
+
+
+SECTION = """distributed_type: DEEPSPEED
+num_processes: 2
+mixed_precision: {precision}
+deepspeed_config:
+  zero_stage: 2
+  gradient_accumulation_steps: {accumulation}
+"""
+STARTED = (
+    "accelerate launch --config_file two.yaml {script} --per_device_train_batch_size 3 {more}\n"
+)
+
+
+def started(tmp_path, monkeypatch, more, *, precision="bf16", accumulation="auto", script=None):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, SECTION.format(precision=precision, accumulation=accumulation), "two.yaml")
+    if script is not None:
+        write(tmp_path, script, "fit.py")
+    path = write(tmp_path, STARTED.format(script="fit.py", more=more), "run.sh")
+    return checked(path.relative_to(tmp_path))
+
+
+WITH_TRAINER = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser("
+WITH_TRAINER += "TrainingArguments)\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "how", "found"),
+    [
+        ("--do_train --bf16 --gradient_accumulation_steps 4", {}, []),
+        ("--bf16", {"script": WITH_TRAINER}, []),
+        ("", {"script": WITH_TRAINER}, [("huggingface.default_mismatch", "error")]),
+        ("--fp16", {"script": WITH_TRAINER, "precision": "'no'"}, []),
+        (
+            "--save_strategy no --bf16 --gradient_accumulation_steps 4",
+            {"accumulation": 2},
+            [("huggingface.mismatch", "error"), ("batch.product", "error")],
+        ),
+        ("", {"script": "Accelerator()"}, [("accelerate.refused", "error")]),
+        ("", {"script": "Accelerator()", "accumulation": 2}, []),
+    ],
+)
+def test_accelerate_starts_scripts_of_trainer_and_of_its_own(
+    tmp_path, monkeypatch, more, how, found
+):
+    report = started(tmp_path, monkeypatch, more, **how)
+    assert [(one.violation.rule, one.violation.level) for one in report.found] == found
+
+
+def test_an_auto_of_accelerates_section_is_open_until_the_script_is_known(tmp_path):
+    path = write(tmp_path, SECTION.format(precision="bf16", accumulation="auto"), "two.yaml")
+    report = checked(path)
+    assert report.found == ()
+    assert [one.what for one in report.not_judged] == ["gradient_accumulation_steps=auto"]
+
+
+def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
+    report = started(tmp_path, monkeypatch, "--do_train\n  --bf16 --seed 3")
+    found = {one.violation.rule: one.violation for one in report.found}
+    assert "run.sh:2: " in found["file.lost_line"].message
+    assert "starts without --bf16, --seed" in found["file.lost_line"].message
+    assert found["huggingface.default_mismatch"].level == "error"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nproc_per_node 2 fit.py",
+        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json",
+        "deepspeed --num_gpus 2 fit.py --our_config ds_config.json --lr 3",
+        "torchrun --nproc_per_node 2 fit.py --ds ds_config.json --do_train",
+    ],
+)
+def test_a_line_that_does_not_tell_the_reader_leaves_it_to_the_file(tmp_path, line):
+    report = checked(write(tmp_path, AUTO), launch=line)
+    assert report.source.consumer is Consumer.TRAINER
+    assert (report.found, report.world) == ((), 2)
+    (open_,) = report.not_judged
+    assert str(open_) == 'who fills in "auto" (fit.py is not there to be read)'
+
+
+LISTS = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "zero_optimization": {"stage": [1, 2]},
+    "autotuning": {"enabled": True},
+}
+MAPPED = {"enabled": True, "arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "how", "errors"),
+    [
+        (LISTS, {"launch": "deepspeed --autotuning tune fit.py --deepspeed_config ds.json"}, []),
+        (LISTS, {"consumer": Consumer.ACCELERATE}, ["schema.section_value"]),
+        (
+            LISTS,
+            {"launch": "deepspeed fit.py --deepspeed ds.json"},
+            ["schema.section_value"],
+        ),
+        (
+            LISTS,
+            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
+            ["huggingface.arg_mappings"],
+        ),
+        (
+            LISTS | {"autotuning": MAPPED},
+            {"launch": "deepspeed --autotuning run fit.py --deepspeed ds.json"},
+            [],
+        ),
+    ],
+)
+def test_what_autotuning_means_depends_on_who_starts_it(tmp_path, config, how, errors):
+    report = checked(write(tmp_path, config, "ds.json"), **how)
+    assert [one.violation.rule for one in report.found if one.violation.level == "error"] == errors
+
+
+def test_without_a_line_it_is_not_judged_what_the_autotuner_would_do(tmp_path):
+    report = checked(write(tmp_path, LISTS))
+    assert [one.what for one in report.not_judged] == ["autotuning"]
+
+
+WRITES = """#!/bin/bash
+HERE=$(dirname "$0")
+MICRO=2
+cat > "$HERE/made.json" <<EOF
+{"train_micro_batch_size_per_gpu": $MICRO, "gradient_accumulation_steps": 1,
+ "zero_optimization": {"stage": 3, "offload_param": {"devise": "cpu"}}}
+EOF
+deepspeed --num_gpus 2 fit.py --deepspeed_config $HERE/made.json
+"""
+
+
+def test_a_ds_config_that_a_here_document_writes_is_read_on_its_lines(tmp_path):
+    report = checked(write(tmp_path, WRITES, "run.sh"))
+    (found,) = [one for one in report.found if one.violation.level == "error"]
+    assert (found.violation.rule, found.place.line) == ("schema.unknown_key", 6)
+    assert report.source.config["train_micro_batch_size_per_gpu"] == 2
+    assert "here-document" in report.not_edited
+
+
+def test_a_file_that_is_sourced_names_the_ds_config_or_is_named_as_missing(tmp_path):
+    (tmp_path / "conf").mkdir()
+    line = "deepspeed --num_gpus 2 fit.py --deepspeed_config $THE_FILE\n"
+    path = write(tmp_path, f"source $CONF/conf/names.sh\n{line}", "run.sh")
+    with pytest.raises(RenderError, match="only the shell knows") as raised:
+        checked(path)
+    assert "$CONF/conf/names.sh, which line 1 sources, is not read" in raised.value.hint
+    write(tmp_path / "conf", f"THE_FILE={write(tmp_path, RAW)}\n", "names.sh")
+    assert checked(path).source.config == RAW
+
+
+@pytest.mark.parametrize("folder", ["$PWD", "$(pwd)", '$(dirname "$0")', "$HOME/x"])
+def test_a_file_behind_a_folder_of_the_shells_is_found(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"train_micro_batch_size_per_gpu": 2}, "mine.json")
+    line = f"deepspeed --num_gpus 2 fit.py --deepspeed_config {folder}/mine.json\n"
+    path = write(tmp_path, line, "run.sh").relative_to(tmp_path)
+    if folder.startswith("$HOME"):
+        with pytest.raises(RenderError, match="which is not there"):
+            checked(path)
+    else:
+        assert checked(path).found == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "how", "what", "why"),
+    [
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2},
+            {},
+            "what the number of ranks decides",
+            "give it with --world",
+        ),
+        (
+            AUTO | {"gradient_clipping": 0.5},
+            {},
+            "gradient_clipping against max_grad_norm",
+            "give the line with --launch",
+        ),
+        (
+            AUTO | {"gradient_clipping": 0.5},
+            {"launch": "torchrun fit.py --deepspeed ds.json --max_grad_norm $CLIP"},
+            "gradient_clipping against max_grad_norm",
+            "only the shell knows $CLIP",
+        ),
+        (
+            AUTO | {"gradient_clipping": 0.5},
+            {"launch": "torchrun fit.py $MORE --deepspeed ds.json"},
+            "gradient_clipping against max_grad_norm",
+            "only the shell knows $MORE",
+        ),
+        (
+            AUTO | {"gradient_clipping": 0.5},
+            {"launch": "torchrun fit.py --deepspeed ds.json"},
+            "gradient_clipping against max_grad_norm",
+            "fit.py is not there to be read",
+        ),
+    ],
+)
+def test_what_decides_and_is_not_read_is_named(tmp_path, config, how, what, why):
+    report = checked(write(tmp_path, config, "ds.json"), **how)
+    assert [(one.what, one.why) for one in report.not_judged] == [(what, why)]
+    assert report.would_run(fixed=False) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [
+        ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, {}),
+        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}, {"world": 4}),
+        (AUTO, {}),
+        (AUTO | {"gradient_clipping": 1.0}, {}),
+    ],
+)
+def test_where_all_is_read_that_decides_it_would_run(tmp_path, config, how):
+    report = checked(write(tmp_path, config, "ds.json"), **how)
+    assert (report.found, report.not_judged, report.would_run(fixed=False)) == ((), (), True)

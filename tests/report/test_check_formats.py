@@ -63,10 +63,23 @@ def test_sarif_names_rules_places_and_levels(run):
 
 def test_what_is_no_character_is_printed_as_its_escape(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = '{"train_batch_size": 8, "\\ud800": 3}'
+    text = '{"train_micro_batch_size_per_gpu": 8, "\\ud800": 3}'
     report = checked(write(Path(), text, "plain.json"))
     (line,) = github_lines(CheckRun(reports=[report]))
     assert "\\ud800 is not a key" in line.encode().decode()
+
+
+def test_what_is_not_judged_stands_in_every_format(tmp_path):
+    report = checked(write(tmp_path, {"train_batch_size": 8}, "open.json"))
+    run = CheckRun(reports=[report])
+    (told,) = report.to_dict(fixed=False)["not_judged"]
+    (line,) = github_lines(run)
+    assert line.startswith("::notice file=")
+    log = sarif_log(run)["runs"][0]
+    (result,) = log["results"]
+    assert log["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == "file.not_judged"
+    assert result["level"] == "note"
+    assert all(told["what"] in text for text in (line, result["message"]["text"]))
 
 
 def test_a_file_whose_name_is_no_text_has_an_address_in_sarif():

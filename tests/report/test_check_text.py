@@ -55,7 +55,7 @@ def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
     def last(config):
         return printed(checked(write(tmp_path, config)), fixed=True).splitlines()[-1]
 
-    one = {"train_batch_size": 1, "gradient_cliping": 1.0}
+    one = {"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 1.0}
     assert last(one) == "1 fixed, nothing left: it would run"
     left = "2 fixed; 1 warning left: it would run"
     assert last(BROKEN) == left, "a section is not taken away unasked"
@@ -118,14 +118,18 @@ def _run(*reports, **more):
 
 
 def test_several_files_end_with_a_line_over_all(tmp_path):
-    clean = checked(write(tmp_path, {"train_batch_size": 1}))
+    clean = checked(write(tmp_path, {"train_micro_batch_size_per_gpu": 1}))
     broken = checked(write(tmp_path, BROKEN))
-    warned = checked(write(tmp_path, {"train_batch_size": 1, "gradient_cliping": 1.0}))
+    warned = checked(
+        write(tmp_path, {"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 1.0})
+    )
     last = " ".join(_run(clean, broken, warned).rpartition("\n\n")[2].split())
     assert last == (
         "3 configurations checked (1 more file holds no DeepSpeed configuration): "
         "1 would not run; 1 has warnings"
     )
+    open_ = checked(write(tmp_path, {"train_batch_size": 8}))
+    assert " ".join(_run(open_, clean).split()).endswith(": 1 not judged in full")
     assert "1 has warnings, which fail here" in " ".join(_run(warned, strict=True).split())
     quiet = _run(clean, broken, warned, quiet=True)
     assert "schema.unknown_key" in quiet
@@ -134,7 +138,8 @@ def test_several_files_end_with_a_line_over_all(tmp_path):
 
 
 def test_what_is_ignored_is_counted_and_fails_nothing(tmp_path):
-    config = {"train_batch_size": 1, "gradient_cliping": 1.0, "_autotune_ignore": ["schema.*"]}
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_cliping": 1.0}
+    config |= {"_autotune_ignore": ["schema.*"]}
     report = checked(write(tmp_path, config))
     assert report.found == ()
     assert printed(report).splitlines()[-1] == (

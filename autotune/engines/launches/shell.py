@@ -1,13 +1,15 @@
 """A shell file: its simple commands as words, each with its place in the text.
 
 It is read and not run: quotes, comments, line continuations, here-documents, arrays, variables,
-sums and tests of them are followed, and so is a text that is handed to another shell; what only a
-shell knows stays as it is written. Where it is asked for, so is `source FILE` of a file beside it.
+sums and tests of them are followed, and so are a text that is handed to another shell, a file that
+a here-document writes, and the folder of the script (`$(dirname "$0")`); what only a shell knows
+stays as it is written. Where it is asked for, `source FILE` is followed.
 """
 
 import ast
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,12 +30,15 @@ _STARTS = re.compile(
 )
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)\+?=")
 _REFERENCE = re.compile(
-    r"\$(?:([A-Za-z_]\w*|\d)|\{([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?::?[-=]([^{}]*))?\})"
+    r"\$(?:([A-Za-z_]\w*|\d)|\{([A-Za-z_]\w*|\d+)(?:\[[@*0]\])?(?::?[-=]([^{}]*))?\})"
 )
+_IN_DOCUMENT = re.compile(rf"\\[$`\\]|{_REFERENCE.pattern}")
+"""What a shell puts something else for in a here-document."""
 _USE = re.compile(r"\$\{?(\w+)")
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^{}]*)\}")
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _UNKNOWN = re.compile(r"[$`]")
+_UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _WHOLE = re.compile(r"-?\d+")
 _PREFIXES = ("then", "else", "do", "{", "}", "!", "time")
 """Words before a command that are no part of it."""
@@ -65,8 +70,15 @@ _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 _PER_ELEMENT = 32
 """Characters that an element of an array counts for, beside its own."""
+_FOLDERS_ABOVE = 3
+"""Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 4
 """Files that source one another, at most."""
+_ASKS_FOLDER = re.compile(r"\s*(?:cd|pwd|dirname|realpath|readlink)\b.{0,300}$", re.DOTALL)
+_MOST_FOLDERS = 1000
+"""Commands in a file that ask for a folder, at most."""
+_FOLDER_FLAGS = ("--", "-P", "-L", "-f", "-e")
+"""Flags of `cd`, `pwd` and their like after which a folder is the same one."""
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _HERE_STRING = re.compile(r"[ \t]*<<<[ \t]*")
 _INTO_ARRAY = re.compile(r"-r?a|-ar")
@@ -110,7 +122,21 @@ class ShellText:
     exported: Mapping[str, Word]
     """Variables that it exports: the value and where it is written."""
     sourced: tuple[Path, ...] = ()
-    """Files beside it that it sources, and whose variables it has from there on."""
+    """Files that it sources, and whose variables it has from there on."""
+    unread: tuple[str, ...] = ()
+    """Files that it sources and that could not be read, in words."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Path, as `os.path.normpath` has it -> the text that a here-document writes there. It stands
+    on the lines that it has in the file."""
+
+    def lost_below(self, command: Command) -> Command | None:
+        """The command behind another one if it begins with a flag: that one has lost its end."""
+
+        def is_flag(other: Command) -> bool:
+            return bool(other.words) and other.words[0].text.startswith("--")
+
+        after = self.commands[self.commands.index(command) + 1 :][:1]
+        return next((each for each in after if is_flag(each)), None)
 
 
 @dataclass(frozen=True)
@@ -123,6 +149,17 @@ class _Token:
     """The elements of an array; None: it is a word."""
 
 
+class _Tokens(list[_Token]):
+    """The tokens of a simple command, and the file that it writes a here-document to."""
+
+    document: tuple[int, int] | None = None
+    """Where the here-document stands."""
+    is_literal = False
+    """Whether nothing is put in for variables in it."""
+    target: tuple[int, int] | None = None
+    """Where the name of the file stands that the command writes."""
+
+
 def is_shell(text: str, path: Path) -> bool:
     """Whether a file is a shell's, by its name or its first line."""
     if path.suffix in SUFFIXES or _SHEBANG.match(text):
@@ -130,17 +167,17 @@ def is_shell(text: str, path: Path) -> bool:
     return path.suffix not in _DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
-def sourced_beside(word: str, path: Path) -> Path | None:
-    """The file that `source WORD` means, if it lies beside the script; None: it lies elsewhere.
+def _sourced_file(word: str, path: Path) -> Path | None:
+    """The file that `source WORD` means; None: it is not there.
 
-    A folder that only the shell knows is taken for the script's, where a file of that name is.
+    A folder that only the shell knows is taken for the script's, or one above it.
     """
-    folder, _, name = word.rpartition("/")
-    is_here = folder in ("", ".") or _UNKNOWN.search(folder) is not None
-    if not name or not is_here or _UNKNOWN.search(name):
+    rest = _UNKNOWN_FOLDERS.sub("", word)
+    if not rest or _UNKNOWN.search(rest):
         return None
-    found = path.parent / name
-    return found if found.is_file() and found.name != path.name else None
+    near = (*(folder / rest for folder in path.parents[:_FOLDERS_ABOVE]), Path(rest))
+    found = next((each for each in near if each.is_file()), None)
+    return None if found is None or found.resolve() == path.resolve() else found
 
 
 def read_shell(
@@ -156,7 +193,7 @@ def read_shell(
         text: The file.
         path: Its name, for errors.
         variables: What is known of the environment that it runs in.
-        follows: Whether files beside it that it sources are read for their variables.
+        follows: Whether files that it sources are read for their variables.
 
     Raises:
         JobError: A quote or a bracket in it does not close.
@@ -166,11 +203,14 @@ def read_shell(
     except _OpenError as error:
         line = text.count("\n", 0, error.at) + 1
         raise JobError(f"{path}:{line}: {error}", "close it") from error
-    reader = _Reader(text, lines, variables or {}, path if follows else None)
+    here = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path)}
+    reader = _Reader(text, lines, {**here, **(variables or {})}, path if follows else None)
     return ShellText(
         commands=tuple(reader.commands()),
         exported=reader.exported,
         sourced=tuple(dict.fromkeys(reader.sourced)),
+        unread=tuple(dict.fromkeys(reader.unread)),
+        written=reader.written,
     )
 
 
@@ -203,7 +243,7 @@ class _Reader:
     def __init__(
         self,
         text: str,
-        lines: list[list[_Token]],
+        lines: "list[_Tokens]",
         variables: Mapping[str, str],
         path: Path | None = None,
         depth: int = 0,
@@ -211,6 +251,8 @@ class _Reader:
         """Start; `path` is None where no file is followed, `depth` counts the files above it."""
         self._text, self._path, self._depth = text, path, depth
         self.sourced: list[Path] = []
+        self.unread: list[str] = []
+        self.written: dict[str, str] = {}
         self._outer: dict[str, _VariableValue | None] = {}
         """Variables of the environment."""
         for name, value in variables.items():
@@ -226,6 +268,7 @@ class _Reader:
         """What is held at the end of the file: for functions, which run after it was read."""
         self._now: dict[str, _VariableValue | None] = {}
         """Variable -> what it is; None: only the shell knows."""
+        self._n_folders = 0
         self._n_put = 0
         """Characters that variables have put in so far."""
         self.exported: dict[str, Word] = {}
@@ -249,10 +292,33 @@ class _Reader:
             certain = None if is_alternative else blocks.certain
             if self._sets(rest, certain) or self._sources(rest, certain):
                 continue
+            if certain is not False:
+                self._writes(line)
             command = self._command(rest)
             if command is not None:
-                found += [command, *self._handed_on(command, rest)]
+                is_eval = command.words[:1] and command.words[0].text == "eval"
+                found += [*([] if is_eval else [command]), *self._handed_on(command, rest)]
         return found
+
+    def _writes(self, line: "_Tokens") -> None:
+        """Take the text that a here-document writes to a file."""
+        if line.document is None or line.target is None:
+            return
+        begin, end = line.document
+
+        def put(found: re.Match[str]) -> str:
+            if found[0].startswith("\\"):
+                return found[0][1:]
+            reference = _REFERENCE.fullmatch(found[0])
+            assert reference is not None, "the pattern is a reference or a backslash"
+            value = self._value(reference, begin + found.start(), "")
+            return "".join(char for char, _ in value[0]) if value else ""
+
+        body = self._text[begin:end]
+        body = body if line.is_literal else _IN_DOCUMENT.sub(put, body)
+        name = "".join(char for char, _ in self._joined(*line.target).items[0])
+        above = "\n" * self._text.count("\n", 0, begin)
+        self.written[os.path.normpath(name)] = above + body
 
     def _truth(self, after: list[_Token]) -> Callable[[list[_Token]], bool | None]:
         """Whether the test of an `if` holds, where one test is all that it asks."""
@@ -338,13 +404,15 @@ class _Reader:
         if self._path is None or self._raw(line[0]) not in ("source", ".") or len(line) < 2:
             return False
         word = "".join(char for field in self._fields(line[1]) for char, _ in field)
-        path = sourced_beside(word, self._path)
-        if path is None or self._depth >= _MOST_DEEP:
-            return False
+        path = _sourced_file(word, self._path)
         try:
+            if path is None or self._depth >= _MOST_DEEP:
+                raise RenderError(f"{word}: is not there", "")
             text = read_text(path)
             lines = [inner for inner in _lines(text) if inner]
         except (RenderError, _OpenError):
+            number = self._text.count("\n", 0, line[0].start) + 1
+            self.unread.append(f"{word}, which line {number} sources, is not read")
             return False
         self.sourced.append(path)
         if certain is False:
@@ -353,9 +421,13 @@ class _Reader:
         # No character of it stands in this text: what is put in is where it is sourced.
         span = (line[0].start, line[-1].end)
         before = {name: held and _elsewhere(held, span) for name, held in self._now.items()}
+        of_file = tuple((char, None) for char in str(path))
+        source = _VariableValue(items=(of_file,), is_array=False, spans=())
+        before |= {"BASH_SOURCE": source}
         reader._outer = before
         reader.commands()
         self.sourced += reader.sourced
+        self.unread += reader.unread
         for name, held in reader._now.items():
             if name not in before or held is not before[name]:
                 self._now[name] = _elsewhere(held, span) if held and certain else None
@@ -410,6 +482,10 @@ class _Reader:
     def _handed_on(self, command: Command, line: list[_Token]) -> Iterator[Command]:
         """The commands in a text that a command hands to a shell: `bash -c TEXT`, `eval TEXT`."""
         texts = [self._raw(token) for token in line]
+        if texts[0] == "eval" and len(line) > 2:
+            for part in _parts(command.words[1:]):
+                yield replace(command, words=tuple(part), within=("eval",))
+            return
         for at, (token, text) in enumerate(zip(line, texts, strict=True)):
             is_text = texts[at - 1] == "eval" if at == 1 else False
             if at > 1:
@@ -534,10 +610,19 @@ class _Reader:
                         word = word or []
                         word += piece
                 at = end
-            elif char == "$" and raw[at + 1 : at + 2] in ("(", "{"):
-                end = _bracket_end(raw, at + 1)
+            elif char == "`" or (char == "$" and raw[at + 1 : at + 2] in ("(", "{")):
+                is_old = char == "`"
+                last = raw.find("`", at + 1) if is_old else -1
+                end = last + 1 or (len(raw) if is_old else _bracket_end(raw, at + 1))
+                folder = None
+                if is_old or raw[at + 1] == "(":
+                    folder = self._folder(base + at + 2 - is_old, base + end - 1)
                 word = word or []
-                word += _placed(raw[at:end], base + at)
+                word += (
+                    _placed(raw[at:end], base + at)
+                    if folder is None
+                    else [(each, None) for each in folder]
+                )
                 at = end
             else:
                 word = word or []
@@ -546,6 +631,36 @@ class _Reader:
         if word is not None:
             yield tuple(word)
 
+    def _folder(self, start: int, end: int) -> str | None:
+        """What commands print that only ask for a folder; None: they are others.
+
+        `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
+        """
+        here, printed = ".", None
+        if _ASKS_FOLDER.match(self._text, start, end) is None or self._n_folders > _MOST_FOLDERS:
+            return None
+        self._n_folders += 1
+        try:
+            lines = [line for line in _lines(self._text, start, end) if line]
+        except _OpenError:
+            return None
+        for line in lines:
+            words = ["".join(c for c, _ in word) for token in line for word in self._fields(token)]
+            name, *rest = [word for word in words if word not in _FOLDER_FLAGS] or [""]
+            if any(map(_UNKNOWN.search, rest)) or len(rest) != (name != "pwd"):
+                return None
+            if name == "cd":
+                here = os.path.join(here, rest[0])
+            elif name == "pwd":
+                printed = here
+            elif name == "dirname":
+                printed = os.path.dirname(rest[0]) or "."
+            elif name in ("realpath", "readlink"):
+                printed = rest[0]
+            else:
+                return None
+        return None if printed is None else os.path.normpath(printed)
+
     def _value(self, found: re.Match[str], base: int, inside: str) -> tuple[Chars, ...]:
         """What a reference stands for; itself, where only the shell knows."""
         name = found[1] or found[2]
@@ -553,7 +668,8 @@ class _Reader:
         if held is None and name not in self._now and name != inside:
             held = self._last.get(name) if self._counts.get(name, 0) < 2 else None
         if held is not None:
-            items = held.items if held.is_array and "[" in found[0] else held.items[:1]
+            is_whole = held.is_array and ("[@]" in found[0] or "[*]" in found[0])
+            items = held.items if is_whole else held.items[:1]
             self._n_put += sum(len(item) + _PER_ELEMENT for item in items)
             if self._n_put <= _MOST_PUT:
                 return items
@@ -730,12 +846,12 @@ def _parts(words: Sequence[Word]) -> Iterator[list[Word]]:
     yield part
 
 
-def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[list[_Token]]:
+def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[_Tokens]:
     """The tokens of each simple command; of a part of the text, where it is given."""
     text = text[:stop]
-    line: list[_Token] = []
-    waiting: list[str] = []
-    """Ends of here-documents that begin after this line."""
+    line = _Tokens()
+    waiting: list[tuple[str, _Tokens]] = []
+    """Ends of here-documents that begin after this line, and whose they are."""
     while at < len(text):
         char = text[at]
         if char in _BLANK:
@@ -749,16 +865,24 @@ def _lines(text: str, at: int = 0, stop: int | None = None) -> Iterator[list[_To
             while at < len(text) and text[at] in _BLANK:
                 at += 1
             end = _word_end(text, at)
-            if found[0].lstrip("0123456789") in ("<<", "<<-"):
-                waiting.append(text[at:end].strip("'\"\\"))
+            sign, name = found[0].lstrip("0123456789"), text[at:end]
+            if sign in ("<<", "<<-"):
+                waiting.append((name.strip("'\"\\"), line))
+                line.is_literal = name[:1] in ("'", '"', "\\")
+            elif sign in (">", ">|"):
+                line.target = (at, end)
             at = end
         elif char in _ENDS:
             yield line
-            line = []
+            line = _Tokens()
             at += 1
             if char == "\n":
-                for word in waiting:
-                    at = _past_document(text, at, word)
+                for word, owner in waiting:
+                    begin, at = at, _past_document(text, at, word)
+                    last = text.rfind("\n", begin, at - 1)
+                    owner.document = (begin, max(begin, last + 1))
+                    if not owner.target and owner and text.startswith("tee", owner[0].start):
+                        owner.target = (owner[-1].start, owner[-1].end)
                 waiting = []
         else:
             token = _token(text, at)

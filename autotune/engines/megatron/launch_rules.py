@@ -32,6 +32,9 @@ _NOT_ASKED = frozenset(
 _EVERY_DEVICE = 2**31 - 1
 WORD_RULES = {
     "flags.unknown": "A flag that the release's parser does not have.",
+    "flags.own": "A flag of no release, where the script is another than pretrain_gpt.py and may "
+    "add it.",
+    "flags.lost_line": "A line that begins with a flag: the launch above it lost its backslash.",
     "flags.value": "A value that its parser does not take.",
     "flags.stray_word": "A word that is neither a flag nor a flag's value.",
     "yaml.unknown": "A field of a YAML that no release reads, spelled almost as one that is read.",
@@ -40,15 +43,20 @@ WORD_RULES = {
 """What is said of words of a command line and fields of a YAML, by the name of the rule."""
 
 
-def judge_launch(launch: MegatronLaunch) -> list[Violation]:
-    """What is wrong with a launch: its words, its arguments, and the layout that they make."""
+def judge_launch(launch: MegatronLaunch, unknown: set[str] | None = None) -> list[Violation]:
+    """What is wrong with a launch: its words, its arguments, and the layout that they make.
+
+    `unknown` takes the arguments that rules asked for and that the launch does not tell, and
+    `world` if that is one of them.
+    """
+    unknown = set() if unknown is None else unknown
     found = [*launch.problems]
     of_counts, *others = ARGUMENT_RULES
     if refused := of_counts.violations(launch):
         return found + refused
     for rule in others:
-        found += rule.violations(launch)
-    found += _mended(_layout_violations(launch), launch)
+        found += rule.violations(launch, unknown)
+    found += _mended(_layout_violations(launch, unknown), launch)
     if launch.is_overrides or launch.is_yaml:
         return [_in_fields(each, launch) for each in found]
     return found
@@ -115,14 +123,27 @@ def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
     return replace(found, message=message, fix=fix)
 
 
-def _layout_violations(launch: MegatronLaunch) -> list[Violation]:
+def _layout_violations(launch: MegatronLaunch, unknown: set[str]) -> list[Violation]:
     rows = rows_of(launch)
-    return [
+    facts: set[str] = set()
+    violations = [
         _in_flags(found, launch)
         for rule in _LAYOUT_RULES
         if _is_asked(rule, rows)
-        for found in rule.violations(rows)
+        for found in rule.violations(rows, facts)
     ]
+    lacking = {name for each in facts for name in each.split(", ")}
+    for name, fact in (*_task_facts(launch), *_row_facts(launch)):
+        try:
+            if name in lacking and fact() is None and launch.world is None and name in _OF_RANKS:
+                unknown.add("world")
+        except UnknownFactError as error:
+            unknown.add(str(error))
+    return violations
+
+
+_OF_RANKS = ("world", "dp", "grad_accum")
+"""Facts of a layout that no launch has without a world."""
 
 
 def _broken(launches: Sequence[MegatronLaunch]) -> list[frozenset[str]]:
@@ -183,6 +204,7 @@ _ARGUMENT_OF = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
     "vp": "num_virtual_stages_per_pipeline_rank",
+    "vp_group": "microbatch_group_size_per_vp_stage",
     "n_heads": "num_attention_heads",
     "n_kv_heads": "num_query_groups",
     "n_layers": "num_layers",
@@ -423,6 +445,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "max_seq_len", lambda: get("max_position_embeddings") or 0
     yield "global_batch", lambda: get("global_batch_size")
     yield "world", lambda: launch.world
+    yield "vp_group", lambda: get("microbatch_group_size_per_vp_stage") or 0
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
     yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
@@ -524,9 +547,10 @@ def _replicas(launch: MegatronLaunch) -> int | None:
         launch.get(name) for name in ("decrease_batch_size_if_needed", "rampup_batch_size")
     ):
         return None
-    degrees = ("tensor", "pipeline", "context")
-    names = [f"{each}_{'model_' if each != 'context' else ''}parallel_size" for each in degrees]
-    split = int(np.prod([launch.get(name) for name in names]))
+    names = [f"{each}_model_parallel_size" for each in ("tensor", "pipeline")]
+    split = math.prod(int(launch.get(name)) for name in names)
+    if split != launch.world:  # else one rank is left, and it splits no context
+        split *= launch.get("context_parallel_size")
     return launch.world // split if launch.world % split == 0 else None
 
 

@@ -23,11 +23,18 @@ from autotune.engines.launches.shell import (
     Word,
     is_shell,
     read_shell,
-    sourced_beside,
 )
 from autotune.engines.megatron import yaml_fields
-from autotune.engines.megatron.flags import Flag, flag_of, flags, is_flag_of_any, meant_by
-from autotune.space.rule import UnknownFactError, Violation
+from autotune.engines.megatron.flags import (
+    Flag,
+    flag_of,
+    flags,
+    is_flag_of_any,
+    meant_by,
+    releases,
+    similar,
+)
+from autotune.space.rule import UnknownFactError, Violation, listed
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
@@ -64,7 +71,7 @@ _OF_RECIPES = {
 }
 """Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
 _BY_SHELL = re.compile(r"[$`]")
-_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]+(.*?)[ \t]*(?:[;#].*)?$", re.MULTILINE)
+_SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 
 
@@ -102,6 +109,12 @@ class MegatronLaunch:
     """Arguments whose value only the shell knows."""
     is_partial: bool = False
     """Whether the shell puts in further arguments, which the file does not tell."""
+    open_words: Mapping[int, str] = field(default_factory=dict)
+    """Offset -> a word for which the shell puts in such arguments."""
+    unread: tuple[str, ...] = ()
+    """Files that the file sources and that could not be read, in words."""
+    settled: frozenset[str] = frozenset()
+    """Arguments that have Megatron's default unless they are given, whatever a recipe says."""
     world: int | None = None
     per_node: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +148,7 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
-        if self.is_partial or argument in self.missing:
+        if (self.is_partial and argument not in self.settled) or argument in self.missing:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
 
@@ -161,7 +174,7 @@ def launches_of(text: str, path: Path, *, release: str) -> list[MegatronLaunch]:
     if path.suffix in (".yaml", ".yml"):
         is_one = all(f"{section}:" in text for section in _SECTIONS)
         return _of_yaml(text, path, release) if is_one else []
-    if is_shell(text, path) and (_is_marked(text) or any(map(_is_marked, _sourced(text, path)))):
+    if is_shell(text, path) and (_is_marked(text) or _SOURCES.search(text)):
         return list(_of_shell(text, path, release))
     return []
 
@@ -172,35 +185,19 @@ def sets_arguments(text: str, path: Path) -> bool:
 
 
 def sources_file(path: Path, other: Path) -> bool:
-    """Whether a shell file sources another one that lies beside it."""
+    """Whether a shell file sources another one."""
     if path == other or path.suffix not in SUFFIXES or not path.is_file():
         return False
     try:
-        text = read_text(path)
-    except RenderError:
+        shell = read_shell(read_text(path), path, follows=True)
+    except (JobError, RenderError):
         return False
-    return any(found == other for found in _sourced_files(text, path))
+    return any(found.resolve() == other.resolve() for found in shell.sourced)
 
 
 def _is_marked(text: str) -> bool:
     """Whether a text may have arguments of Megatron-LM's."""
     return any(mark in text for mark in (*_MARKS, *(f".{name}=" for name in _OVERRIDDEN)))
-
-
-def _sourced(text: str, path: Path) -> Iterator[str]:
-    """The texts of files beside a shell file that it may source."""
-    for found in _sourced_files(text, path):
-        try:
-            yield read_text(found)
-        except RenderError:
-            continue
-
-
-def _sourced_files(text: str, path: Path) -> Iterator[Path]:
-    for line in _SOURCES.finditer(text):
-        found = sourced_beside(line[1].strip("'\""), path)
-        if found is not None:
-            yield found
 
 
 def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
@@ -250,17 +247,20 @@ def _of_shell(text: str, path: Path, release: str) -> Iterator[MegatronLaunch]:
         ranks = variables.get("WORLD_SIZE", "")
         if world is None and not parts_of(words).kind and ranks.isdecimal():
             world = int(ranks)  # as Megatron takes it, where no launcher sets it
-        read = _Arguments(release, may_have_own=PurePath(words[script]).name != _PLAIN_SCRIPT)
+        read = _Arguments(release, _OwnScript(words[script], path))
         read.take(command.words[script + 1 :])
+        lost = shell.lost_below(command)
         yield MegatronLaunch(
             path=path,
             text=text,
             given=read.given,
-            problems=read.problems,
+            problems=[*read.problems, *read.own_flags(), *_lost(lost)],
             mistyped=read.mistyped,
             unknown=frozenset(read.unknown),
             is_partial=read.is_partial or read.is_passing_on,
             is_passing_on=read.is_passing_on and not read.is_partial,
+            open_words=read.open_words,
+            unread=shell.unread,
             sourced=shell.sourced,
             world=world,
             per_node=per_node,
@@ -326,6 +326,8 @@ def _overrides(
         given=given,
         unknown=frozenset(unknown),
         is_partial=True,  # the recipe has the rest
+        settled=_settled(given, words),
+        unread=shell.unread,
         sourced=shell.sourced,
         is_overrides=True,
         world=world,
@@ -337,6 +339,56 @@ def _overrides(
         release=release,
         **_gpu_of(options),
     )
+
+
+def _lost(command: Command | None) -> Iterator[Violation]:
+    """What is said of flags on a line of their own, which a lost backslash has cut off."""
+    if command is not None:
+        flags = ", ".join(w.text for w in command.words if w.text.startswith("--"))
+        yield Violation(
+            rule="flags.lost_line",
+            message=f"the shell takes {command.words[0].text} for a command and does not find it; "
+            f"the training starts without {flags}",
+            fix="end the line above with a backslash",
+            at=(f"@{command.start}",),
+            consequence="ignored",
+        )
+
+
+_OF_FLAGS_ALONE = frozenset(
+    {
+        *("num_layers_per_virtual_pipeline_stage", "decrease_batch_size_if_needed"),
+        *("use_tp_pp_dp_mapping", "rampup_batch_size", "microbatch_group_size_per_vp_stage"),
+    }
+)
+"""Arguments that recipes have no field for, or leave at their default."""
+_OF_STAGES = frozenset(
+    {
+        *("pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers"),
+        *("decoder_last_pipeline_num_layers", "num_virtual_stages_per_pipeline_rank"),
+    }
+)
+"""Arguments that a recipe gives for a pipeline of its own degree."""
+_OF_NEMO = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("expert_model_parallel_size", "account_for_embedding_in_pipeline_split"),
+        *("account_for_loss_in_pipeline_split", *_OF_STAGES),
+    }
+)
+"""Arguments that NeMo's own configuration has at Megatron's default
+(examples/nlp/language_modeling/conf/megatron_gpt_config.yaml)."""
+_OTHER_CONFIGURATION = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
+"""Hydra's flags for another one."""
+
+
+def _settled(given: Mapping[str, GivenArgument], words: Sequence[str]) -> frozenset[str]:
+    """Arguments of a recipe that are at their default unless the line overrides them."""
+    is_nemos = any(each.flag.startswith("trainer.") for each in given.values())
+    has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
+    if is_nemos and not has_other:
+        return _OF_FLAGS_ALONE | _OF_NEMO
+    return _OF_FLAGS_ALONE | (_OF_STAGES if "pipeline_model_parallel_size" in given else set())
 
 
 def _yaml_value(text: str, path: Path) -> Any:
@@ -380,12 +432,37 @@ def _end_of(command: Command) -> int:
     return max(word.own_end for word in command.words)
 
 
+@dataclass(frozen=True)
+class _OwnScript:
+    """The script that a launch names, as it is written there."""
+
+    name: str
+    base: Path
+
+    @property
+    def may_have_flags(self) -> bool:
+        """Whether it may add flags to Megatron's."""
+        return PurePath(self.name).name != _PLAIN_SCRIPT
+
+    def has_flag(self, flag: str) -> bool:
+        """Whether it is there, and adds the flag."""
+        for path in (Path(self.name), self.base.parent / self.name):
+            try:
+                return path.is_file() and flag in read_text(path)
+            except RenderError:
+                continue
+        return False
+
+
 class _Arguments:
     """Reads words as a release's parser does."""
 
-    def __init__(self, release: str, *, may_have_own: bool) -> None:
-        """Start with nothing; a script that `may_have_own` flags adds some to Megatron's."""
-        self._release, self._may_have_own = release, may_have_own
+    def __init__(self, release: str, script: _OwnScript) -> None:
+        """Start with nothing."""
+        self._release, self._script = release, script
+        self._own: list[tuple[str, Word]] = []
+        """Flags of no release, which the script may add."""
+        self.open_words: dict[int, str] = {}
         self.given: dict[str, GivenArgument] = {}
         self.problems: list[Violation] = []
         self.mistyped: dict[int, tuple[str, str]] = {}
@@ -440,7 +517,9 @@ class _Arguments:
         try:
             return flag_of(name, self._release)
         except JobError as error:
-            if not self._may_have_own or is_flag_of_any(name):
+            if self._script.may_have_flags and not is_flag_of_any(name):
+                self._own.append((name, word))
+            else:
                 self._refuse("flags.unknown", error.message, word, error.hint)
                 if meant := meant_by(name, self._release):
                     self.mistyped[word.start] = (name, meant)
@@ -450,10 +529,30 @@ class _Arguments:
         for word in words:
             if _PASSED_ON.fullmatch(word.text):
                 self.is_passing_on = True
+                self.open_words[word.start] = word.text
             elif _BY_SHELL.search(word.text):
                 self.is_partial = True
+                self.open_words[word.start] = word.text
             else:
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
+
+    def own_flags(self) -> Iterator[Violation]:
+        """What is said of flags that are no Megatron's, and that the script is not seen to add."""
+        found = [each for each in self._own if not self._script.has_flag(each[0])]
+        if not found:
+            return
+        told = []
+        for name, _ in found:
+            near = similar(name, self._release)
+            told.append(f"{name} (did you mean {near}?)" if near else name)
+        yield Violation(
+            rule="flags.own",
+            message=f"{listed(told, ', ')}: no release of Megatron Core from {releases()[0]} on "
+            f"has such a flag, and its parser refuses it unless {self._script.name} adds it",
+            fix="leave it out, unless the script adds it",
+            at=(f"@{found[0][1].start}",),
+            consequence="may_raise",
+        )
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
         at = (f"@{word.start}",)

@@ -47,6 +47,8 @@ class LayoutTask:
     """Devices that reach each other without the network."""
     fused_attention: bool
     """Whether a fused attention kernel runs on the device at the job's precision."""
+    vp_group: int = 0
+    """Micro-batches of a group of interleaved chunks; 0: as many as the pipeline has stages."""
     shares_kv_heads: bool = True
     """Whether several tensor parallel ranks may have the same key and value head."""
     on_cpu: bool = False
@@ -177,6 +179,12 @@ def _splits_unevenly(n_layers: int, pp: Counts, vp: Counts, first: Counts, last:
     middle = np.where(stages > 0, (rest > 0) & (rest % chunks == 0), rest == 0)
     split: Truth = is_even | (pp == 1) | middle & (first % vp == 0) & (last % vp == 0)
     return split
+
+
+def _fills_groups(grad_accum: Counts, group: int, pp: Counts) -> Truth:
+    rest = grad_accum % max(1, group)
+    fills: Truth = (pp <= group) & (group <= grad_accum) & ((rest == 0) | (rest >= pp))
+    return fills
 
 
 def _is_default_unless(knob: str, fact: str) -> Callable[..., Truth]:
@@ -368,12 +376,25 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     _rule(
         "vp.micro_batches",
-        lambda pp, vp, grad_accum: (vp == 1) | (grad_accum % pp == 0),
+        lambda pp, vp, grad_accum, vp_group: (
+            (vp == 1) | (grad_accum % pp == 0) | np.full(pp.shape, vp_group > 0)
+        ),
         "interleaved chunks need a multiple of pp {pp} micro-batches, and there are {grad_accum}",
         "take vp=1, or a smaller micro_batch",
         "megatron/core/pipeline_parallel/schedules.py, "
         "forward_backward_pipelining_with_interleaving: microbatch_group_size_per_vp_stage, "
         "which is pp where nobody sets it",
+    ),
+    _rule(
+        "vp.groups",
+        lambda pp, vp, grad_accum, vp_group: (
+            (vp == 1) | np.full(pp.shape, vp_group < 1) | _fills_groups(grad_accum, vp_group, pp)
+        ),
+        "interleaved chunks take groups of pp {pp} to {grad_accum} micro-batches, the last one "
+        "too, and vp_group {vp_group} makes others of {grad_accum}",
+        "take a group that divides {grad_accum}",
+        "megatron/core/pipeline_parallel/schedules.py, "
+        "forward_backward_pipelining_with_interleaving: final_microbatch_group_size",
     ),
     _rule(
         "distributed_optimizer.ranks",

@@ -13,7 +13,7 @@ _COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "
 
 
 def github_lines(run: CheckRun) -> Iterator[str]:
-    """A command for every finding, and for every file that could not be read."""
+    """A command for every finding, for what was not judged, and for every unread file."""
     for report in run.reports:
         for found in report.found:
             told = found.violation
@@ -24,6 +24,14 @@ def github_lines(run: CheckRun) -> Iterator[str]:
                 line=str(found.place.line),
                 col=str(found.place.column),
                 title=told.rule,
+            )
+        if report.not_judged:
+            yield _command(
+                "notice",
+                ", ".join(map(str, report.not_judged)),
+                file=str(report.source.path),
+                line="1",
+                title="not judged",
             )
     for one in run.unread:
         yield _command("error", str(one), file=str(one.path), line="1", title="cannot be read")

@@ -19,7 +19,7 @@ _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 
-_UNREAD = "file.unread"
+_UNREAD, _NOT_JUDGED = "file.unread", "file.not_judged"
 
 
 def sarif_log(run: CheckRun) -> dict[str, Any]:
@@ -29,10 +29,26 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
     rules = [_rule(name) for name in names]
     if run.unread:
         rules.append({"id": _UNREAD, "shortDescription": {"text": "The file cannot be read."}})
+    open_ = [report for report in run.reports if report.not_judged]
+    if open_:
+        told = "Something that decides whether it runs could not be read."
+        rules.append({"id": _NOT_JUDGED, "shortDescription": {"text": told}})
     results = [_result(report, one, names.index(one.violation.rule)) for report, one in found]
     results += [
         _located(_UNREAD, len(names), "error", str(one), one.path, line=1, column=1)
         for one in run.unread
+    ]
+    results += [
+        _located(
+            _NOT_JUDGED,
+            len(rules) - 1,
+            "note",
+            f"Not judged: {', '.join(map(str, report.not_judged))}",
+            report.source.path,
+            line=1,
+            column=1,
+        )
+        for report in open_
     ]
     driver = {"name": "autotune", "version": __version__, "rules": rules}
     log = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}

@@ -24,6 +24,7 @@ _MOST_CHOICES = 8
 
 _THEN: dict[Consequence, str] = {
     "raised": "it would not run",
+    "may_raise": "it may not run",
     "differs": "something else runs",
     "ignored": "it is ignored",
     "converted": "it is read as what is meant",
@@ -43,7 +44,8 @@ def print_run(console: Console, run: CheckRun, *, fixed: bool, quiet: bool, stri
     """
     is_one = run.is_one_file and len(run.reports) < 2
     for report in run.reports:
-        is_shown = not report.would_run(fixed=fixed) if quiet else is_one or bool(report.found)
+        has_news = bool(report.found or report.not_judged)
+        is_shown = report.is_refused(fixed=fixed) if quiet else is_one or has_news
         if is_shown:
             print_check(console, report, fixed=fixed, quiet=quiet)
         if is_shown and not is_one:
@@ -190,24 +192,26 @@ def _conclusion(report: CheckReport, *, fixed: bool) -> str:
         said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
     if report.ignored:
         said += f" ({len(report.ignored)} more ignored, as you asked)"
-    if not report.would_run(fixed=fixed):
+    if report.is_refused(fixed=fixed):
         return f"{said}: it would not run"
-    return ", ".join(filter(None, (f"{said}: it would run", report.proviso)))
+    if report.not_judged:
+        return f"{said}; not judged: {', '.join(map(str, report.not_judged))}"
+    return f"{said}: it would run"
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     """How many files, and how many of them are of which kind."""
-    fails = sum(not one.would_run(fixed=fixed) for one in run.reports)
-    warned = sum(
-        one.would_run(fixed=fixed) and one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES
-        for one in run.reports
-    )
+    open_ = sum(one.would_run(fixed=fixed) is None for one in run.reports)
+    passing = [one for one in run.reports if not one.is_refused(fixed=fixed)]
+    warned = sum(one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing)
+    fails = len(run.reports) - len(passing)
     told = [
         f"{fails} would not run" if fails else "",
         f"{warned} {'has' if warned == 1 else 'have'} warnings{', which fail here' * strict}"
         if warned
         else "",
         f"{len(run.unread)} cannot be read" if run.unread else "",
+        f"{open_} not judged in full" if open_ else "",
     ]
     n = len(run.reports) + len(run.unread)
     said = "; ".join(filter(None, told)) or "all would run"

@@ -1,5 +1,6 @@
 """Shell files: words and where they stand, as bash takes them."""
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -226,3 +227,109 @@ def test_files_that_source_one_another_end(tmp_path):
 def test_a_text_that_is_read_into_an_array_is_split():
     text = 'read -ra A <<<"${ARGS:-"--nproc-per-node 2"}"\ntorchrun "${A[@]}" t.py\n'
     assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("$PWD", "."),
+        ("$(pwd)", "."),
+        ("`pwd -P`", "."),
+        ('$(dirname "$0")', "jobs/night"),
+        ('"$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )"', "jobs/night"),
+        ("$(realpath $(dirname $0)/../data)", "jobs/data"),
+        ("$(dirname $(readlink -f ${BASH_SOURCE:-$0}))/..", "jobs/night/.."),
+        ("$(find . -name x)", "$(find . -name x)"),
+        ("$(cd $DATA && pwd)", "$(cd $DATA && pwd)"),
+    ],
+)
+def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
+    shell = read_shell(f'F={folder}\nrun {folder} "$F/a"\n', Path("jobs/night/run.sh"))
+    first, second = (word.text for word in shell.commands[0].words[1:])
+    is_known = "$" not in said
+    assert first == said
+    assert second == (f"{said}/a" if is_known else "$F/a")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "written"),
+    [
+        (
+            'Z=2\nOUT=$PWD/c.json\ncat <<END > "$OUT"\n{"s": $Z, "t": "${T}"}\nEND\n',
+            "c.json",
+            '\n\n\n{"s": 2, "t": "${T}"}\n',
+        ),
+        ("cat > a/b.yaml << 'X'\nlr: $Z\nX\necho", "a/b.yaml", "\nlr: $Z\n"),
+        ("tee ./t.json <<-E\n{\\$Z}\n\tE\n", "t.json", "\n{$Z}\n"),
+    ],
+)
+def test_a_here_document_that_is_written_to_a_file_is_known(text, path, written):
+    assert read_shell(text, Path("run.sh")).written == {path: written}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat <<E\nx\nE\n",
+        "cat >> f <<E\nx\nE\n",
+        "if false; then\n  A=1\nfi\nif [ 1 -eq 2 ]; then\ncat > f <<E\nx\nE\nfi\n",
+    ],
+)
+def test_other_here_documents_write_no_file(text):
+    assert read_shell(text, Path("run.sh")).written == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ('C="run a --n 1"\neval $C\n', [["run", "a", "--n", "1"]]),
+        ('C="run a |& tee $LOG"\neval $C\n', [["run", "a"], ["tee", "$LOG"]]),
+        ('C="run a"\neval $C --n 2 2>&1 | tee log\n', [["run", "a", "--n", "2"], ["tee", "log"]]),
+        ("eval 'run a; run b'\n", [["run", "a"], ["run", "b"]]),
+        ('C="run a"\nC="$C >& out.txt"\neval "$C"\n', [["run", "a"]]),
+    ],
+)
+def test_what_eval_runs_is_read_once(text, commands):
+    shell = read_shell(text, Path("run.sh"))
+    assert [
+        [word.text for word in each.words] for each in shell.commands if each.words
+    ] == commands
+
+
+def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "conf" / "env.sh").write_text("N=4\n")
+    for folder in ("../conf", "$ROOT/conf", "${ROOT}/jobs/../conf", str(tmp_path / "conf")):
+        text = f'source "{folder}/env.sh"\nrun $N\n'
+        shell = read_shell(text, tmp_path / "jobs" / "run.sh", follows=True)
+        assert [word.text for word in shell.commands[0].words] == ["run", "4"]
+        assert ([each.name for each in shell.sourced], shell.unread) == (["env.sh"], ())
+    shell = read_shell("A=1\n. ../conf/gone.sh\n", tmp_path / "jobs" / "run.sh", follows=True)
+    assert shell.unread == ("../conf/gone.sh, which line 2 sources, is not read",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run "a ` b"\n',
+        'run "$(dirname "\n',
+        "run $(cd $(cd $(cd $(pwd\n",
+        "> f <<E\nx\nE\n",
+        "<<E\nx\nE",
+        "eval\neval ;\neval $A |\nrun\n",
+        "cat > <<E\nx\nE\n",
+    ],
+)
+def test_broken_text_is_read_as_far_as_it_goes_or_refused(text):
+    with contextlib.suppress(JobError):
+        shell = read_shell(text, Path("run.sh"))
+        assert [shell.lost_below(each) for each in shell.commands] == [None] * len(shell.commands)
+
+
+def test_a_command_that_begins_with_a_flag_has_lost_the_line_above():
+    shell = read_shell("run a \\\n --x 1\n  --y 2\nrun b\n", Path("run.sh"))
+    first, lost, last = shell.commands
+    assert shell.lost_below(first) is lost
+    assert shell.lost_below(lost) is None
+    assert shell.lost_below(last) is None

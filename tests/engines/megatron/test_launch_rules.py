@@ -450,6 +450,62 @@ RECIPE = (
 )
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "group", "rule"),
+    [
+        (8, None, None),
+        (10, None, "vp.micro_batches"),
+        (10, 5, None),
+        (10, 7, "vp.groups"),
+        (11, 7, None),
+        (8, 3, "vp.groups"),
+        (8, 9, "vp.groups"),
+    ],
+)
+def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group, rule):
+    # schedules.py: a group is no smaller than the pipeline, and its last one is none or as large.
+    line = (
+        "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 16 --hidden-size 64 "
+        "--num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --bf16 "
+        "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+        f"--micro-batch-size 2 --global-batch-size {2 * micro_batches} --train-iters 5 --lr 1e-4 "
+        "--mock-data --tokenizer-type NullTokenizer --vocab-size 100"
+    )
+    if group is not None:
+        line += f" --microbatch-group-size-per-virtual-pipeline-stage {group}"
+    found = judge_launch(launch_of_line(line, release="0.16"))
+    assert [each.rule for each in found] == ([] if rule is None else [rule])
+
+
+def test_layers_that_no_stages_share_are_refused_whatever_a_chunk_has():
+    flags = "--num-layers 50 --pipeline-model-parallel-size 6 "
+    found = judge_launch(launch(flags + "--num-layers-per-virtual-pipeline-stage 4"))
+    assert "vp.chunk_layers" in {each.rule for each in found}
+
+
+NEMO = (
+    "python megatron_gpt_pretraining.py trainer.devices=4 trainer.num_nodes=2 "
+    "model.pipeline_model_parallel_size=4 model.virtual_pipeline_model_parallel_size=2 "
+    "model.num_layers=32 model.micro_batch_size=2 model.global_batch_size={batch}"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        (NEMO.format(batch=32), set()),
+        (NEMO.format(batch=24), {"vp.micro_batches"}),
+        (NEMO.format(batch=30), {"batch.product"}),
+        (NEMO.format(batch=32).replace("layers=32", "layers=28"), {"pp.split"}),
+        # Another configuration may split the context, and so have more micro-batches.
+        (NEMO.format(batch=24) + " --config-name ours", set()),
+        (RECIPE.replace("size=3", "size=4").replace("$MBS", "3"), {"batch.product"}),
+    ],
+)
+def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(line, broken):
+    assert {each.rule for each in judge_launch(launch_of_line(line, release="0.16"))} == broken
+
+
 def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
     found = launch_of_line(RECIPE, release="0.16")
     assert (found.world, found.is_partial, found.unknown) == (8, True, {"micro_batch_size"})

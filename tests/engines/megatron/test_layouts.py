@@ -222,6 +222,7 @@ BROKEN = {
     "pp.ends": ({}, "pp=2 ends_as_layers=true"),
     "batch.product": ({}, "micro_batch=3"),
     "vp.micro_batches": ({}, "pp=4 vp=2 micro_batch=8"),
+    "vp.groups": ({"vp_group": 3}, "pp=4 vp=2"),
     "distributed_optimizer.ranks": ({"world": 1}, "distributed_optimizer=true"),
     "recompute.selective": ({}, "recompute=selective"),
     "recompute.block": ({}, "recompute=block_8"),

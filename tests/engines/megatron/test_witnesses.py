@@ -12,6 +12,7 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
         "cp.fused_attention": "context parallelism needs kernels of a GPU",
         "ep.ranks": "the grid of experts: more than two axes at once",
         "vp.pipeline": "Megatron-LM's script refuses",
+        "vp.groups": "no knob sets the group: launches alone do",
         "batch.product": "Megatron-LM's script refuses",
         "recompute.block": "more layers than there are are all of them",
         "uneven.pipeline": "with one stage nothing asks for its size",

@@ -85,6 +85,8 @@ class Setup:
     optimizer is offloaded, as accelerate does (accelerate/utils/deepspeed.py)."""
     is_part: bool = False
     """Whether the configuration stands in some program's own file, which may add to it."""
+    is_tuned: bool | None = None
+    """Whether DeepSpeed's own autotuner starts it; None: nobody says."""
     communication: Communication | None = None
     """Knobs of NCCL and gloo; None: they are left to themselves."""
 

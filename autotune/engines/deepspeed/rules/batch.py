@@ -34,9 +34,9 @@ def _no_size(setup: Setup) -> Finding | None:
     raised("AssertionError: Train batch size: -4", {_MICRO: -1}),
 )
 def _not_positive(setup: Setup) -> Finding | None:
-    if setup.batch is not None:
-        return None
     given = {name: setup.ds_config.get(name) for name in BATCH_KEYS}
+    if all(size is None or (type(size) is int and size >= 1) for size in given.values()):
+        return None
     wrong = [name for name, value in given.items() if value is not None and value < 1]
     if not wrong:
         return None
@@ -136,8 +136,11 @@ def _total_under_tp(setup: Setup) -> Finding | None:
     differs({"samples_per_step": 4}, global_batch=8),
 )
 def _global_batch(setup: Setup) -> Finding | None:
-    wanted, found, dp = setup.global_batch, setup.batch, setup.dp
-    if wanted is None or found is None or found[0] * found[1] * dp == wanted:
+    wanted = setup.global_batch
+    if wanted is None:
+        return None
+    found, dp = setup.batch, setup.dp
+    if found is None or found[0] * found[1] * dp == wanted:
         return None
     if _product.check(setup) or _total_under_tp.check(setup):
         return None

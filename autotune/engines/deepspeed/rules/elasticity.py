@@ -112,8 +112,7 @@ def _sizes_beside_it(setup: Setup) -> Finding | None:
 )
 def _world(setup: Setup) -> Finding | None:
     found = _batch_and_worlds(setup)
-    ranks = setup.batch_ranks
-    if found is None or ranks in found[1] or _sizes_beside_it.check(setup):
+    if found is None or (ranks := setup.batch_ranks) in found[1] or _sizes_beside_it.check(setup):
         return None
     worlds = ", ".join(map(str, found[1][:8])) or "none"
     return Finding(
@@ -140,10 +139,10 @@ def _world(setup: Setup) -> Finding | None:
     ),
 )
 def _other_batch(setup: Setup) -> Finding | None:
-    made, asked = elastic_sizes(setup), setup.batch
+    made = elastic_sizes(setup)
     if made is None or _sizes_beside_it.check(setup):
         return None
-    wanted = setup.global_batch
+    asked, wanted = setup.batch, setup.global_batch
     if (asked is None or asked == made) and wanted in (None, made[2]):
         return None
     micro, accum, total = made
@@ -164,8 +163,8 @@ def elastic_sizes(setup: Setup) -> tuple[int, int, int] | None:
 
     None where elasticity is off or the section cannot be used, or the world is none of its.
     """
-    found, ranks = _batch_and_worlds(setup), setup.batch_ranks
-    if found is None or ranks not in found[1]:
+    found = _batch_and_worlds(setup)
+    if found is None or (ranks := setup.batch_ranks) not in found[1]:
         return None
     total = found[0]
     fits = [size for size in setup.elasticity[_SIZES] if total // ranks % size == 0]
@@ -178,7 +177,10 @@ def _batch_and_worlds(setup: Setup) -> tuple[int, list[int]] | None:
     None where it is off or cannot be used.
     Source: elasticity/elasticity.py: compute_elastic_config, _get_compatible_gpus_v02.
     """
-    section, ranks = setup.elasticity, setup.batch_ranks
+    section = setup.elasticity
+    if not section:
+        return None
+    ranks = setup.batch_ranks
     most, sizes = section.get(_MOST), section.get(_SIZES)
     version = section.get("version", _NEWEST_FORM)
     if version not in (0.1, _NEWEST_FORM) or not _is_size(most) or not isinstance(sizes, list):

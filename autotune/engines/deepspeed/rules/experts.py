@@ -43,6 +43,8 @@ def _undivided(setup: Setup, total: int, of_what: str) -> Finding | None:
     ),
 )
 def _world(setup: Setup) -> Finding | None:
+    if setup.ep == 1:
+        return None
     return _undivided(setup, setup.world // max(1, setup.pp), "ranks")
 
 

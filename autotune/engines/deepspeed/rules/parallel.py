@@ -36,7 +36,7 @@ WHOLE: Mapping[str, Any] = {"fix": {"tensor_parallel": None}, "repaired": {"tp":
 )
 def _world(setup: Setup) -> Finding | None:
     size = setup.tp * setup.pp
-    if setup.world % size == 0:
+    if size == 1 or setup.world % size == 0:
         return None
     tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
     return Finding(

@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.base.nested import look_up, merge
 from autotune.engines.deepspeed.rules.base import (
+    BATCH_KEYS,
     Setup,
     as_section,
     converted,
@@ -120,12 +121,16 @@ def _is_tried(setup: Setup, path: str, name: str, value: Any, key: Key) -> bool:
 
     autotuning/autotuner.py: `all` of the stages; autotuning/utils.py: get_all_configs of any list.
     """
-    if setup.section("autotuning").get("enabled") is not True:
+    if not _may_be_tuned(setup):
         return False
     if (path, name, value) == ("zero_optimization", "stage", "all"):
         return True
     is_list = isinstance(value, list) and bool(value)
     return is_list and all(key.taken(one) is not REFUSED for one in value)
+
+
+def _may_be_tuned(setup: Setup) -> bool:
+    return setup.is_tuned is not False and setup.section("autotuning").get("enabled") is True
 
 
 def _tried(path: str, name: str, value: Any) -> Finding:
@@ -350,6 +355,8 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
             drops = is_strict and not key.is_raw
             if not is_auto(value) or drops != strict:
                 continue
+            if not path and name in BATCH_KEYS and _may_be_tuned(setup):
+                continue  # autotuning/autotuner.py: it writes a number of its own
             if not key.accepts(value) if drops else key.taken(value) is REFUSED:
                 yield path, str(name)
     for path in () if strict else PARAMS:

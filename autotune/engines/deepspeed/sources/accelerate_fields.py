@@ -21,6 +21,8 @@ KINDS = (
 )
 """Values of `distributed_type`."""
 
+ACCUMULATION = "gradient_accumulation_steps"
+
 PRECISIONS = ("no", "fp8", "fp16", "bf16")
 
 TOP_FIELDS = frozenset(
@@ -53,12 +55,16 @@ _TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "
 _SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
-def violations(data: Mapping[str, Any], *, is_counted: bool = False) -> Iterator[Violation]:
+def violations(
+    data: Mapping[str, Any], *, is_counted: bool = False, fills_in: bool = False
+) -> Iterator[Violation]:
     """What accelerate does with a file for DeepSpeed.
 
     Args:
         data: The file, as PyYAML reads it.
         is_counted: Whether something else says how many processes there are.
+        fills_in: Whether an accumulation of "auto" is filled in, as by Trainer, which counts by
+            itself (transformers/trainer.py: create_accelerator_and_postprocess).
     """
     if data.get("compute_environment") == _SAGEMAKER:
         return
@@ -70,7 +76,7 @@ def violations(data: Mapping[str, Any], *, is_counted: bool = False) -> Iterator
             "--num_processes",
             at=("num_processes",),
         )
-    for name, message, fix in _refused(data):
+    for name, message, fix in _refused(data, fills_in):
         yield Violation(
             rule="accelerate.refused",
             message=f"{name}: {message}",
@@ -82,7 +88,7 @@ def violations(data: Mapping[str, Any], *, is_counted: bool = False) -> Iterator
         yield from _lost(data, section)
 
 
-def _refused(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _refused(data: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str, str]]:
     """Field, why, what to do."""
     for name in data:
         if name not in TOP_FIELDS:
@@ -112,7 +118,7 @@ def _refused(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield from _refused_precision(data)
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and kind == "DEEPSPEED":
-        yield from _refused_in(section)
+        yield from _refused_in(section, fills_in)
 
 
 def _refused_precision(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -134,16 +140,17 @@ def _refused_precision(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     )
 
 
-def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str, str]]:
     """Values that it cannot convert back from text."""
     for name, kind, wants in (
         ("zero_stage", int, "one of 0, 1, 2, 3"),
-        ("gradient_accumulation_steps", int, "a whole number of at least 1"),
+        (ACCUMULATION, int, "a whole number of at least 1"),
         ("gradient_clipping", float, "a number"),
     ):
         value = section.get(name)
         # Of the clipping alone it asks for the word before it converts.
-        is_word = name == "gradient_clipping" and str(value).lower() == AUTO
+        takes_word = name == "gradient_clipping" or (fills_in and name == ACCUMULATION)
+        is_word = takes_word and str(value).lower() == AUTO
         if value is None or is_word or _takes(name, kind, str(value)):
             continue
         yield (
@@ -227,7 +234,7 @@ def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:
     except ValueError:
         return False
     # Nobody asks before DeepSpeed, whose batch is then of no sample.
-    return name != "gradient_accumulation_steps" or number >= 1
+    return name != ACCUMULATION or number >= 1
 
 
 def _near(given: str, known: Any) -> str:

@@ -1,5 +1,6 @@
 """A launch line: how many ranks it starts, and what it tells the script."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from autotune.engines.launches.line import (
     typed,
 )
 
+_BY_SHELL = re.compile(r"[\"']?[$`]")
 _DATA = (".yaml", ".yml", ".json")
 
 _DEGREES = (
@@ -79,6 +81,10 @@ class LaunchLine:
     """The file of arguments that it hands to the script, where it names no ds_config."""
     layout: ExportedLayout | None = None
     """How Megatron-DeepSpeed splits the model, where it has a pipeline or shares sequences."""
+    open_words: tuple[str, ...] = ()
+    """Words that hand the script further arguments, which only the shell knows: `$ARGS`."""
+    is_tuned: bool = False
+    """Whether DeepSpeed's own autotuner is started."""
     split: int = 1
     """Ranks over which it splits a model without a pipeline; DeepSpeed leaves them out of its
     batch. 0: the line has a variable there."""
@@ -146,7 +152,17 @@ def launch_of_words(words: Sequence[str]) -> LaunchLine:
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
         named=_named_file(to_script, script) if config is None else None,
+        open_words=tuple(_open_words(to_script)),
+        is_tuned=kind == "deepspeed" and "autotuning" in launcher,
     )
+
+
+def _open_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of a shell's that are no value of the flag before them."""
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith("--") and "=" not in before
+        if _BY_SHELL.match(word) and not (is_value and not word.startswith(("$@", "${@", "$*"))):
+            yield word
 
 
 def assigned(words: Sequence[str]) -> dict[str, str]:

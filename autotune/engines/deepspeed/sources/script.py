@@ -1,12 +1,16 @@
-"""A training script: whether it takes the arguments of Hugging Face's Trainer, and as they are."""
+"""A training script, read and not run: who trains in it, and with which arguments of Trainer's."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.user_text import read_text
 
+_TRAINERS = ("transformers", "trl")
+"""Packages whose trainers are Hugging Face's Trainer, or derive from it."""
 _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
 _PARSER = "HfArgumentParser"
 
@@ -16,10 +20,7 @@ def uses_lightnings(path: Path) -> bool:
 
     It was a plugin until Lightning 1.6.
     """
-    try:
-        tree = ast.parse(read_text(path))
-    except (RenderError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+    tree = _tree(path)
     modules = (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     names = (
         alias.name
@@ -38,10 +39,7 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     It is read and not run. None where it does not tell: it cannot be read, hands other classes to
     HfArgumentParser, such as TRL's, or sets defaults elsewhere.
     """
-    try:
-        tree = ast.parse(read_text(path))
-    except (RenderError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    tree = _tree(path)
     trainers = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -61,6 +59,106 @@ def own_defaults(path: Path) -> frozenset[str] | None:
         return None
     own = derived.get(_name(taken[0]))
     return frozenset(_fields(own)) if own is not None else frozenset()
+
+
+def trains_with(path: Path) -> bool | None:
+    """Whether a script trains with Hugging Face's Trainer; None: it does not tell.
+
+    One that makes an `Accelerator` itself does not.
+    """
+    tree = _tree(path)
+    if any(_calls(tree, "Accelerator")):
+        return False
+    imported = (
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _TRAINERS
+        for alias in node.names
+    )
+    named = (
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and _name(node.value) in _TRAINERS
+    )
+    is_trainers = any(
+        name == _PARSER or name in _CLASSES or name.endswith("Trainer")
+        for name in (*imported, *named)
+    )
+    return True if is_trainers else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeArguments:
+    """The arguments of Trainer's that a script makes in its code."""
+
+    known: Mapping[str, Any]
+    unknown: frozenset[str]
+    """Those that it gives a value which is not read; the others have Trainer's defaults."""
+
+
+def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None:
+    """The arguments of a script's one `TrainingArguments(...)`: literals, and its own flags.
+
+    Args:
+        path: The script.
+        given: Flags of its launch line, with underscores.
+
+    Returns:
+        None where it makes none so, or hands over a mapping besides.
+    """
+    tree = _tree(path)
+    calls = [call for name in _CLASSES for call in _calls(tree, name)]
+    if len(calls) != 1 or any(one.arg is None for one in calls[0].keywords):
+        return None
+    own = _own_flags(tree, given)
+    known: dict[str, Any] = {}
+    unknown: set[str] = set()
+    for keyword in calls[0].keywords:
+        name = str(keyword.arg)
+        value: Any = keyword.value
+        try:
+            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+                known[name] = own[value.attr]
+            else:
+                known[name] = ast.literal_eval(value)
+        except (KeyError, ValueError):
+            unknown.add(name)
+    return MadeArguments(known=known, unknown=frozenset(unknown))
+
+
+def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the flags that a script adds to an argparse parser are, as far as that is known."""
+    found: dict[str, Any] = {}
+    for call in _calls(tree, "add_argument"):
+        names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+        flags = [name.lstrip("-").replace("-", "_") for name in names]
+        options = {one.arg: one.value for one in call.keywords}
+        long = [flag for flag, name in zip(flags, names, strict=True) if name[:2] == "--"]
+        if not flags:
+            continue
+        try:
+            kept = ast.literal_eval(options["dest"]) if "dest" in options else (long or flags)[0]
+            action = ast.literal_eval(options.get("action", ast.Constant("store")))
+            default = ast.literal_eval(options.get("default", ast.Constant(None)))
+        except ValueError:
+            continue
+        value = next((given[flag] for flag in flags if flag in given), None)
+        if action in ("store_true", "store_false"):
+            is_on = action == "store_true"
+            found[kept] = is_on if value is not None else not is_on
+        elif value is None:
+            found[kept] = default
+        elif action == "store" and not (isinstance(value, str) and "$" in value):
+            found[kept] = value
+    return found
+
+
+def _tree(path: Path) -> ast.AST:
+    """The script; an empty one where it cannot be read."""
+    try:
+        return ast.parse(read_text(path))
+    except (RenderError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
 
 
 def _name(node: ast.AST) -> str:

@@ -32,15 +32,32 @@ from autotune.engines.deepspeed.sources.reading import (
     trainer_of,
 )
 from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
-from autotune.engines.deepspeed.sources.script import own_defaults, uses_lightnings
+from autotune.engines.deepspeed.sources.script import (
+    made_arguments,
+    own_defaults,
+    trains_with,
+    uses_lightnings,
+)
 from autotune.engines.launches.devices import visible_devices
-from autotune.engines.launches.line import TRL
-from autotune.engines.launches.shell import Command, is_shell, read_shell
-from autotune.space.rule import Violation
+from autotune.engines.launches.line import TRL, flags_of
+from autotune.engines.launches.shell import Command, ShellText, is_shell, read_shell
+from autotune.space.rule import NotJudged, Violation
 
 _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
+
+_OF_TRAINER_ALONE = frozenset(
+    (
+        *("do_train", "do_eval", "do_predict", "overwrite_output_dir"),
+        *("logging_strategy", "save_strategy", "save_total_limit", "eval_strategy"),
+        *("evaluation_strategy", "warmup_ratio", "remove_unused_columns", "ddp_timeout"),
+        *("ddp_find_unused_parameters", "load_best_model_at_end", "gradient_checkpointing_kwargs"),
+    )
+)
+"""Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
+transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
+same names."""
 
 RANKS_VARIABLE = "NPROC_PER_NODE"
 """Environment variable by which LLaMA-Factory and ms-swift are told the ranks of a node."""
@@ -48,6 +65,7 @@ _LARGEST_SHELL_BYTES = 2**20
 _SHELL = re.compile(r"(?:^|/)(?:ba|z|k|da)?sh$")
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 
+_AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
 
@@ -118,6 +136,16 @@ class Source:
     """Where it runs, as the launch line, the arguments or the files say; None: nobody says."""
     refused: tuple[Violation, ...] = ()
     """Violations of the reader, which refuses or overrules keys before DeepSpeed sees them."""
+    is_trainers: bool | None = None
+    """Whether its script trains with Trainer; None: nobody says."""
+    is_tuned: bool | None = None
+    """Whether DeepSpeed's own autotuner starts it; None: nobody says."""
+    lost: frozenset[str] = frozenset()
+    """Arguments that the launch was meant to have, and that stand on a line of their own."""
+    arguments_unread: str = ""
+    """Why an argument of Trainer's that is not among `arguments` is not known."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """What belongs to the configuration, and could not be read."""
 
     @property
     def can_write(self) -> bool:
@@ -179,7 +207,6 @@ def read_sources(
         text,
         path,
         line,
-        has_line=launch is not None,
         accelerate=accelerate,
         world=world,
         given=consumer,
@@ -192,8 +219,10 @@ def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
     Raises:
         JobError: The file cannot be read, or a count in a line is none.
     """
-    found = []
-    shell = read_shell(text, path)
+    return list(_launches(read_shell(text, path)))
+
+
+def _launches(shell: ShellText) -> Iterator[tuple[Command, LaunchLine]]:
     for command in shell.commands:
         words = [word.text for word in command.words]
         line = launch_of_words(words)
@@ -205,8 +234,7 @@ def launches_in(text: str, path: Path) -> list[tuple[Command, LaunchLine]]:
         )
         names = (line.config, line.named, line.accelerate_config, line.plugin)
         if (line.kind or line.script) and (any(names) or line.uses_deepspeed):
-            found.append((command, line))
-    return found
+            yield command, line
 
 
 def world_in(words: Sequence[str], folder: Path) -> int | None:
@@ -266,46 +294,89 @@ def _shell_commands(words: Sequence[str], folder: Path) -> Iterator[Command]:
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
     found: list[Source] = []
-    for _, line in launches_in(text, path):
-        name, arguments = line.config, None
-        if name is None and line.named is not None:
-            try:
-                found += _of_named(line.named, path, line, world=world, given=given)
-                continue
-            except NotADsConfigError:  # arguments alone: accelerate is told the rest
-                arguments = named_path(line.named, path)
-        name = name or line.accelerate_config
-        if name is None and not line.plugin and not line.uses_deepspeed:
-            continue
-        if name is None:  # the flags of accelerate say it all
-            file = AccelerateFile({}, None)
-            made = ReadConfig(
-                path=path,
-                text=text,
-                syntax="shell",
-                config=config_of(file, line.plugin),
-                is_made=True,
-            )
-            found.append(_source(made, path, line, file, has_line=True, world=world, given=given))
-            continue
-        there = _of_named(name, path, line, world=world, given=given)
-        found += [_beside(one, arguments) for one in there] if arguments else there
+    shell = read_shell(text, path, follows=True)
+    for command, line in _launches(shell):
+        of_line = _of_line(line, text, path, shell, world=world, given=given)
+        lost = shell.lost_below(command)
+        found += of_line if lost is None else [_with_lost(one, lost, text) for one in of_line]
     if not found:
         raise NotADsConfigError(path, "a shell file without a launch line that names one")
     return found
 
 
-def _of_named(
-    name: str, base: Path, line: LaunchLine, *, world: int | None, given: Consumer | None
+def _of_line(
+    line: LaunchLine,
+    text: str,
+    path: Path,
+    shell: ShellText,
+    *,
+    world: int | None,
+    given: Consumer | None,
 ) -> list[Source]:
-    """The configurations of a file that a launch line names."""
+    """The configurations of one launch line of a shell file; empty: it names none."""
+    name, arguments = line.config, None
+    if name is None and line.named is not None:
+        try:
+            return _of_named(line.named, path, line, shell, world=world, given=given)
+        except NotADsConfigError:  # arguments alone: accelerate is told the rest
+            arguments = named_path(line.named, path)
+    name = name or line.accelerate_config
+    if name is None and not line.plugin and not line.uses_deepspeed:
+        return []
+    if name is None:  # the flags of accelerate say it all
+        file = AccelerateFile({}, None)
+        made = ReadConfig(
+            path=path,
+            text=text,
+            syntax="shell",
+            config=config_of(file, line.plugin),
+            is_made=True,
+        )
+        return [_source(made, path, line, file, world=world, given=given)]
+    there = _of_named(name, path, line, shell, world=world, given=given)
+    return [_beside(one, arguments) for one in there] if arguments else there
+
+
+def _with_lost(source: Source, lost: Command, text: str) -> Source:
+    """A configuration whose launch line has lost its end to a line of its own."""
+    flags = dict(flags_of([word.text for word in lost.words]))
+    names = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
+    number = text.count("\n", 0, lost.start)
+    violation = Violation(
+        rule="file.lost_line",
+        message=f"{source.asked}:{number + 1}: the shell takes {lost.words[0].text} for a command "
+        f"and does not find it; the training starts without {names}",
+        fix=f"end line {number} with a backslash",
+        consequence="ignored",
+    )
+    return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
+
+
+def _of_named(
+    name: str,
+    base: Path,
+    line: LaunchLine,
+    shell: ShellText,
+    *,
+    world: int | None,
+    given: Consumer | None,
+) -> list[Source]:
+    """The configurations of a file that a launch line names, or that its shell file writes."""
+    if (written := shell.written.get(os.path.normpath(name))) is not None:
+        found = _read(Path(name), written, base, line, accelerate=None, world=world, given=given)
+        # Its lines are those of the shell file, which is not edited: variables stand in it.
+        return [replace(one, path=base, document=f"a here-document ({name})") for one in found]
+    if "$" in name and shell.unread:
+        raise RenderError(
+            f"{base}: names {name!r}, which only the shell knows",
+            f"{', '.join(shell.unread)}: put it there, or name the ds_config.json itself",
+        )
     path = named_path(name, base)
     return _read(
         path,
         read_text(path),
         base,
         line,
-        has_line=True,
         accelerate=None,
         world=world,
         given=given,
@@ -329,7 +400,6 @@ def _read(
     asked: Path,
     line: LaunchLine,
     *,
-    has_line: bool,
     accelerate: Path | None,
     world: int | None,
     given: Consumer | None,
@@ -342,7 +412,7 @@ def _read(
     told = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
     file = AccelerateFile(told, accelerate)
     return [
-        _source(section, asked, line, file, has_line=has_line, world=world, given=given)
+        _source(section, asked, line, file, world=world, given=given)
         for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
     ]
 
@@ -370,16 +440,17 @@ def _source(
     line: LaunchLine,
     accelerate: AccelerateFile,
     *,
-    has_line: bool,
     world: int | None,
     given: Consumer | None,
 ) -> Source:
     file = section.accelerate or accelerate
-    consumer, because = _consumer(given, section, line, has_line, file)
+    script = _script(line.script, asked)
+    consumer, because = _consumer(given, section, line, script, file)
     ranks = line.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
-    if consumer is Consumer.DEEPSPEED and not reader and _is_lightnings(line.script, asked):
+    is_guessed = because.endswith(_NOTHING_TELLS)
+    if is_guessed and not reader and script is not None and uses_lightnings(script):
         # Lightning's own arguments stand in the script: what the file lacks is known to it alone.
         made = {name: AUTO for name in lightning.FILLED} | dict(section.config)
         section = replace(
@@ -390,7 +461,12 @@ def _source(
         )
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
     counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
-    arguments = {**section.arguments, **line.arguments}
+    made_there = None if script is None else made_arguments(script, line.arguments)
+    own = None if script is None else own_defaults(script)
+    said = line.arguments
+    if made_there is not None:
+        own, said = made_there.unknown, made_there.known
+    arguments = {**section.arguments, **said}
     layout = section.layout or line.layout or layout_beside(section.path)
     accelerator = (
         layout.accelerator
@@ -416,12 +492,16 @@ def _source(
         unknown=section.unknown,
         consumer=consumer,
         because=because,
-        is_guessed=because.endswith(_NOTHING_TELLS),
+        is_guessed=is_guessed,
         reader=reader,
         arguments=arguments,
         arguments_path=section.arguments_path,
         arguments_at=section.arguments_at,
-        own_defaults=_defaults_of(line.script, asked),
+        own_defaults=None if line.open_words else own,
+        is_trainers=_is_trainers(consumer, line, script),
+        is_tuned=_is_tuned(consumer, line),
+        arguments_unread=_why_unread(line, script, reader),
+        not_judged=tuple(_unread_filler(line, script, because)),
         world=counted,
         world_because=world_because,
         per_node=per_node,
@@ -447,6 +527,18 @@ def _source(
     )
 
 
+def _is_trainers(consumer: Consumer, line: LaunchLine, script: Path | None) -> bool | None:
+    if consumer is Consumer.TRAINER:
+        return True
+    return False if script is not None and trains_with(script) is False else None
+
+
+def _is_tuned(consumer: Consumer, line: LaunchLine) -> bool | None:
+    if line.is_tuned:
+        return True
+    return False if consumer is Consumer.ACCELERATE or line.kind else None
+
+
 def _of_devices(
     where: str, line: LaunchLine, file: AccelerateFile, *, per_node: int | None, is_on_cpu: bool
 ) -> Iterator[Violation]:
@@ -463,20 +555,28 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
     return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
-def _is_lightnings(script: str, asked: Path) -> bool:
-    found = _script(script, asked)
-    return found is not None and uses_lightnings(found)
+def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Iterator[NotJudged]:
+    """Who fills in "auto", where a line names a script and that does not tell."""
+    if line.script and because.startswith(_AUTO_TELLS):
+        seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
+        yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+
+
+def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
+    """Why an argument that neither a line nor a file gives is not known."""
+    if line.open_words:
+        return f"only the shell knows {', '.join(line.open_words)}"
+    if script is not None:
+        return f"{line.script} sets them in its own way"
+    if line.script.endswith(".py"):
+        return f"{line.script} is not there to be read"
+    return f"{reader} has defaults of its own" if reader else "give the line with --launch"
 
 
 def _script(name: str, asked: Path) -> Path | None:
     """From where one stands, else from beside the file."""
     near = (Path(name), asked.parent / name)
     return next((one for one in near if one.suffix == ".py" and one.is_file()), None)
-
-
-def _defaults_of(script: str, asked: Path) -> frozenset[str] | None:
-    found = _script(script, asked)
-    return None if found is None else own_defaults(found)
 
 
 def _counted(ranks: int | None, split: int) -> tuple[int | None, str]:
@@ -492,7 +592,7 @@ def _consumer(
     given: Consumer | None,
     section: ReadConfig,
     line: LaunchLine,
-    has_line: bool,
+    script: Path | None,
     file: AccelerateFile,
 ) -> tuple[Consumer, str]:
     """Program that reads it, with the evidence."""
@@ -500,16 +600,29 @@ def _consumer(
         return given, "it was said"
     if section.consumer is not None:
         return section.consumer, section.because
+    if line.consumer in (Consumer.TRAINER, Consumer.DEEPSPEED):
+        return line.consumer, "the launch line"
+    is_by_accelerate = line.consumer is not None or file.path is not None
+    if told := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
+        return Consumer.TRAINER, told
     if line.consumer is not None:
         return line.consumer, "the launch line"
     if file.path is not None:
         return Consumer.ACCELERATE, f"{file.path}"
-    if has_line:
-        return Consumer.DEEPSPEED, "the launch line"
     where = section.because and f"{section.because}; "
     if told := auto_that_tells(section.config):
-        return Consumer.TRAINER, f'{where}"auto" at {told}'
+        return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {told}"
     return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
+
+
+def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: bool) -> str:
+    """What tells that a script trains with Trainer; empty: nothing does."""
+    if script is not None and (trainer := trains_with(script)) is not None:
+        return f"{line.script} trains with Trainer" if trainer else ""
+    if not by_arguments:
+        return ""
+    told = next((name for name in line.arguments if name in _OF_TRAINER_ALONE), "")
+    return f"--{told} of the launch line" if told else ""
 
 
 def auto_that_tells(config: Mapping[str, Any]) -> str:

@@ -167,7 +167,12 @@ def _tokenizer(launch: MegatronLaunch) -> Answer:
         return None  # the checkpoint may say it
     given = launch.get("tokenizer_type")
     kind = given or _OF_SCRIPT.get(launch.script)
-    missing = [name for name in _FILES_OF.get(str(kind), ()) if launch.get(name) is None]
+    # What a file is called may be the shell's to know; that it is named counts.
+    missing = [
+        name
+        for name in _FILES_OF.get(str(kind), ())
+        if name not in launch.unknown and launch.get(name) is None
+    ]
     if not missing:
         return None
     flags = " and ".join(map(flag_name, missing))
