@@ -63,6 +63,8 @@ class Handout:
     """Environment in which its figures were measured, or in which it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The engine's configuration files, as a trial gets them: path -> text."""
+    exported: Mapping[str, str] = field(default_factory=dict)
+    """The same with what nobody tuned as the user's own file has it."""
     workload: Workload
     """Workload of a trial of it."""
     layout: Layout

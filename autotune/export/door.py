@@ -77,7 +77,7 @@ def handout_of(
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    ranks = engine.ranks(candidate)
+    ranks, exported = engine.ranks(candidate), engine.exported(candidate)
     variables = dict(ranks.environment)
     return Handout(
         engine=engine.context.engine,
@@ -85,6 +85,7 @@ def handout_of(
         candidate=candidate,
         environment=environment,
         files=engine.files(candidate),
+        exported=exported.files,
         workload=workload_of(job, candidate),
         layout=layout_of(candidate, environment.accelerator),
         settings={
@@ -99,7 +100,7 @@ def handout_of(
         soak=soak,
         prediction=prediction,
         hosts=hosts,
-        overridden=engine.overridden(candidate),
+        overridden=exported.overridden,
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )
 

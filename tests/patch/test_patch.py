@@ -126,6 +126,65 @@ def apply(paths, brought):
     return made
 
 
+OWN_FILES = {
+    "plain": {
+        "train_batch_size": 8,
+        "gradient_clipping": 0.3,
+        "steps_per_print": 7,
+        "wall_clock_breakdown": True,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": 2, "contiguous_gradients": False},
+    },
+    "no clipping": {
+        "train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": True},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 30}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+        "tensorboard": {"enabled": True, "output_path": "figures"},
+        "flops_profiler": {"enabled": False, "output_file": "flops.txt"},
+    },
+}
+CHOSEN = [
+    {"zero__stage": 0, "micro_batch": 4},
+    {"zero__stage": 1, "micro_batch": 2},
+    {"zero__stage": 2, "micro_batch": 1, "reduce_bucket_size": 10_000},
+    {"zero__stage": 3, "micro_batch": 4, "offload__optimizer": "cpu"},
+]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+@pytest.mark.parametrize("key", ["base_config", "baseline"])
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen):
+    path = write(folder, json.dumps(OWN_FILES[name]), "own.json")
+    job = tiny_job(folder, **{key: str(path)})
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, **chosen)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    exported = json.loads(handout.exported["ds_config.json"])
+    changed = json.loads(patched(path, wanted_of(handout, engine)).after)
+    ours, theirs = dict(leaves(exported)), dict(leaves(changed))
+    assert {k: ours[k] for k in ours.keys() & theirs} == {
+        k: theirs[k] for k in ours.keys() & theirs
+    }
+    # One of them alone may spell out what a knob does anyway, the batch, or an optimizer.
+    spelled = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+    spelled |= {"gradient_accumulation_steps", "zero_optimization", "optimizer"}
+    assert {at[0] for at in ours.keys() ^ theirs} <= spelled
+    written = write(folder, json.dumps(exported), "exported.json")
+    again = write(folder, json.dumps(changed), "changed.json")
+    plain = tiny_job(folder)
+    read = [carried(DeepSpeedEngine(plain, CPU).baseline(p)[1]) for p in (written, again)]
+    if "optimizer" not in OWN_FILES[name]:  # whose Adam is the script's to say
+        for one in read:
+            one.pop("optimizer.implementation")
+    assert read[0] == read[1]
+
+
 def reading(folder, path):
     return DeepSpeedEngine(tiny_job(folder), CPU).baseline(path)[1]
 

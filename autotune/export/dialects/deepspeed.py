@@ -24,6 +24,7 @@ from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import reading_export, training_script, trial_script
 from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
 from autotune.export.readme import choice_values
+from autotune.export.trainer_keys import untuned
 from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
@@ -55,7 +56,7 @@ class DeepSpeedFiles(Dialect):
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
         values = _values(handout, launch, settings)
         files = {
-            **handout.files,
+            **handout.exported,
             SETTINGS_FILE: canonical_json(settings),
             self.script: training_script(handout),
             "README.md": templates.text("launch/README.md.j2", values),
@@ -97,7 +98,7 @@ class DeepSpeedFiles(Dialect):
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
     """Values for the templates."""
     candidate = handout.candidate
-    config = json.loads(handout.files[CONFIG_FILE])
+    config = json.loads(handout.exported[CONFIG_FILE])
     return {
         "recompute": "none",
         **settings,
@@ -110,6 +111,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
+        "untuned": untuned(config),
         **choice_values(handout),
     }
 

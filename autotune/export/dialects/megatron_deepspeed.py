@@ -54,9 +54,12 @@ class MegatronDeepSpeed(Dialect):
         run = run_of(handout)
         _check_said(run, handout)
         config = ds_config(run, handout)
+        arguments = arguments_of(run, config)
+        untuned = {name: value for name, value in arguments.items() if name in run.training}
+        tuned = {name: value for name, value in arguments.items() if name not in untuned}
         values = {
             "world": handout.candidate.world,
-            "lines": lines_of(arguments_of(run, config)),
+            "groups": {"MEGATRON_ARGS": lines_of(tuned), "TRAINING_ARGS": lines_of(untuned)},
             "null_vocab": run.vocab - 1,  # its NullTokenizer adds one
             "variables": sorted(handout.variables.items()),
             "config_file": CONFIG_FILE,
