@@ -85,6 +85,8 @@ class Handout:
     hosts: Sequence[str] = ()
     """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
     they are this machine's, or nobody's."""
+    is_described: bool = False
+    """Whether a fleet was described and nobody saw it: what is installed there is not known."""
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
     release: str = ""

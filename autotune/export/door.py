@@ -71,6 +71,7 @@ def handout_of(
     soak: SoakResult | None = None,
     prediction: Mapping[str, Any] | None = None,
     hosts: Sequence[str] = (),
+    is_described: bool = False,
 ) -> Handout:
     """A candidate with what its engine says of it; of the arguments see `Handout`.
 
@@ -100,6 +101,7 @@ def handout_of(
         soak=soak,
         prediction=prediction,
         hosts=hosts,
+        is_described=is_described,
         overridden=exported.overridden,
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )

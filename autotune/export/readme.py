@@ -36,7 +36,7 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             *known_releases(handout.engine, environment),
-            ("torch", environment.torch_version),
+            *([] if handout.is_described else [("torch", environment.torch_version)]),
             ("memory limit per device", limit),
         ],
         "untried": handout.untried,

@@ -143,11 +143,15 @@ def trainer_arguments(
 def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
     """Recomputation under the names that the installed transformers has.
 
+    Of machines that nobody saw, the older names are written: newer releases take them, too.
+
     Raises:
         RenderError: It cannot recompute every K-th layer.
     """
     recompute = handout.workload.settings.get("recompute", "none")
     name, takes_every = recompute_names()
+    if handout.is_described:
+        name, takes_every = _RECOMPUTE[-1], True
     if recompute == "none":
         return {name: False}
     kwargs: dict[str, Any] = {"use_reentrant": False}

@@ -24,8 +24,11 @@ from tests.export.handed import GPUS, export, handed
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
 FAMILY = ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl")
 
-OF_THE_USER = """--output_dir output --learning_rate 3e-4 --max_grad_norm 0.3 --weight_decay 0.1
---adam_beta2 0.95 --lr_scheduler_type cosine --seed 7""".split()
+OF_THE_USER = [
+    *("--output_dir", "output", "--learning_rate", "3e-4", "--max_grad_norm", "0.3"),
+    *("--weight_decay", "0.1", "--adam_beta2", "0.95", "--lr_scheduler_type", "cosine"),
+    *("--seed", "7"),
+]
 """What a user's own run says of what is not tuned."""
 
 HF = f"""
