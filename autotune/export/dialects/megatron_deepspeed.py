@@ -30,6 +30,13 @@ _NOT_SAID = frozenset(
     }
 )
 """Arguments that are at their default there, or that ds_config.json says."""
+_OF_LAYOUT = frozenset(
+    {
+        *("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers"),
+        *("no_pipeline_parallel", "zero_stage", "deepspeed"),
+    }
+)
+"""Its own words for a layout."""
 
 
 class MegatronDeepSpeed(Dialect):
@@ -55,11 +62,14 @@ class MegatronDeepSpeed(Dialect):
         _check_said(run, handout)
         config = ds_config(run, handout)
         arguments = arguments_of(run, config)
-        untuned = {name: value for name, value in arguments.items() if name in run.training}
-        tuned = {name: value for name, value in arguments.items() if name not in untuned}
+        groups: dict[str, Arguments] = {"MODEL_ARGS": {}, "LAYOUT_ARGS": {}, "TRAINING_ARGS": {}}
+        for name, value in arguments.items():
+            is_layout = name in run.layout or name in _OF_LAYOUT
+            other = "TRAINING_ARGS" if name in run.training else "MODEL_ARGS"
+            groups["LAYOUT_ARGS" if is_layout else other][name] = value
         values = {
             "world": handout.candidate.world,
-            "groups": {"MEGATRON_ARGS": lines_of(tuned), "TRAINING_ARGS": lines_of(untuned)},
+            "groups": {name: lines_of(found) for name, found in groups.items()},
             "null_vocab": run.vocab - 1,  # its NullTokenizer adds one
             "variables": sorted(handout.variables.items()),
             "config_file": CONFIG_FILE,
