@@ -13,11 +13,15 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import leaves
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.export.door import handout_of
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.export.door import export_handout, handout_of
 from autotune.patch.patch import patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.observed import RAW, job_of, observed
 
 AUTO_CONFIG = """\
 {
@@ -167,21 +171,76 @@ def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     exported = json.loads(handout.exported["ds_config.json"])
     changed = json.loads(patched(path, wanted_of(handout, engine)).after)
+    check_same(exported, changed, folder, tiny_job(folder))
+
+
+OWN_COMMANDS = {
+    "both numbers": {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_print": 7,
+        "zero_optimization": {"stage": 1},
+    },
+    "the product": {
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "tensorboard": {"enabled": False},
+    },
+    "offloaded": {
+        "train_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"zero.stage": 0},
+        {"zero.stage": 2, "micro_batch": 8},
+        {"zero.stage": 3, "offload.optimizer": "none", "micro_batch": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", OWN_COMMANDS)
+def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path, name, chosen):
+    wrote = OWN_COMMANDS[name]
+    path = write(tmp_path, json.dumps(wrote), "own.json")
+    arrived = {**wrote, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    description = {**RAW, "config": arrived, "config_written": wrote, "config_file": str(path)}
+    command = ["torchrun", "--nproc-per-node", "2", "train.py", f"--config={path}"]
+    job = job_of(replace(observed(description, command=command), folder=str(tmp_path)), tmp_path)
+    engine = ScriptEngine(job, CPU)
+    values = canonical({**engine.own.values, **chosen}, engine.context)
+    candidate = Candidate.of(values, world=job.world, global_batch=job.global_batch)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    export_handout(handout, tmp_path / "best", to="command")
+    exported = json.loads((tmp_path / "best" / "ds_config.json").read_text())
+    changed = json.loads(patched(path, wanted_of(handout, engine)).after)
+    check_same(exported, changed, tmp_path, replace(job, script=None))
+
+
+def check_same(exported, changed, folder, job):
+    """No key has two values; what one file alone spells out means what the other one does."""
     ours, theirs = dict(leaves(exported)), dict(leaves(changed))
-    assert {k: ours[k] for k in ours.keys() & theirs} == {
-        k: theirs[k] for k in ours.keys() & theirs
-    }
-    # One of them alone may spell out what a knob does anyway, the batch, or an optimizer.
+    both = ours.keys() & theirs
+    assert {at: ours[at] for at in both} == {at: theirs[at] for at in both}
     spelled = {"train_batch_size", "train_micro_batch_size_per_gpu"}
     spelled |= {"gradient_accumulation_steps", "zero_optimization", "optimizer"}
     assert {at[0] for at in ours.keys() ^ theirs} <= spelled
-    written = write(folder, json.dumps(exported), "exported.json")
-    again = write(folder, json.dumps(changed), "changed.json")
-    plain = tiny_job(folder)
-    read = [carried(DeepSpeedEngine(plain, CPU).baseline(p)[1]) for p in (written, again)]
-    if "optimizer" not in OWN_FILES[name]:  # whose Adam is the script's to say
-        for one in read:
-            one.pop("optimizer.implementation")
+    read = []
+    for config in (exported, changed):
+        path = write(folder, json.dumps(config), "read.json")
+        read.append(carried(DeepSpeedEngine(job, CPU).baseline(path)[1]))
+        if "optimizer" not in changed:  # whose Adam is the script's to say
+            read[-1].pop("optimizer.implementation")
     assert read[0] == read[1]
 
 
