@@ -108,6 +108,9 @@ def readme(
         "usage": launch.usage,
         "started": sorted(launch.files),
     }
+    # The arguments of what submits a job to Kubernetes are kubectl's.
+    values["passes_arguments"] = launch.name != "kubernetes"
+    values["variables"] = sorted(handout.variables.items())
     values["has_script"] = bool(handout.workload.script)
     values["is_drawn"] = is_drawn(handout.workload.lengths)
     return {"README.md": templates.text(name, {**values, **more})}

@@ -39,10 +39,7 @@ class LlamaFactory(Dialect):
             f"### what the configuration decides\n{decided}\n"
             f"### what is trained, and how: keep your own\n{told}"
         )
-        more = {
-            "fields": decided.splitlines(),
-            "variables": sorted(handout.variables.items()),
-        }
+        more = {"fields": decided.splitlines()}
         config = trained(handout).config
         return {
             CONFIG_FILE: canonical_json(config),

@@ -290,6 +290,28 @@ def test_a_user_is_told_to_write_what_was_tuned_and_nothing_else(tmp_path, to):
     assert "wall_clock_breakdown" not in config
 
 
+@pytest.mark.parametrize(
+    ("to", "launcher", "command"),
+    [
+        ("axolotl", None, "axolotl train axolotl.yaml"),
+        ("llama-factory", None, "llamafactory-cli train llamafactory.yaml"),
+        ("trl", None, "trl sft --num_processes 2"),
+        ("hf", "accelerate", "accelerate launch --config_file"),
+        ("hf", "deepspeed", "deepspeed --num_gpus 2"),
+    ],
+)
+def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, launcher, command):
+    handout = handed(tmp_path, micro_batch=2, host_allocator="keep")
+    lines = (export(handout, tmp_path, to, launcher) / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if command in line and not line.startswith("|"))
+    assert "MALLOC_TRIM_THRESHOLD_=" in line.partition(command)[0]
+
+
+def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "kubernetes")
+    assert "Arguments after the command" not in (out / "README.md").read_text()
+
+
 OPEN = {
     "gradient_clipping": "auto",
     "csv_monitor": {"enabled": True, "output_path": "figures", "job_name": "mine"},
