@@ -83,7 +83,8 @@ def is_open(handout: Handout, key: str) -> bool:
     """Whether a user's own file leaves a value to its consumer, or there is no such file."""
     if handout.job.base_config is None and handout.job.baseline is None:
         return True
-    return handout.overridden.get(key, (None, None))[0] == AUTO
+    theirs, _ = handout.overridden.get(key, (None, None))
+    return isinstance(theirs, str) and theirs == AUTO
 
 
 def _has_adam(config: Mapping[str, Any]) -> bool:

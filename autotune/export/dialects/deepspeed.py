@@ -19,6 +19,7 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
+from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import reading_export, training_script, trial_script
@@ -80,7 +81,9 @@ class DeepSpeedFiles(Dialect):
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""
         with reading_export(folder, "deepspeed"):
-            config, settings = read_json(folder / CONFIG_FILE), read_json(folder / SETTINGS_FILE)
+            settings = read_json(folder / SETTINGS_FILE)
+            # A soak is no run of the user's: it writes nothing to where those write.
+            config, _ = without_outputs(read_json(folder / CONFIG_FILE))
             files = {CONFIG_FILE: canonical_json(config)}
             limit_bytes = _limit_of_export(settings, environment)
             measure = dataclasses.replace(measure, memory_limit_bytes=limit_bytes)
