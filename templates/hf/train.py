@@ -1,7 +1,7 @@
 """Train the built-in workload with Hugging Face Trainer, by the arguments in `train.args`.
 
-`run.args` has those that the configuration does not decide. Arguments after the script's name come on top: any
-field of TrainingArguments.
+`run.args` has those that the configuration does not decide. Arguments after the script's name come
+on top: any field of TrainingArguments.
 """
 
 import os
@@ -9,6 +9,7 @@ import sys
 
 from material import HERE, Samples, leave, make_model, read_settings
 from transformers import HfArgumentParser, Trainer, TrainingArguments
+
 
 def main() -> None:
     """Train, and print the loss of each step."""

@@ -1,7 +1,7 @@
 """Train the built-in workload with TRL's SFTTrainer, by the fields in `sft.yaml`.
 
-`run.args` has those that the configuration does not decide. Arguments after the script's name come on top: any
-field of SFTConfig.
+`run.args` has those that the configuration does not decide. Arguments after the script's name come
+on top: any field of SFTConfig.
 """
 
 import os
@@ -12,6 +12,7 @@ from material import HERE, Samples, leave, make_model, read_settings
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer, TrlParser
+
 
 def make_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     """A tokenizer of as many numbered words: the samples are tokens already."""
