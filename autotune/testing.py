@@ -298,7 +298,7 @@ class DialectContract(Contract[Dialect]):
             with tempfile.TemporaryDirectory() as folder, suppress(JobError):
                 self.export(handout, Path(folder))
                 found = read_export(Path(folder), handout.environment, measure=MEASURE)
-                assert found.files == handout.files
+                assert found.files == handout.exported
                 assert found.spec.layout == handout.layout
 
     def test_two_configurations_are_two_exports(self) -> None:

@@ -93,12 +93,16 @@ def test_a_package_index_would_take_both(built: Path, wheel: Path) -> None:
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         about = archive.read(metadata).decode("utf-8")
     assert "License-Expression: Apache-2.0" in about
-    links = re.findall(r"\]\(([^)]*)\)", about)
-    assert links
-    assert not [link for link in links if not link.startswith("http")]
+    assert not [at for at in re.findall(r"\]\(([^)]*)\)", about) if not at.startswith("http")]
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/job.md"}
+
+
+def test_nothing_that_a_user_reads_has_a_blank_for_who_publishes_it() -> None:
+    files = [*REPOSITORY.glob("*.*"), *(REPOSITORY / "docs").rglob("*.md")]
+    texts = {path: path.read_text("utf-8") for path in files if path.is_file()}
+    assert not [str(path) for path, text in texts.items() if "/OWNER/" in text]
 
 
 def test_the_version_is_the_same_wherever_it_is_said() -> None:

@@ -127,5 +127,6 @@ def export_ranked(
         job=outlook.job,
         environment=outlook.environment,
         prediction=ranking_as_dict(kept, [rank])["candidates"][0],
+        is_described=outlook.wishes.gpu is not None,
     )
     return export_handout(handout, folder, to=to, launcher=launcher)

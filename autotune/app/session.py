@@ -20,9 +20,16 @@ from autotune.fleet.base import Fleet, FleetPlugin, Obtaining, Place, answers_on
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports.remote import Elsewhere
 from autotune.job.adapters import with_rank
-from autotune.job.job import Job, make_job, read_job_file, resolve_paths
+from autotune.job.job import (
+    Job,
+    make_job,
+    read_accelerators_of,
+    read_job_file,
+    resolve_paths,
+)
 from autotune.job.price import price_for
 from autotune.planning.lattice import Lattice, lattice_of
+from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
@@ -279,22 +286,35 @@ def render(
     *,
     to: str | None,
     launcher: str | None = None,
+    wishes: FleetWishes | None = None,
     agreed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
     By default that is the engine's own, and the launcher the dialect's. Other knobs are at the
-    base configuration's value or the engine's default. `agreed` is as of `open_session`.
+    base configuration's value or the engine's default. `wishes` describes the fleet that will
+    train; without a GPU in it, it is this machine. `agreed` is as of `open_session`.
 
     Returns:
-        The files, and what has to be said of the settings.
+        The files, and what has to be said of them.
 
     Raises:
         JobError: A setting or the job is not valid, or the rules refuse the candidate.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    environment = detect_environment()
+    wishes = wishes or FleetWishes()
+    environment, is_described = detect_environment(), wishes.gpu is not None
+    if is_described:
+        table = read_accelerators_of(job_file, wishes.accelerators, agreed=agreed)
+        environment = described(wishes, environment, table)
+    elif wishes.per_node is not None:
+        raise JobError(
+            f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
+            "name them, such as --gpu H100",
+        )
     job, _ = read_job(job_file, flags, environment, agreed=agreed)
+    if wishes.accelerators is not None:
+        job = replace(job, accelerators=wishes.accelerators)
     engine = bind_engine(job, environment)
     context = engine.context
     values = parse_settings(settings, context.knobs)
@@ -306,17 +326,23 @@ def render(
             "\n".join(f"{v.rule}: {v.message}" for v in violations),
             "; ".join(v.fix for v in violations),
         )
-    files = export_handout(
-        handout_of(candidate, engine=engine, job=job, environment=environment),
-        out,
-        to=to,
-        launcher=launcher,
+    handout = handout_of(
+        candidate,
+        engine=engine,
+        job=job,
+        environment=environment,
+        is_described=is_described,
     )
+    files = export_handout(handout, out, to=to, launcher=launcher)
     notes = list(explain(values, context).values())
+    if job_file is None and "model" not in flags:
+        notes.append(f"no --model or --job is given: these files train {job.model.name}")
+    if environment.accelerator == "cpu" and not is_described:
+        notes.append("written for CPU ranks, as this machine has them; for GPUs add --gpu H100")
     notes += [
         f"{key}: {theirs!r} in your base configuration "
         + ("is left out" if ours is None else f"gives way to {ours!r}")
-        for key, (theirs, ours) in engine.overridden(candidate).items()
+        for key, (theirs, ours) in handout.overridden.items()
     ]
     return files, notes
 

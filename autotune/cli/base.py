@@ -253,6 +253,53 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
     emit(json.dumps(scrubbed(data), indent=indent) + "\n")
 
 
+def job_flags(
+    *,
+    job: JobPath = None,
+    trust_job: TrustJob = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset, Hugging Face folder or config.json, repository in its cache."),
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
+    ] = None,
+    world: Annotated[int | None, typer.Option(help="Accelerators of the run.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Most memory of each accelerator, such as 24GiB.")
+    ] = None,
+    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
+) -> None:
+    """The flags of a job, for `takes`."""
+
+
+def fleet_flags(
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Accelerator of the fleet, such as H100; this machine's by default."),
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(help="Accelerators of one node.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="An accelerator's share of its node's network, such as 400Gbps."),
+    ] = None,
+    nvlink: Annotated[
+        str | None, typer.Option(help="All links of an accelerator in one node, such as 450GB/s.")
+    ] = None,
+    accelerators: Annotated[
+        Path | None,
+        typer.Option(help="YAML of your own accelerators; they override the shipped ones."),
+    ] = None,
+) -> None:
+    """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
+
+
 def takes(
     *, without: Collection[str] = (), **groups: Callable[..., None]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -28,7 +28,9 @@ from autotune.cli.base import (
     cli,
     confirm,
     explain,
+    fleet_flags,
     is_answered,
+    job_flags,
     obtained_fleet,
     print_files,
     print_json,
@@ -396,10 +398,20 @@ def diagnose(
     print_json(found.as_dict()) if as_json else print_script_diagnosis(DATA, found)
 
 
-@cli.command(epilog="autotune render --job job.yaml --set zero.stage=2 --out chosen")
+@cli.command(
+    epilog="autotune render --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
+    "    --world 64 --gpu H100 --set zero.stage=3 --out chosen"
+)
+@takes(
+    keys=job_flags,
+    fleet=fleet_flags,
+    without={"space", "network_topology", "network", "nvlink"},
+)
 def render(
+    *,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    job: JobPath = None,
+    keys: dict[str, Any],
+    fleet: dict[str, Any],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -408,18 +420,29 @@ def render(
     ] = None,
     to: Dialect = None,
     launcher: LauncherName = None,
-    trust_job: TrustJob = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write the files of one candidate.
 
-    Knobs that are not set are at the base configuration's values or DeepSpeed's defaults.
+    Knobs that are not set are at the base configuration's values or DeepSpeed's defaults. The
+    machines that will train need not be here: name their accelerators with --gpu.
     """
     from autotune.app.session import render as write
+    from autotune.planning.outlook import FleetWishes
 
-    agreed = agreed_job(job, {}, is_trusted=trust_job)
-    files, notes = write(job, {}, settings or [], out, to=to, launcher=launcher, agreed=agreed)
+    job = keys.pop("job", None)
+    agreed = agreed_job(job, keys, is_trusted=keys.pop("trust_job"))
+    files, notes = write(
+        job,
+        keys,
+        settings or [],
+        out,
+        to=to,
+        launcher=launcher,
+        wishes=FleetWishes(**fleet),
+        agreed=agreed,
+    )
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)

@@ -12,18 +12,17 @@ from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     KNOWLEDGE_ENV,
-    TOPOLOGY_HELP,
     Debug,
     Dialect,
     FleetName,
     FleetOption,
-    JobPath,
     Json,
     LauncherName,
-    TrustJob,
     cli,
     confirm,
+    fleet_flags,
     is_answered,
+    job_flags,
     obtained_fleet,
     print_files,
     print_json,
@@ -120,53 +119,6 @@ def probe(
 EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")]
 
 
-def _job_flags(
-    *,
-    job: JobPath = None,
-    trust_job: TrustJob = False,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, Hugging Face folder or config.json, repository in its cache."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-    ] = None,
-    world: Annotated[int | None, typer.Option(help="Accelerators of the run.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each accelerator, such as 24GiB.")
-    ] = None,
-    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
-) -> None:
-    """The flags of a job, for `takes`."""
-
-
-def _fleet_flags(
-    *,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Accelerator of the fleet, such as H100; this machine's by default."),
-    ] = None,
-    per_node: Annotated[int | None, typer.Option(help="Accelerators of one node.")] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="An accelerator's share of its node's network, such as 400Gbps."),
-    ] = None,
-    nvlink: Annotated[
-        str | None, typer.Option(help="All links of an accelerator in one node, such as 450GB/s.")
-    ] = None,
-    accelerators: Annotated[
-        Path | None,
-        typer.Option(help="YAML of your own accelerators; they override the shipped ones."),
-    ] = None,
-) -> None:
-    """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
-
-
 def _lesson_flags(
     *,
     knowledge: Annotated[
@@ -201,7 +153,7 @@ def _ask() -> "Callable[[str], bool] | None":
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
+@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags)
 def plan(
     *,
     job: dict[str, Any],
@@ -246,6 +198,12 @@ def plan(
     """
     from autotune.app.api.predictions import plan as rank_candidates
 
+    if export is None and (to is not None or launcher is not None or rank != 1):
+        flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
+        raise JobError(
+            f"{flag}: says what is written, and nothing is without --export",
+            "add --export FOLDER, or leave it out",
+        )
     found = rank_candidates(
         **job,
         **fleet,
@@ -269,7 +227,7 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
+@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags)
 def explain(
     *,
     settings: Annotated[
@@ -303,7 +261,7 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags, without={"space"})
+@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags, without={"space"})
 def estimate(
     *,
     settings: Annotated[

@@ -89,6 +89,16 @@ class RankMemory:
     """Highest total on the CPU, beyond what its imports take."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Configuration files to hand out."""
+
+    files: Mapping[str, str]
+    """Path -> text."""
+    overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Keys of the user's own file that are not as written: key -> (theirs, ours)."""
+
+
 class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
@@ -223,6 +233,15 @@ class Engine(ABC):
     def remarks(self) -> Sequence[str]:
         """What is to be said of the user's own command as it runs, a line each."""
         return ()
+
+    def exported(self, candidate: Candidate) -> "Exported":
+        """The candidate as exports carry it: what it does not decide is as the user has it.
+
+        Raises:
+            RenderError: A template or a file of the user's does not render.
+            JobError: A file of the user's is not valid any more.
+        """
+        return Exported(files=self.files(candidate), overridden=self.overridden(candidate))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""

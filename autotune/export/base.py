@@ -63,6 +63,8 @@ class Handout:
     """Environment in which its figures were measured, or in which it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The engine's configuration files, as a trial gets them: path -> text."""
+    exported: Mapping[str, str] = field(default_factory=dict)
+    """The same with what nobody tuned as the user's own file has it."""
     workload: Workload
     """Workload of a trial of it."""
     layout: Layout
@@ -83,6 +85,8 @@ class Handout:
     hosts: Sequence[str] = ()
     """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
     they are this machine's, or nobody's."""
+    is_described: bool = False
+    """Whether a fleet was described and nobody saw it: what is installed there is not known."""
     untried: str = ""
     """Settings that no recorded run has tried on such hardware, in words; empty: none."""
     release: str = ""

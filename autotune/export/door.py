@@ -71,13 +71,14 @@ def handout_of(
     soak: SoakResult | None = None,
     prediction: Mapping[str, Any] | None = None,
     hosts: Sequence[str] = (),
+    is_described: bool = False,
 ) -> Handout:
     """A candidate with what its engine says of it; of the arguments see `Handout`.
 
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    ranks = engine.ranks(candidate)
+    ranks, exported = engine.ranks(candidate), engine.exported(candidate)
     variables = dict(ranks.environment)
     return Handout(
         engine=engine.context.engine,
@@ -85,6 +86,7 @@ def handout_of(
         candidate=candidate,
         environment=environment,
         files=engine.files(candidate),
+        exported=exported.files,
         workload=workload_of(job, candidate),
         layout=layout_of(candidate, environment.accelerator),
         settings={
@@ -99,7 +101,8 @@ def handout_of(
         soak=soak,
         prediction=prediction,
         hosts=hosts,
-        overridden=engine.overridden(candidate),
+        is_described=is_described,
+        overridden=exported.overridden,
         untried=warning(choices_of(candidate.values, engine.context), engine.context),
     )
 

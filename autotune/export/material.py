@@ -19,7 +19,13 @@ SETTINGS_FILE = "settings.json"
 CONFIG_FOLDER = "model"
 
 
-def material(handout: Handout, script: str, templates: Templates) -> dict[str, str]:
+def material(
+    handout: Handout,
+    script: str,
+    templates: Templates,
+    *,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
     """A training script for a consumer, with the model and the samples that the trials had.
 
     Args:
@@ -27,6 +33,7 @@ def material(handout: Handout, script: str, templates: Templates) -> dict[str, s
         script: Path of the consumer's script below a templates folder. A workload with a script
             of its own brings that in its place, alone.
         templates: The job's.
+        more: Settings that the consumer's script reads besides.
 
     Returns:
         Path below the export folder -> text.
@@ -34,7 +41,7 @@ def material(handout: Handout, script: str, templates: Templates) -> dict[str, s
     Raises:
         RenderError: A template does not render, or the workload's script cannot be read.
     """
-    files = {SETTINGS_FILE: canonical_json(settings(handout))}
+    files = {SETTINGS_FILE: canonical_json({**settings(handout), **(more or {})})}
     if handout.workload.script:
         return {**files, SCRIPT: training_script(handout)}
     files |= {
@@ -82,12 +89,28 @@ def settings(handout: Handout) -> dict[str, Any]:
 
 
 def readme(
-    handout: Handout, launch: Launch, templates: Templates, name: str, more: Mapping[str, Any]
+    handout: Handout,
+    launch: Launch,
+    templates: Templates,
+    name: str,
+    more: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any],
 ) -> dict[str, str]:
-    """The README of an export, from the template `name` and what that needs besides."""
+    """The README of an export, from the template `name` and what that needs besides.
+
+    `config` is DeepSpeed's configuration as the dialect writes it.
+    """
     values: dict[str, Any] = {"attention": "default", "loss_chunk_tokens": 0}
     values |= {**settings(handout), "n_nodes": handout.n_nodes, "per_node": handout.per_node}
-    values |= {**choice_values(handout), "usage": launch.usage, "started": sorted(launch.files)}
+    values |= {
+        **choice_values(handout, config),
+        "usage": launch.usage,
+        "started": sorted(launch.files),
+    }
+    # The arguments of what submits a job to Kubernetes are kubectl's.
+    values["passes_arguments"] = launch.name != "kubernetes"
+    values["variables"] = sorted(handout.variables.items())
     values["has_script"] = bool(handout.workload.script)
     values["is_drawn"] = is_drawn(handout.workload.lengths)
     return {"README.md": templates.text(name, {**values, **more})}

@@ -5,6 +5,7 @@ Megatron-LM's arguments are said to the classes behind them, of Megatron Core or
 
 import json
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,10 @@ class SectionedDialect(Dialect):
     def sections(self, run: MegatronRun, handout: Handout) -> Sections:
         """The configuration by its sections."""
 
+    @abstractmethod
+    def say(self, sections: Sections, name: str, value: Any) -> None:
+        """Put an argument of model or layout where the consumer reads it."""
+
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """What its file says beside the sections.
 
@@ -86,17 +91,28 @@ class SectionedDialect(Dialect):
                 "--to megatron-core writes the run of the trials",
             )
         run = run_of(handout)
-        sections = self.sections(run, handout)
+        sections, tuned = self.sections(run, handout), self._tuned(run, handout)
         self._check(sections)
         text = yaml.safe_dump({**sections, **self.beside(run, handout)}, sort_keys=False)
         return {
-            **handout.files,
+            **handout.exported,
             self.config_file: templates.text(f"{self.templates}.yaml.j2", {"sections": text}),
             self.script: templates.text(f"{self.templates}_train.py", {}),
             "README.md": megatron_readme(
-                handout, run, launch, templates, f"{self.templates}.md.j2", {}
+                handout, run, launch, templates, f"{self.templates}.md.j2", {"tuned": tuned}
             ),
         }
+
+    def _tuned(self, run: MegatronRun, handout: Handout) -> list[str]:
+        """What of the configuration the layout decides, as `section.field=value`."""
+        sections: Sections = defaultdict(dict)
+        for name, value in run.layout.items():
+            self.say(sections, name, value)
+        found = {
+            f"{s}.{n}": value for s, fields in sections.items() for n, value in fields.items()
+        }
+        found |= self.beside(run, handout)
+        return [f"{name}={json.dumps(value)}" for name, value in found.items()]
 
     def _check(self, sections: Sections) -> None:
         """See that every field is one of its section.

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from autotune.base.nested import look_up
 from autotune.base.templates import canonical_json
 from autotune.base.units import format_bytes, format_gain_interval, format_rate, format_seconds
 from autotune.engines.base import known_releases
@@ -15,8 +17,13 @@ FIGURES_FILE = "figures.json"
 """Name of the figures of an export, for programs."""
 
 
-def choice_values(handout: Handout) -> dict[str, Any]:
-    """What `launch/choice.md.j2` uses."""
+def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `launch/choice.md.j2` uses.
+
+    Args:
+        handout: What is handed out.
+        config: The configuration as a dialect writes it, where that may be nearer to the user's.
+    """
     environment, soak = handout.environment, handout.soak
     limit_bytes = handout.settings["memory_limit_bytes"]
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
@@ -29,7 +36,7 @@ def choice_values(handout: Handout) -> dict[str, Any]:
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             *known_releases(handout.engine, environment),
-            ("torch", environment.torch_version),
+            *([] if handout.is_described else [("torch", environment.torch_version)]),
             ("memory limit per device", limit),
         ],
         "untried": handout.untried,
@@ -37,6 +44,7 @@ def choice_values(handout: Handout) -> dict[str, Any]:
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(handout.overridden.items())
+            if config is None or not _is_kept(look_up(config, key), theirs, ours)
         ],
     }
 
@@ -76,6 +84,10 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
     if figures.guard is not None:
         rows.append(("convergence guard", str(figures.guard)))
     return rows
+
+
+def _is_kept(written: Any, theirs: Any, ours: Any) -> bool:
+    return bool(written == theirs) or (ours is None and written is not None)
 
 
 def _said(value: Any) -> str:

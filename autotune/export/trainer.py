@@ -5,7 +5,7 @@ Source: transformers/integrations/deepspeed.py (trainer_config_process), acceler
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -17,7 +17,7 @@ from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, merge
 from autotune.contract import read_bounded
 from autotune.export.base import Handout
-from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
+from autotune.export.trainer_keys import ADAMS, AUTO, FOLLOWING, OWNED, TUNED
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
@@ -49,24 +49,46 @@ class Trained:
     config: dict[str, Any]
     """DeepSpeed's, with "auto" where Trainer owns the key."""
     arguments: dict[str, Any]
-    """Fields of TrainingArguments, recomputation and compilation apart."""
+    """Fields of TrainingArguments that the candidate decides, recomputation and compilation
+    apart."""
+    of_the_run: dict[str, Any]
+    """Those that it does not: a user keeps their own."""
 
 
 def trained(handout: Handout) -> Trained:
     """What Trainer is told, each value in one place."""
     config = family_config(handout)
-    arguments: dict[str, Any] = {}
+    # One that the user's own file leaves to Trainer.
+    schedule, instead = handout.overridden.get("scheduler", (None, None))
+    if schedule is not None and instead is None:
+        config["scheduler"] = schedule
+    tuned: dict[str, Any] = {}
+    of_the_run: dict[str, Any] = {}
     for key, names in OWNED.items():
         value = look_up(config, key)
-        if value is None:
+        if value in (None, AUTO):
             continue
         values = value if isinstance(value, list) else [value]
+        arguments = tuned if key in TUNED else of_the_run
         arguments |= dict(zip(names, values, strict=True))
-        config = _with_auto(config, key)
-    for key in FOLLOWING:
-        if look_up(config, key) is not None:
-            config = _with_auto(config, key)
-    return Trained(config=config, arguments=arguments)
+        config = with_autos(config, [key])
+    config = with_autos(config, [key for key in FOLLOWING if look_up(config, key) is not None])
+    if _has_adam(config):
+        config = with_autos(config, [key for key in ADAMS if is_open(handout, key)])
+    of_the_run["seed"] = handout.workload.seed
+    return Trained(config=config, arguments=tuned, of_the_run=of_the_run)
+
+
+def is_open(handout: Handout, key: str) -> bool:
+    """Whether a user's own file leaves a value to its consumer, or there is no such file."""
+    if handout.job.base_config is None and handout.job.baseline is None:
+        return True
+    theirs, _ = handout.overridden.get(key, (None, None))
+    return isinstance(theirs, str) and theirs == AUTO
+
+
+def _has_adam(config: Mapping[str, Any]) -> bool:
+    return str(look_up(config, "optimizer.type")).lower() in ("adam", "adamw")
 
 
 def family_config(handout: Handout) -> dict[str, Any]:
@@ -77,17 +99,21 @@ def family_config(handout: Handout) -> dict[str, Any]:
     process group is there (transformers 5.23, DeepSpeed 0.19.8: "8 != 2 * 2 * 1"). accelerate
     overwrites `steps_per_print` with infinity.
     """
-    config: dict[str, Any] = json.loads(handout.files[CONFIG_FILE])
+    config: dict[str, Any] = json.loads(handout.exported[CONFIG_FILE])
     for key in ("train_batch_size", "steps_per_print"):
         config.pop(key, None)
     return config
 
 
-def _with_auto(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value: Any = AUTO
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return merge(config, value)
+def with_autos(config: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A configuration with "auto" under some dotted keys."""
+    found = dict(config)
+    for key in keys:
+        value: Any = AUTO
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        found = merge(found, value)
+    return found
 
 
 def trainer_arguments(
@@ -112,18 +138,21 @@ def trainer_arguments(
         arguments["torch_compile"] = True
     if handout.environment.accelerator == "cpu":
         arguments["use_cpu"] = True
-    arguments["seed"] = handout.workload.seed
     return arguments
 
 
 def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
     """Recomputation under the names that the installed transformers has.
 
+    Of machines that nobody saw, the older names are written: newer releases take them, too.
+
     Raises:
         RenderError: It cannot recompute every K-th layer.
     """
     recompute = handout.workload.settings.get("recompute", "none")
     name, takes_every = recompute_names()
+    if handout.is_described:
+        name, takes_every = _RECOMPUTE[-1], True
     if recompute == "none":
         return {name: False}
     kwargs: dict[str, Any] = {"use_reentrant": False}

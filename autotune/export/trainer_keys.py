@@ -4,6 +4,9 @@ Source: transformers/integrations/deepspeed.py (trainer_config_process).
 """
 
 from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
 
 AUTO = "auto"
 OWNED: Mapping[str, tuple[str, ...]] = {
@@ -19,8 +22,21 @@ OWNED: Mapping[str, tuple[str, ...]] = {
     "fp16.enabled": ("fp16",),
 }
 """Key that Trainer compares with its arguments -> those arguments."""
+TUNED = (
+    *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("bf16.enabled", "fp16.enabled"),
+)
+"""Those that a candidate decides; the others are the user's."""
+ADAMS = tuple(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay"))
+"""Keys that Trainer fills in for Adam, and passes over where the file lacks them."""
 FOLLOWING = (
     *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_min_lr"),
     "scheduler.params.total_num_steps",
 )
 """Keys that Trainer works out from its other arguments."""
+
+
+def untuned(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Keys of a configuration that no trial chose, with the values that they have in numbers."""
+    found = ((key, look_up(config, key)) for key in OWNED if key not in TUNED)
+    return [(key, value) for key, value in found if value not in (None, AUTO)]

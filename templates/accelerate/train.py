@@ -11,7 +11,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DummyOptim
 from material import Samples, leave, make_model, read_settings
 from torch.utils.data import DataLoader
-from workload import Inputs, apply_recompute
+from workload import Inputs, apply_recompute, read
 
 
 def micro_batches(loader: DataLoader[Inputs]) -> Iterator[Inputs]:
@@ -38,7 +38,8 @@ def main() -> None:
         samples, batch_size=settings.micro_batch, shuffle=True, collate_fn=samples.collate
     )
     # The optimizer stands in ds_config.json; one of the script's own would be refused beside it.
-    optimizer = DummyOptim([p for p in model.parameters() if p.requires_grad])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = DummyOptim(trained, **read("settings.json")["dummy_optimizer"])
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     model.train()
     fed = micro_batches(loader)

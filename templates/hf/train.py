@@ -1,6 +1,7 @@
 """Train the built-in workload with Hugging Face Trainer, by the arguments in `train.args`.
 
-Arguments after the script's name come on top of these: any field of TrainingArguments.
+`run.args` has those that the configuration does not decide. Arguments after the script's name come
+on top: any field of TrainingArguments.
 """
 
 import os
@@ -9,20 +10,13 @@ import sys
 from material import HERE, Samples, leave, make_model, read_settings
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-OWN = (
-    *("--output_dir", "output", "--max_steps", "10", "--logging_steps", "1"),
-    *("--lr_scheduler_type", "constant", "--save_strategy", "no", "--report_to", "none"),
-    *("--disable_tqdm", "true"),
-)
-"""Arguments of this run that the configuration does not decide."""
-
 
 def main() -> None:
     """Train, and print the loss of each step."""
     settings = read_settings()
     os.chdir(HERE)  # the paths in train.args start here
     parser = HfArgumentParser(TrainingArguments)
-    given = [*OWN, *sys.argv[1:]]
+    given = [*(HERE / "run.args").read_text().split(), *sys.argv[1:]]
     (arguments,) = parser.parse_args_into_dataclasses(given, args_filename="train.args")
     samples = Samples(settings, n_steps=max(1, arguments.max_steps))
     # After the arguments: by them transformers knows how the model is sharded.

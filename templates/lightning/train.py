@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from material import HERE, Samples, leave, make_model, read_settings
 from torch.utils.data import DataLoader
-from workload import Inputs, Settings, apply_recompute
+from workload import Inputs, Settings, apply_recompute, read
 
 
 class CpuStrategy(DeepSpeedStrategy):
@@ -81,6 +81,7 @@ def main() -> None:
         # Every launcher sets what torchrun does: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR.
         plugins=[TorchElasticEnvironment()],
         max_steps=n_steps,
+        gradient_clip_val=read("settings.json")["gradient_clip_val"],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

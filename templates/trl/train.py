@@ -1,6 +1,7 @@
 """Train the built-in workload with TRL's SFTTrainer, by the fields in `sft.yaml`.
 
-Arguments after the script's name come on top of these: any field of SFTConfig.
+`run.args` has those that the configuration does not decide. Arguments after the script's name come
+on top: any field of SFTConfig.
 """
 
 import os
@@ -11,13 +12,6 @@ from material import HERE, Samples, leave, make_model, read_settings
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer, TrlParser
-
-OWN = (
-    *("--output_dir", "output", "--max_steps", "10", "--logging_steps", "1"),
-    *("--lr_scheduler_type", "constant", "--save_strategy", "no", "--report_to", "none"),
-    *("--disable_tqdm", "true"),
-)
-"""Arguments of this run that the configuration does not decide."""
 
 
 def make_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
@@ -33,7 +27,8 @@ def main() -> None:
     """Train, and print the loss of each step."""
     settings = read_settings()
     os.chdir(HERE)  # the paths in sft.yaml start here
-    given = ["--config", "sft.yaml", *OWN, *sys.argv[1:]]
+    of_the_run = (HERE / "run.args").read_text().split()
+    given = ["--config", "sft.yaml", *of_the_run, *sys.argv[1:]]
     (arguments,) = TrlParser(SFTConfig).parse_args_and_config(given)
     samples = Samples(settings, n_steps=max(1, arguments.max_steps))
     tokens = [samples[index]["input_ids"].tolist() for index in range(len(samples))]

@@ -1,5 +1,6 @@
 """Help, completion and mistyped names, the same in every command."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -92,6 +93,48 @@ def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
     assert said in caught.value.message
     assert helps in caught.value.hint
+
+
+@pytest.mark.parametrize("flag", ["--to hf", "--launcher slurm", "--rank 2"])
+def test_a_plan_writes_nothing_without_a_folder_and_says_so(flag: str) -> None:
+    with pytest.raises(AutotuneError) as caught:
+        GROUP.main(["plan", *flag.split()], prog_name="autotune", standalone_mode=False)
+    assert flag.split()[0] in caught.value.message
+    assert "--export FOLDER" in caught.value.hint
+
+
+GPT2 = "render --model gpt2 --seq-len 64 --global-batch 32 --world 16 --set micro_batch=2"
+
+
+@pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "lightning", "deepspeed"])
+def test_files_for_gpus_have_nothing_of_a_machine_without_any(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.chdir(tmp_path)
+    line = f"{GPT2} --gpu H100 --set recompute=full --to {to} --out made"
+    GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
+    written = {path.name: path.read_text() for path in Path("made").iterdir() if path.is_file()}
+    names = ("train.args", "sft.yaml", "trainer.yaml", "accelerate.yaml", "launch.sh", "README.md")
+    told = "".join(written.get(name, "") for name in names)
+    assert not re.search(r"use_cpu(: | )true|DS_ACCELERATOR|accelerator: cpu|torch: |gloo", told)
+    assert "2 machines with 8 ranks each" in told
+    assert json.loads(written["settings.json"])["accelerator"] == "cuda"
+    if to in ("hf", "trl"):
+        # The name that every release of transformers takes, whichever is installed here.
+        assert "gradient_checkpointing" in told
+
+
+def test_files_for_this_machine_s_cores_say_how_to_get_those_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.chdir(tmp_path)
+    GROUP.main([*GPT2.split(), "--out", "made"], prog_name="autotune", standalone_mode=False)
+    assert "--gpu H100" in capsys.readouterr().err
+    line = f"{GPT2} --per-node 4 --out other"
+    with pytest.raises(AutotuneError, match="--per-node 4"):
+        GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
 
 
 def test_a_search_says_what_chooses_its_devices() -> None:

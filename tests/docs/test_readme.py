@@ -29,6 +29,10 @@ def test_the_first_commands_are_the_main_job_and_its_tests() -> None:
     assert commands()[:2] == ["make demo", "make test"]
 
 
+def test_no_command_depends_on_how_many_studies_there_are() -> None:
+    assert not [command for command in commands() if "*" in command]
+
+
 def test_the_first_screen_is_one_sentence_one_command_one_table() -> None:
     screen = README.splitlines()[:45]
     assert any("samples/s" in line and "trial" in line for line in screen)

@@ -16,8 +16,15 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import door
 from autotune.export.base import MeasuredFigures
-from autotune.export.door import MARKER_FILE, export_handout, handout_of, write_export
+from autotune.export.door import (
+    MARKER_FILE,
+    export_handout,
+    handout_of,
+    read_export,
+    write_export,
+)
 from autotune.space.built_in import SCRIPT_FILES
+from autotune.testing import MEASURE
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
@@ -107,6 +114,21 @@ def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path)
     assert "was rendered, not tried" in text
     assert "| `train_batch_size` | 64 | 8 |" in text
     assert not (tmp_path / "out" / "figures.json").exists()
+
+
+def test_an_export_keeps_what_a_user_s_file_writes_and_a_soak_of_it_does_not(tmp_path):
+    monitor = {"enabled": True, "output_path": "figures", "job_name": "mine"}
+    own = {"csv_monitor": monitor, "gradient_clipping": 0.3, "steps_per_print": 7}
+    (tmp_path / "base.json").write_text(json.dumps(own))
+    job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))
+    out = export(tmp_path, job=job, zero__stage=1)
+    config = json.loads((out / "ds_config.json").read_text())
+    assert {name: config[name] for name in own} == own
+    text = (out / "README.md").read_text()
+    assert "do not run as you wrote them" not in text
+    assert "Not tuned: `gradient_clipping` 0.3" in text
+    soaked = read_export(out, CPU, measure=MEASURE)
+    assert "csv_monitor" not in json.loads(soaked.files["ds_config.json"])
 
 
 @pytest.mark.parametrize(

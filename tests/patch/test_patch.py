@@ -13,11 +13,15 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import leaves
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.export.door import handout_of
+from autotune.engines.deepspeed.script import ScriptEngine
+from autotune.export.door import export_handout, handout_of
 from autotune.patch.patch import patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.observed import RAW, job_of, observed
 
 AUTO_CONFIG = """\
 {
@@ -124,6 +128,120 @@ def apply(paths, brought):
             write_patched(one)
     assert not any(one.is_changed for one in patched_all(paths, brought))
     return made
+
+
+OWN_FILES = {
+    "plain": {
+        "train_batch_size": 8,
+        "gradient_clipping": 0.3,
+        "steps_per_print": 7,
+        "wall_clock_breakdown": True,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": 2, "contiguous_gradients": False},
+    },
+    "no clipping": {
+        "train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": True},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 30}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+        "tensorboard": {"enabled": True, "output_path": "figures"},
+        "flops_profiler": {"enabled": False, "output_file": "flops.txt"},
+    },
+}
+CHOSEN = [
+    {"zero__stage": 0, "micro_batch": 4},
+    {"zero__stage": 1, "micro_batch": 2},
+    {"zero__stage": 2, "micro_batch": 1, "reduce_bucket_size": 10_000},
+    {"zero__stage": 3, "micro_batch": 4, "offload__optimizer": "cpu"},
+]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=str)
+@pytest.mark.parametrize("key", ["base_config", "baseline"])
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen):
+    path = write(folder, json.dumps(OWN_FILES[name]), "own.json")
+    job = tiny_job(folder, **{key: str(path)})
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, **chosen)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    exported = json.loads(handout.exported["ds_config.json"])
+    changed = json.loads(patched(path, wanted_of(handout, engine)).after)
+    check_same(exported, changed, folder, tiny_job(folder))
+
+
+OWN_COMMANDS = {
+    "both numbers": {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_print": 7,
+        "zero_optimization": {"stage": 1},
+    },
+    "the product": {
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "tensorboard": {"enabled": False},
+    },
+    "offloaded": {
+        "train_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"zero.stage": 0},
+        {"zero.stage": 2, "micro_batch": 8},
+        {"zero.stage": 3, "offload.optimizer": "none", "micro_batch": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", OWN_COMMANDS)
+def test_the_export_of_a_command_and_its_patched_file_agree_key_by_key(tmp_path, name, chosen):
+    wrote = OWN_COMMANDS[name]
+    path = write(tmp_path, json.dumps(wrote), "own.json")
+    arrived = {**wrote, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    description = {**RAW, "config": arrived, "config_written": wrote, "config_file": str(path)}
+    command = ["torchrun", "--nproc-per-node", "2", "train.py", f"--config={path}"]
+    job = job_of(replace(observed(description, command=command), folder=str(tmp_path)), tmp_path)
+    engine = ScriptEngine(job, CPU)
+    values = canonical({**engine.own.values, **chosen}, engine.context)
+    candidate = Candidate.of(values, world=job.world, global_batch=job.global_batch)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    export_handout(handout, tmp_path / "best", to="command")
+    exported = json.loads((tmp_path / "best" / "ds_config.json").read_text())
+    changed = json.loads(patched(path, wanted_of(handout, engine)).after)
+    check_same(exported, changed, tmp_path, replace(job, script=None))
+
+
+def check_same(exported, changed, folder, job):
+    """No key has two values; what one file alone spells out means what the other one does."""
+    ours, theirs = dict(leaves(exported)), dict(leaves(changed))
+    both = ours.keys() & theirs
+    assert {at: ours[at] for at in both} == {at: theirs[at] for at in both}
+    spelled = {"train_batch_size", "train_micro_batch_size_per_gpu"}
+    spelled |= {"gradient_accumulation_steps", "zero_optimization", "optimizer"}
+    assert {at[0] for at in ours.keys() ^ theirs} <= spelled
+    read = []
+    for config in (exported, changed):
+        path = write(folder, json.dumps(config), "read.json")
+        read.append(carried(DeepSpeedEngine(job, CPU).baseline(path)[1]))
+        if "optimizer" not in changed:  # whose Adam is the script's to say
+            read[-1].pop("optimizer.implementation")
+    assert read[0] == read[1]
 
 
 def reading(folder, path):

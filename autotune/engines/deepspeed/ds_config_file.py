@@ -36,11 +36,13 @@ Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
 
-def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
+def read_ds_config(
+    path: Path, *, with_monitors: bool = False
+) -> tuple[dict[str, Any], dict[str, Note]]:
     """Read a ds_config.json for raw DeepSpeed.
 
-    Monitors, secrets and texts that DeepSpeed does not read are left out: what a trial ran with is
-    recorded, shown and handed on.
+    Secrets and texts that DeepSpeed does not read are left out: what a trial ran with is
+    recorded, shown and handed on. So are monitors, unless they are asked for.
 
     Returns:
         The configuration with no "auto" in it and DeepSpeed's alternative spellings made one;
@@ -50,11 +52,13 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         RenderError: The file cannot be read, does not hold an object, or has a key of
             `zero_optimization` under both its spellings.
     """
-    return usable(parse_config(read_text(path), path)[0], path)
+    return usable(parse_config(read_text(path), path)[0], path, with_monitors=with_monitors)
 
 
-def usable(given: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
-    """A configuration for raw DeepSpeed; what it returns and raises is as of `read_ds_config`."""
+def usable(
+    given: Mapping[str, Any], path: Path, *, with_monitors: bool = False
+) -> tuple[dict[str, Any], dict[str, Note]]:
+    """A configuration for raw DeepSpeed; all is as of `read_ds_config`."""
     data = dict(given)
     for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
         if not isinstance(data.get(section, {}), dict):
@@ -67,7 +71,7 @@ def usable(given: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[s
     if _holds_auto(data.get("scheduler")):
         # Its lengths belong to the whole training; a part of them makes another schedule.
         notes["scheduler"] = (data.pop("scheduler"), None)
-    for section in MONITORS:
+    for section in () if with_monitors else MONITORS:
         if section in data:
             del data[section]
             notes[section] = (HIDDEN, None)

@@ -20,7 +20,7 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, RankSettings
+from autotune.engines.base import Engine, Exported, RankSettings
 from autotune.engines.communication.base import Communication
 from autotune.engines.communication.variables import environment_of as communication_variables
 from autotune.engines.deepspeed import extensions
@@ -78,6 +78,9 @@ _PLAIN = tuple(
     (*knob.key.rpartition(".")[::2], name) for name, knob in KNOBS.items() if knob.is_plain
 )
 """Section, key and knob of each value that is written as it is."""
+
+_OF_TRIALS = ("steps_per_print", "wall_clock_breakdown", "gradient_clipping")
+"""Keys that a trial sets and nobody chose: an export has them as the user's file does."""
 
 _LAYOUT = (
     *("train_batch_size", "tensor_parallel", "fp16", "bf16"),
@@ -213,6 +216,32 @@ class DeepSpeedEngine(Engine):
         swaps = any(found.distinct)
         return extensions.build_command(self._environment.accelerator, nvme=swaps)
 
+    def exported(self, candidate: Candidate) -> Exported:
+        """See `Engine.exported`: the user's file is the job's base, or else its baseline."""
+        job, engine = self._job, copy(self)
+        clipping = {"gradient_clipping": DEFAULT_GRADIENT_CLIPPING}
+        theirs: Mapping[str, Any] = clipping
+        if job.base_config is not None:
+            theirs, notes = read_ds_config(job.base_config, with_monitors=True)
+            engine._use_base(theirs, notes)
+        elif job.baseline is not None:
+            hidden = job.model.shape.hidden
+            run = read_run(job.baseline, world=job.world, hidden=hidden, with_monitors=True)
+            theirs, notes, optimizer = run.config, run.notes, self._optimizer_section
+            # What trained in another one's place was measured, and stays.
+            if _same_type(optimizer, own := theirs.get("optimizer", {})):
+                optimizer = _optimizer(job, own)
+            engine._use_base(leftover(theirs), notes, optimizer=optimizer)
+        if engine._notes.get("gradient_clipping", ("",))[0] == "auto":
+            theirs = {**theirs, **clipping}  # a number, whoever fills it in
+        config, notes = engine._composed(candidate)
+        for key in _OF_TRIALS:
+            config.pop(key)
+            if key in theirs:
+                config[key] = theirs[key]
+                notes.pop(key, None)
+        return Exported(files={CONFIG_FILE: canonical_json(config)}, overridden=notes)
+
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
         return self._render(candidate)[1]
@@ -325,7 +354,13 @@ class DeepSpeedEngine(Engine):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _render(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, Note]]:
-        """The configuration, and the keys of the base that give way to it."""
+        """The configuration of a trial, and the keys of the base that give way to it."""
+        config, notes = self._composed(candidate)
+        config, left_out = without_outputs(config)
+        return config, {**notes, **left_out}
+
+    def _composed(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, Note]]:
+        """The same with what the user's file has DeepSpeed write."""
         knobs = {**self._stage, **candidate.values}
         tuned = self._templates.json(
             TEMPLATE,
@@ -350,8 +385,7 @@ class DeepSpeedEngine(Engine):
         _check_obeyed(tuned, candidate)
         has_base = self._base or self._notes
         config, notes = self._over_base(tuned, candidate) if has_base else (tuned, {})
-        config, left_out = without_outputs(config)
-        return config, {**notes, **left_out, **self._uncompressed(tuned)}
+        return config, {**notes, **self._uncompressed(tuned)}
 
     def _uncompressed(self, tuned: Mapping[str, Any]) -> dict[str, Note]:
         """The type of the user's optimizer, where it compresses and the candidate does not."""

@@ -21,7 +21,7 @@ from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
-from autotune.engines.base import RankSettings
+from autotune.engines.base import Exported, RankSettings
 from autotune.engines.deepspeed.ds_config_file import OF_THE_JOB, leftover
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.expected import expected
@@ -274,6 +274,10 @@ class ScriptEngine(DeepSpeedEngine):
         if self._script.description.get("executable") == sys.executable:
             return super().preparation(candidates)
         return ()
+
+    def exported(self, candidate: Candidate) -> Exported:
+        """What its trial has: the dialects put the edits into the command's own files."""
+        return Exported(files=self.files(candidate), overridden=self.overridden(candidate))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the command's configuration that change: key -> (theirs, ours).

@@ -11,7 +11,8 @@ from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.launchers.accelerate import YAML_FILE
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.own import OwnFiles, OwnTraining
-from autotune.export.trainer import family_config, refuse_unsaid
+from autotune.export.trainer import family_config, is_open, refuse_unsaid, with_autos
+from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
@@ -35,14 +36,17 @@ class AccelerateFiles(Dialect):
         refuse_unsaid(handout, "accelerate", says=BY_SCRIPT)
         config = family_config(handout)
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
+        config, optimizer = _by_script(handout, config)
         more = {
             "is_sharded": look_up(config, "zero_optimization.stage") == 3,
             "recompute": handout.workload.settings.get("recompute", "none"),
+            "untuned": untuned(config),
         }
+        own = {"dummy_optimizer": optimizer}
         return {
             CONFIG_FILE: canonical_json(config),
-            **material(handout, "accelerate/train.py", templates),
-            **readme(handout, launch, templates, "accelerate/README.md.j2", more),
+            **material(handout, "accelerate/train.py", templates, more=own),
+            **readme(handout, launch, templates, "accelerate/README.md.j2", more, config=config),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
@@ -68,6 +72,14 @@ class AccelerateFiles(Dialect):
             notes=notes,
             in_code={} if own.takes_arguments else _in_code(own),
         )
+
+
+def _by_script(handout: Handout, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration with "auto" for what `DummyOptim` brings, and what the run's has."""
+    keys = {name: f"optimizer.params.{name}" for name in ("lr", "weight_decay")}
+    keys = {name: key for name, key in keys.items() if is_open(handout, key)}
+    has = {name: look_up(config, key) for name, key in keys.items()}
+    return with_autos(config, keys.values()), {n: v for n, v in has.items() if v is not None}
 
 
 def _in_code(own: OwnTraining) -> dict[str, Any]:

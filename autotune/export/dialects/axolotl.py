@@ -47,17 +47,18 @@ class Axolotl(Dialect):
         decided = dump_yaml(decided_fields(handout))
         text = (
             f"# What the configuration decides.\n{decided}\n"
-            f"# What is trained: your own in its place.\n{dump_yaml(_trained_fields(handout))}"
+            f"# What is trained, and how: keep your own.\n{dump_yaml(_trained_fields(handout))}"
         )
         is_on_cpu = _is_on_cpu(handout)
         more = {"fields": decided.splitlines(), "is_on_cpu": is_on_cpu}
         plugin = {_PLUGIN_FILE: templates.text("axolotl/cpu.py", {})} if is_on_cpu else {}
+        config = trained(handout).config
         return {
-            CONFIG_FILE: canonical_json(trained(handout).config),
+            CONFIG_FILE: canonical_json(config),
             YAML_FILE: text,
             **plugin,
             **from_config(handout, "axolotl/train.py", templates),
-            **readme(handout, launch, templates, "axolotl/README.md.j2", more),
+            **readme(handout, launch, templates, "axolotl/README.md.j2", more, config=config),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
@@ -68,17 +69,13 @@ class Axolotl(Dialect):
 def decided_fields(handout: Handout) -> dict[str, Any]:
     """The fields that the configuration decides."""
     own, precision = handout.workload.settings, handout.workload.precision
-    told = {_NAMES.get(n, n): value for n, value in trained(handout).arguments.items()}
     is_recomputed = own.get("recompute", "none") != "none"
     fields: dict[str, Any] = {
         "deepspeed": CONFIG_FILE,
-        **told,
+        **_renamed(trained(handout).arguments),
         **{name: name == precision for name in ("bf16", "fp16")},
-        "tf32": False,
         "sequence_len": handout.workload.seq_len,
-        "sample_packing": handout.workload.lengths.get("kind") == "packed",
         "gradient_checkpointing": is_recomputed,
-        "seed": handout.workload.seed,
     }
     if is_recomputed:
         fields["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
@@ -88,18 +85,23 @@ def decided_fields(handout: Handout) -> dict[str, Any]:
         fields["attn_implementation"] = own["attention"]
     if own.get("compile", "none") != "none":
         fields["torch_compile"] = True
-    if (lora := handout.job.model.source.get("lora")) is not None:
-        fields |= _adapter_fields(lora)
-        if _is_on_cpu(handout):
-            fields |= dict.fromkeys(_TRITON_KERNELS, False)
+    if _is_on_cpu(handout) and "lora" in handout.job.model.source:
+        fields |= dict.fromkeys(_TRITON_KERNELS, False)
     return fields
+
+
+def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {_NAMES.get(name, name): value for name, value in arguments.items()}
 
 
 def _is_on_cpu(handout: Handout) -> bool:
     return handout.environment.accelerator == "cpu"
 
 
-def _adapter_fields(lora: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_fields(handout: Handout) -> dict[str, Any]:
+    lora = handout.job.model.source.get("lora")
+    if lora is None:
+        return {}
     targets = lora["target_modules"]
     is_all = targets == ALL_LINEAR
     where = {"lora_target_linear": True} if is_all else {"lora_target_modules": targets}
@@ -117,6 +119,7 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
     return {
         "base_model": "start",
         "reinit_weights": True,
+        **_adapter_fields(handout),
         "datasets": [
             {
                 "path": "start/text.jsonl",
@@ -125,8 +128,11 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
                 "field": "text",
             }
         ],
+        "sample_packing": handout.workload.lengths.get("kind") == "packed",
         "optimizer": _OPTIMIZER,
+        **_renamed(trained(handout).of_the_run),
         "lr_scheduler": "constant",
+        "tf32": False,
         "output_dir": "output",
         "dataset_prepared_path": "output/prepared",
         "max_steps": 10,

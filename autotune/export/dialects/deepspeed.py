@@ -19,11 +19,13 @@ from autotune.contract import (
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
+from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.base import Dialect, Handout, Launch, Subject
 from autotune.export.material import reading_export, training_script, trial_script
 from autotune.export.own import OwnFiles, OwnTraining, autos, config_of_command
 from autotune.export.readme import choice_values
+from autotune.export.trainer_keys import untuned
 from autotune.job.observed import FRAMEWORKS
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
@@ -55,7 +57,7 @@ class DeepSpeedFiles(Dialect):
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
         values = _values(handout, launch, settings)
         files = {
-            **handout.files,
+            **handout.exported,
             SETTINGS_FILE: canonical_json(settings),
             self.script: training_script(handout),
             "README.md": templates.text("launch/README.md.j2", values),
@@ -79,7 +81,9 @@ class DeepSpeedFiles(Dialect):
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
         """See `Dialect.read`: the configuration, and the settings that it has no key for."""
         with reading_export(folder, "deepspeed"):
-            config, settings = read_json(folder / CONFIG_FILE), read_json(folder / SETTINGS_FILE)
+            settings = read_json(folder / SETTINGS_FILE)
+            # A soak is no run of the user's: it writes nothing to where those write.
+            config, _ = without_outputs(read_json(folder / CONFIG_FILE))
             files = {CONFIG_FILE: canonical_json(config)}
             limit_bytes = _limit_of_export(settings, environment)
             measure = dataclasses.replace(measure, memory_limit_bytes=limit_bytes)
@@ -97,7 +101,7 @@ class DeepSpeedFiles(Dialect):
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
     """Values for the templates."""
     candidate = handout.candidate
-    config = json.loads(handout.files[CONFIG_FILE])
+    config = json.loads(handout.exported[CONFIG_FILE])
     return {
         "recompute": "none",
         **settings,
@@ -110,6 +114,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,
+        "untuned": untuned(config),
         **choice_values(handout),
     }
 

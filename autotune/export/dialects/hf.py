@@ -13,6 +13,17 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 ARGUMENTS_FILE = "train.args"
 """HfArgumentParser reads a file of this name beside `train.py` by itself."""
+RUN_FILE = "run.args"
+"""Arguments of the run that an export carries, as its `train.py` reads them."""
+_RUN: Mapping[str, Any] = {
+    "output_dir": "output",
+    "max_steps": 10,
+    "logging_steps": 1,
+    "lr_scheduler_type": "constant",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
 BY_SCRIPT = frozenset(
     {
         *(Setting.SOME_LAYERS, Setting.ATTENTION, Setting.LOSS_CHUNKS, Setting.COMPILE),
@@ -38,11 +49,13 @@ class HuggingFaceTrainer(Dialect):
         refuse_unsaid(handout, consumer, says=BY_SCRIPT)
         arguments = trainer_arguments(handout, consumer)
         more = {"consumer": consumer, "arguments": spelled(arguments)}
+        config = trained(handout).config
         return {
-            CONFIG_FILE: canonical_json(trained(handout).config),
-            ARGUMENTS_FILE: "".join(f"--{name} {text}\n" for name, text in spelled(arguments)),
+            CONFIG_FILE: canonical_json(config),
+            ARGUMENTS_FILE: lines_of(arguments),
+            **run_file(handout),
             **material(handout, "hf/train.py", templates),
-            **readme(handout, launch, templates, "hf/README.md.j2", more),
+            **readme(handout, launch, templates, "hf/README.md.j2", more, config=config),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
@@ -69,6 +82,18 @@ class HuggingFaceTrainer(Dialect):
             notes=notes,
             in_code=dict(own.in_code()),
         )
+
+
+def run_file(handout: Handout, **more: Any) -> dict[str, str]:
+    """The file of what a candidate does not decide; none for a script of the workload's own."""
+    if handout.workload.script:
+        return {}
+    return {RUN_FILE: lines_of({**_RUN, **trained(handout).of_the_run, **more})}
+
+
+def lines_of(arguments: Mapping[str, Any]) -> str:
+    """Arguments as a command line has them, one a line."""
+    return "".join(f"--{name} {text}\n" for name, text in spelled(arguments))
 
 
 def spelled(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:

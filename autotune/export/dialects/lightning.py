@@ -16,7 +16,8 @@ from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.dialects.hf import BY_SCRIPT
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.own import HERE, OwnFiles, OwnTraining
-from autotune.export.trainer import family_config, refuse_unsaid
+from autotune.export.trainer import family_config, is_open, refuse_unsaid
+from autotune.export.trainer_keys import untuned
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 YAML_FILE = "trainer.yaml"
@@ -43,13 +44,21 @@ class Lightning(Dialect):
         config = family_config(handout)
         config.pop("gradient_accumulation_steps", None)  # Lightning raises on it
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch
+        name = "gradient_clipping"
+        clipping = config.pop(name, None) if is_open(handout, name) else None
         text = dump_yaml({"trainer": trainer_fields(handout)})
-        more = {"fields": text.splitlines(), "recompute": _recompute(handout)}
+        more = {
+            "fields": text.splitlines(),
+            "recompute": _recompute(handout),
+            "untuned": untuned(config),
+            "clips": clipping is not None,
+        }
+        own = {"gradient_clip_val": clipping}
         return {
             CONFIG_FILE: canonical_json(config),
             YAML_FILE: text,
-            **material(handout, "lightning/train.py", templates),
-            **readme(handout, launch, templates, "lightning/README.md.j2", more),
+            **material(handout, "lightning/train.py", templates, more=own),
+            **readme(handout, launch, templates, "lightning/README.md.j2", more, config=config),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:

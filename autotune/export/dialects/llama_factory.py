@@ -16,7 +16,7 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 YAML_FILE = "llamafactory.yaml"
 CONSUMER = "LLaMA-Factory"
-_ATTENTION = {"default": "auto", "eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
+_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 _SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
 
 
@@ -37,17 +37,17 @@ class LlamaFactory(Dialect):
         told = dump_yaml(_trained_fields(handout))
         text = (
             f"### what the configuration decides\n{decided}\n"
-            f"### what is trained: your own in its place\n{told}"
+            f"### what is trained, and how: keep your own\n{told}"
         )
-        more = {
-            "fields": decided.splitlines(),
-            "variables": sorted(handout.variables.items()),
-        }
+        more = {"fields": decided.splitlines()}
+        config = trained(handout).config
         return {
-            CONFIG_FILE: canonical_json(trained(handout).config),
+            CONFIG_FILE: canonical_json(config),
             YAML_FILE: text,
             **from_config(handout, "llama_factory/train.py", templates),
-            **readme(handout, launch, templates, "llama_factory/README.md.j2", more),
+            **readme(
+                handout, launch, templates, "llama_factory/README.md.j2", more, config=config
+            ),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
@@ -62,23 +62,27 @@ def decided_fields(handout: Handout) -> dict[str, Any]:
     fields = {
         **trainer_arguments(handout, CONSUMER, recompute=False),
         "disable_gradient_checkpointing": not is_recomputed,
-        "flash_attn": _ATTENTION[str(own.get("attention", "default"))],
         "cutoff_len": handout.workload.seq_len,
-        "finetuning_type": "full",
     }
+    if (attention := str(own.get("attention", "default"))) != "default":
+        fields["flash_attn"] = _ATTENTION[attention]
     if is_recomputed:
         fields["use_reentrant_gc"] = False
-    lora = handout.job.model.source.get("lora")
-    if lora is not None:
-        targets = lora["target_modules"]
-        fields |= {
-            "finetuning_type": "lora",
-            "lora_rank": lora["rank"],
-            "lora_alpha": int(lora["alpha"]),
-            "lora_dropout": lora["dropout"],
-            "lora_target": "all" if targets == ALL_LINEAR else ",".join(targets),
-        }
     return fields
+
+
+def _finetuning(handout: Handout) -> dict[str, Any]:
+    lora = handout.job.model.source.get("lora")
+    if lora is None:
+        return {"finetuning_type": "full"}
+    targets = lora["target_modules"]
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": lora["rank"],
+        "lora_alpha": int(lora["alpha"]),
+        "lora_dropout": lora["dropout"],
+        "lora_target": "all" if targets == ALL_LINEAR else ",".join(targets),
+    }
 
 
 def _trained_fields(handout: Handout) -> dict[str, Any]:
@@ -87,6 +91,7 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
         "model_name_or_path": "start",
         "train_from_scratch": True,
         "stage": "pt",
+        **_finetuning(handout),
         "do_train": True,
         "dataset_dir": "start",
         "dataset": "text",
@@ -97,4 +102,5 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
         "lr_scheduler_type": "constant",
         "save_strategy": "no",
         "report_to": "none",
+        **trained(handout).of_the_run,
     }

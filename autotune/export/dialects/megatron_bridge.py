@@ -78,10 +78,14 @@ class MegatronBridge(SectionedDialect):
             "rng": {},
         }
         for name, value in {**run.model, **run.layout}.items():
-            say(found, name, value, elsewhere=_ELSEWHERE)
+            self.say(found, name, value)
         for name, value in run.training.items():
             found[_ELSEWHERE.get(name, "optimizer")][name] = value
         return found
+
+    def say(self, sections: Sections, name: str, value: Any) -> None:
+        """See `SectionedDialect.say`."""
+        say(sections, name, value, elsewhere=_ELSEWHERE)
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""

@@ -29,7 +29,7 @@ class MegatronCoreScript(Dialect):
         if handout.environment.accelerator == "cpu":
             scripts.append("megatron_cpu.py")
         return {
-            **handout.files,
+            **handout.exported,
             **{name: trial_script(name) for name in scripts},
             SETTINGS_FILE: canonical_json(settings(handout)),
             "README.md": megatron_readme(

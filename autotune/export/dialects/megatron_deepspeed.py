@@ -30,6 +30,13 @@ _NOT_SAID = frozenset(
     }
 )
 """Arguments that are at their default there, or that ds_config.json says."""
+_OF_LAYOUT = frozenset(
+    {
+        *("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers"),
+        *("no_pipeline_parallel", "zero_stage", "deepspeed"),
+    }
+)
+"""Its own words for a layout."""
 
 
 class MegatronDeepSpeed(Dialect):
@@ -54,9 +61,15 @@ class MegatronDeepSpeed(Dialect):
         run = run_of(handout)
         _check_said(run, handout)
         config = ds_config(run, handout)
+        arguments = arguments_of(run, config)
+        groups: dict[str, Arguments] = {"MODEL_ARGS": {}, "LAYOUT_ARGS": {}, "TRAINING_ARGS": {}}
+        for name, value in arguments.items():
+            is_layout = name in run.layout or name in _OF_LAYOUT
+            other = "TRAINING_ARGS" if name in run.training else "MODEL_ARGS"
+            groups["LAYOUT_ARGS" if is_layout else other][name] = value
         values = {
             "world": handout.candidate.world,
-            "lines": lines_of(arguments_of(run, config)),
+            "groups": {name: lines_of(found) for name, found in groups.items()},
             "null_vocab": run.vocab - 1,  # its NullTokenizer adds one
             "variables": sorted(handout.variables.items()),
             "config_file": CONFIG_FILE,

@@ -75,7 +75,7 @@ class MegatronArguments(Dialect):
         told = {"release": release, "arguments_file": ARGUMENTS_FILE}
         of_script = {"megatron_path": values["checkout"], "megatron_arguments": own}
         return {
-            **handout.files,
+            **handout.exported,
             SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
             "README.md": megatron_readme(

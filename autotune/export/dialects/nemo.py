@@ -89,7 +89,7 @@ class NeMo(SectionedDialect):
             },
         }
         for name, value in {**run.model, **run.layout}.items():
-            _say(found, name, value)
+            self.say(found, name, value)
         for name, value in run.training.items():
             if name not in ("lr_decay_style", "seed"):  # constant without a schedule
                 found["optimizer"][name] = value
@@ -98,22 +98,21 @@ class NeMo(SectionedDialect):
         found["seed"] = {"seed": run.training["seed"]}
         return found
 
-
-def _say(found: Sections, name: str, value: Any) -> None:
-    """Put an argument of model or layout where NeMo reads it."""
-    if name == "ckpt_format":
-        found["strategy"]["save_ckpt_format"] = value
-    elif name == "use_rope_scaling":  # Llama31Config scales, by a factor of this name
-        found["model"]["scale_factor"] = 8.0
-    elif name == "rope_scaling_factor":
-        found["model"]["scale_factor"] = value
-    elif name in ("fp8_format", "fp8_recipe"):
-        found["precision"][name.removesuffix("_format")] = value
-    elif name == "fp8_param_gather":
-        found["precision"][name] = found["ddp"][name] = value
-    elif name == "tp_comm_overlap":
-        found["comm_overlap"][name] = value
-    elif name == "no_overlap_p2p_communication":
-        found["comm_overlap"] |= {"overlap_p2p_comm": False, "batch_p2p_comm": True}
-    else:
-        say(found, name, value, elsewhere=_ELSEWHERE)
+    def say(self, sections: Sections, name: str, value: Any) -> None:
+        """See `SectionedDialect.say`."""
+        if name == "ckpt_format":
+            sections["strategy"]["save_ckpt_format"] = value
+        elif name == "use_rope_scaling":  # Llama31Config scales, by a factor of this name
+            sections["model"]["scale_factor"] = 8.0
+        elif name == "rope_scaling_factor":
+            sections["model"]["scale_factor"] = value
+        elif name in ("fp8_format", "fp8_recipe"):
+            sections["precision"][name.removesuffix("_format")] = value
+        elif name == "fp8_param_gather":
+            sections["precision"][name] = sections["ddp"][name] = value
+        elif name == "tp_comm_overlap":
+            sections["comm_overlap"][name] = value
+        elif name == "no_overlap_p2p_communication":
+            sections["comm_overlap"] |= {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+        else:
+            say(sections, name, value, elsewhere=_ELSEWHERE)

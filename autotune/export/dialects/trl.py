@@ -5,7 +5,7 @@ from typing import Any
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
-from autotune.export.dialects.hf import BY_SCRIPT
+from autotune.export.dialects.hf import BY_SCRIPT, run_file
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.own import OwnFiles, OwnTraining, file_of_command
 from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
@@ -31,11 +31,13 @@ class SupervisedTrainer(Dialect):
         fields = sft_fields(handout)
         text = dump_yaml(fields)
         more = {"fields": text.splitlines()}
+        config = trained(handout).config
         return {
-            CONFIG_FILE: canonical_json(trained(handout).config),
+            CONFIG_FILE: canonical_json(config),
             YAML_FILE: text,
+            **run_file(handout, **_of_samples(handout)),
             **material(handout, "trl/train.py", templates),
-            **readme(handout, launch, templates, "trl/README.md.j2", more),
+            **readme(handout, launch, templates, "trl/README.md.j2", more, config=config),
         }
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
@@ -45,12 +47,12 @@ class SupervisedTrainer(Dialect):
 
 def sft_fields(handout: Handout) -> dict[str, Any]:
     """Fields of SFTConfig; those whose defaults differ from Trainer's are always there."""
+    return {**trainer_arguments(handout, "TRL"), "max_length": handout.workload.seq_len}
+
+
+def _of_samples(handout: Handout) -> dict[str, Any]:
     lengths = handout.workload.lengths
-    fields = {
-        **trainer_arguments(handout, "TRL"),
-        "max_length": handout.workload.seq_len,
-        "packing": lengths.get("kind") == "packed",
-    }
+    fields: dict[str, Any] = {"packing": lengths.get("kind") == "packed"}
     if lengths.get("pad_to_multiple", 1) > 1:
         fields["pad_to_multiple_of"] = lengths["pad_to_multiple"]
     return fields

@@ -30,7 +30,7 @@ class Accelerate(Launcher):
 
 def _plugin(handout: Handout) -> dict[str, Any]:
     """What accelerate is told besides the ranks: other keys of DeepSpeed's clash with the file."""
-    config = json.loads(handout.files.get(CONFIG_FILE, "{}"))
+    config = json.loads(handout.exported.get(CONFIG_FILE, "{}"))
     return {
         "is_sharded": look_up(config, "zero_optimization.stage") == 3,
         "is_compiled": handout.workload.settings.get("compile", "none") != "none",

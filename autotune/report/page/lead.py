@@ -398,8 +398,6 @@ def docs_links(urls: Sequence[str]) -> list[tuple[str, str, str]]:
     Args:
         urls: `Project-URL` of the package's metadata: `Documentation, https://...`.
     """
-    # A checkout that nobody published names OWNER: its links would lead nowhere.
-    known = [url for url in urls if "/OWNER/" not in url]
-    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in known]
+    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in urls]
     root = next((each[1].rstrip("/") for each in found if each), "")
     return [(f"{root}/{page}" if root else "", f"docs/{page}", title) for page, title in DOCS]

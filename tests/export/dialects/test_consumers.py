@@ -24,18 +24,25 @@ from tests.export.handed import GPUS, export, handed
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
 FAMILY = ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl")
 
-HF = """
+OF_THE_USER = [
+    *("--output_dir", "output", "--learning_rate", "3e-4", "--max_grad_norm", "0.3"),
+    *("--weight_decay", "0.1", "--adam_beta2", "0.95", "--lr_scheduler_type", "cosine"),
+    *("--seed", "7"),
+]
+"""What a user's own run says of what is not tuned."""
+
+HF = f"""
 from transformers import HfArgumentParser, TrainingArguments
 (told,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
-    ["--output_dir", "output"], args_filename="train.args"
+    {OF_THE_USER}, args_filename="train.args"
 )
 told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
 answer(told.hf_deepspeed_config.config, told)
 """
-TRL = """
+TRL = f"""
 from trl import SFTConfig, TrlParser
 (told,) = TrlParser(SFTConfig).parse_args_and_config(
-    ["--config", "sft.yaml", "--output_dir", "output"]
+    ["--config", "sft.yaml", "--packing", "true", *{OF_THE_USER}]
 )
 told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
 answer(told.hf_deepspeed_config.config, told)
@@ -51,6 +58,8 @@ plugin = DeepSpeedPlugin(
     zero3_init_flag=told.deepspeed_config["zero3_init_flag"],
 )
 plugin.set_mixed_precision("no")
+dummy = {"optimizer.params.lr": 3e-4, "optimizer.params.weight_decay": 0.1}
+plugin.deepspeed_config_process(must_match=False, **dummy)  # as `Accelerator.prepare` does
 told.distributed = told.distributed_type.value
 told.sharded, told.stage = plugin.zero3_init_flag, plugin.zero_stage
 answer(plugin.deepspeed_config, told)
@@ -61,7 +70,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 told = yaml.safe_load(open("trainer.yaml"))["trainer"]
 strategy = DeepSpeedStrategy(**told["strategy"]["init_args"])
 class Trainer:
-    accumulate_grad_batches, gradient_clip_val = told["accumulate_grad_batches"], None
+    accumulate_grad_batches, gradient_clip_val = told["accumulate_grad_batches"], 0.3
 strategy._lightning_module = type("Module", (), {"trainer": Trainer})()
 strategy._format_batch_size_and_grad_accum_config()
 answer(strategy.config, type("Told", (), told))
@@ -133,31 +142,38 @@ def read_by(
     return found["config"], found["told"]
 
 
-def check_config(config: dict[str, Any], *, stage: int = 2) -> None:
-    """What the knobs say, as DeepSpeed would be told."""
+def check_config(
+    config: dict[str, Any], *, stage: int = 2, clipping: float = 0.3, lr: float = 3e-4
+) -> None:
+    """What the knobs say, as DeepSpeed would be told, beside what the user says."""
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 2
-    assert config["gradient_clipping"] == 1.0
+    assert config["gradient_clipping"] == clipping
     assert config["zero_optimization"]["stage"] == stage
     assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert config["bf16"]["enabled"] is True
-    assert config["optimizer"]["params"]["lr"] == pytest.approx(1e-4)
+    assert config["optimizer"]["params"]["lr"] == pytest.approx(lr)
 
 
 def test_trainer_reads_what_was_chosen(tmp_path):
     out = export(handed(tmp_path, **KNOBS), tmp_path, "hf")
     recomputes, _ = trainer.recompute_names()
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "use_cpu")
-    config, told = read_by(HF, out, *names, recomputes)
+    config, told = read_by(HF, out, *names, recomputes, "seed", "lr_scheduler_type")
     check_config(config)
-    assert told == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True}
+    params = config["optimizer"]["params"]
+    assert (params["betas"], params["weight_decay"]) == ([0.9, 0.95], 0.1)
+    kept = {"seed": 7, "lr_scheduler_type": "cosine"}
+    assert told == dict(zip(names, (2, 2, True, True), strict=True)) | {recomputes: True} | kept
 
 
 def test_trainer_reads_what_a_command_of_the_user_s_was_tuned_to(tmp_path):
     """Their own settings and the edits; a number that differs from its argument is refused."""
     handout = handed_out(tmp_path, TRAINS, "trainer", parses_arguments=True)
     out = exported(handout, tmp_path, "hf")
-    config, told = read_by(HF, out, "per_device_train_batch_size", "learning_rate", "report_to")
+    reader = HF.replace(str(OF_THE_USER), '["--output_dir", "output"]')
+    names = ("per_device_train_batch_size", "learning_rate", "report_to")
+    config, told = read_by(reader, out, *names)
     assert config["zero_optimization"]["stage"] == 1
     assert config["train_micro_batch_size_per_gpu"] == 8
     assert config["gradient_accumulation_steps"] == 1
@@ -190,7 +206,7 @@ def test_trl_reads_what_was_chosen(tmp_path, recompute, precision):
     is_low = precision == "bf16"
     if is_low:
         check_config(config)
-    expected = {"max_length": 16, "packing": False, "bf16": is_low}
+    expected = {"max_length": 16, "packing": True, "bf16": is_low}
     assert told == expected | {recomputes: recompute == "full"}
 
 
@@ -199,7 +215,7 @@ def test_accelerate_reads_what_was_chosen(tmp_path, stage):
     out = export(handed(tmp_path, **KNOBS | {"zero__stage": stage}), tmp_path, "accelerate")
     names = ("distributed", "num_processes", "num_machines", "sharded", "stage")
     config, told = read_by(ACCELERATE, out, *names)
-    check_config(config, stage=stage)
+    check_config(config, stage=stage, clipping=1.0)
     assert told == dict(zip(names, ("DEEPSPEED", 2, 1, stage == 3, stage), strict=True))
 
 
@@ -209,7 +225,7 @@ def test_lightning_reads_what_was_chosen(tmp_path):
     assert "gradient_accumulation_steps" not in json.loads((out / "ds_config.json").read_text())
     names = ("devices", "num_nodes", "precision", "accelerator", "accumulate_grad_batches")
     config, told = read_by(LIGHTNING, out, *names)
-    check_config(config)
+    check_config(config, lr=1e-4)
     assert told == dict(zip(names, (2, 1, "bf16-true", "cpu", 2), strict=True))
 
 
@@ -222,7 +238,7 @@ def test_llama_factory_reads_what_was_chosen(tmp_path, recompute):
     out = export(handed(tmp_path, **knobs), tmp_path, "llama-factory")
     names = ("recomputes", "attention", "cutoff_len", "finetuning_type")
     config, told = read_by(LLAMA_FACTORY, out, *names, python=python)
-    check_config(config)
+    check_config(config, clipping=1.0, lr=1e-4)
     assert told == dict(zip(names, (recompute == "full", "disabled", 16, "full"), strict=True))
 
 
@@ -234,6 +250,89 @@ def test_axolotl_reads_what_was_chosen(tmp_path):
     names += ("attn_implementation", "sequence_len", "learning_rate", "max_grad_norm", "stage")
     _, told = read_by(AXOLOTL, out, *names, python=python)
     assert told == dict(zip(names, (2, 2, True, True, "eager", 16, 1e-4, 1.0, 2), strict=True))
+
+
+DECIDED = {
+    "hf": {
+        *("deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+        *("CHECKPOINTING", "CHECKPOINTING_kwargs"),
+    },
+    "trl": {
+        *("deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+        *("CHECKPOINTING", "CHECKPOINTING_kwargs", "max_length"),
+    },
+    "llama-factory": {
+        *("deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+        *("disable_gradient_checkpointing", "use_reentrant_gc", "cutoff_len"),
+    },
+    "axolotl": {
+        *("deepspeed", "micro_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "sequence_len"),
+    },
+    "lightning": {"trainer"},
+}
+"""All that each README has a user put into a file of their own."""
+
+
+@pytest.mark.parametrize("to", DECIDED)
+def test_a_user_is_told_to_write_what_was_tuned_and_nothing_else(tmp_path, to):
+    out = export(handed(tmp_path, environment=GPUS, **KNOBS), tmp_path, to)
+    readme = (out / "README.md").read_text()
+    if to == "hf":
+        names = re.findall(r"^    --(\w+) ", readme, re.MULTILINE)
+    else:
+        (block,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+        names = list(yaml.safe_load(block))
+    name, _ = trainer.recompute_names()
+    assert set(names) == {one.replace("CHECKPOINTING", name) for one in DECIDED[to]}
+    config = (out / "ds_config.json").read_text()
+    assert "steps_per_print" not in config
+    assert "wall_clock_breakdown" not in config
+
+
+@pytest.mark.parametrize(
+    ("to", "launcher", "command"),
+    [
+        ("axolotl", None, "axolotl train axolotl.yaml"),
+        ("llama-factory", None, "llamafactory-cli train llamafactory.yaml"),
+        ("trl", None, "trl sft --num_processes 2"),
+        ("hf", "accelerate", "accelerate launch --config_file"),
+        ("hf", "deepspeed", "deepspeed --num_gpus 2"),
+    ],
+)
+def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, launcher, command):
+    handout = handed(tmp_path, micro_batch=2, host_allocator="keep")
+    lines = (export(handout, tmp_path, to, launcher) / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if command in line and not line.startswith("|"))
+    assert "MALLOC_TRIM_THRESHOLD_=" in line.partition(command)[0]
+
+
+def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):
+    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "kubernetes")
+    assert "Arguments after the command" not in (out / "README.md").read_text()
+
+
+OPEN = {
+    "gradient_clipping": "auto",
+    "csv_monitor": {"enabled": True, "output_path": "figures", "job_name": "mine"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}},
+}
+"""What a user's file may leave to the consumer, or to the real run."""
+
+
+@pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "llama-factory", "axolotl"])
+def test_what_the_user_s_file_leaves_open_stays_open(tmp_path, to):
+    (tmp_path / "own.json").write_text(json.dumps(OPEN))
+    job = {"base_config": str(tmp_path / "own.json")}
+    out = export(handed(tmp_path, job=job, zero__stage=2, micro_batch=2), tmp_path, to)
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config["optimizer"]["params"]["lr"] == "auto"
+    assert config["csv_monitor"] == OPEN["csv_monitor"]
+    if to != "accelerate":
+        assert config["scheduler"] == OPEN["scheduler"]
+        assert config["gradient_clipping"] == "auto"
+        assert "| `optimizer.params.lr` |" not in (out / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")

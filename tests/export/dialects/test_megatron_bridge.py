@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,21 @@ def test_a_layout_is_in_the_sections_that_read_it(tmp_path):
     assert data["ddp"]["use_distributed_optimizer"] is True
     assert data["optimizer"]["use_distributed_optimizer"] is True
     assert data["train"]["global_batch_size"] == 256
+
+
+@pytest.mark.parametrize("to", ["megatron-bridge", "nemo"])
+def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path, to):
+    out = exported(tmp_path, *LAYOUTS[1], to=to)
+    lines = re.findall(r"^    (\w+)\.(\w+)=", (out / "README.md").read_text(), re.MULTILINE)
+    home = "model" if to == "megatron-bridge" else "strategy"
+    assert (home, "tensor_model_parallel_size") in lines
+    assert [name for section, name in lines if section == "optimizer"] == [
+        "use_distributed_optimizer"
+    ]
+    assert {section for section, _ in lines} <= {
+        *("model", "strategy", "train", "data", "ddp", "optimizer")
+    }
+    assert "train_iters" not in dict(lines).values()
 
 
 def test_the_script_makes_every_section(tmp_path):

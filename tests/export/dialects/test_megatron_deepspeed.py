@@ -31,9 +31,10 @@ FIGURES = MeasuredFigures(
 )
 
 
-def program(folder):
+def program(folder, name="PROGRAM"):
+    source = "source ./megatron_deepspeed_args.sh"
     done = subprocess.run(
-        ["bash", "-euc", 'source ./megatron_deepspeed_args.sh; printf "%s\\0" "${PROGRAM[@]}"'],
+        ["bash", "-euc", f'{source}; printf "%s\\0" "${{{name}[@]}}"'],
         cwd=folder,
         env={**os.environ, "MEGATRON_PATH": "/checkout", "DATA_PATH": "/data/x"},
         capture_output=True,
@@ -41,6 +42,18 @@ def program(folder):
         check=True,
     )
     return done.stdout.split("\0")[:-1]
+
+
+def test_what_was_tuned_stands_apart_from_the_rest(tmp_path):
+    out = exported(tmp_path / "out", DENSE, LAYOUTS[1], to="megatron-deepspeed")
+    flags_in = {
+        group: {word for word in program(out, group) if word.startswith("--")}
+        for group in ("MODEL_ARGS", "LAYOUT_ARGS", "TRAINING_ARGS")
+    }
+    assert flags_in["LAYOUT_ARGS"] >= {"--zero-stage", "--checkpoint-activations", "--deepspeed"}
+    assert flags_in["MODEL_ARGS"] >= {"--layernorm-epsilon", "--num-key-value-heads"}
+    assert {"--lr", "--clip-grad", "--seed"} < flags_in["TRAINING_ARGS"]
+    assert not flags_in["LAYOUT_ARGS"] & (flags_in["MODEL_ARGS"] | flags_in["TRAINING_ARGS"])
 
 
 @pytest.mark.parametrize("settings", LAYOUTS)

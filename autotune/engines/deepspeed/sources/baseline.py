@@ -37,7 +37,7 @@ class TheirRun:
     """What the script does that the configuration does not say."""
 
 
-def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
+def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False) -> TheirRun:
     """Read a ds_config.json, or a file in which a consumer of DeepSpeed's is told what to train.
 
     What the consumer fills in is filled in as it does; what only a run can know is left out.
@@ -48,6 +48,7 @@ def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
             line.
         world: Ranks of the job.
         hidden: Hidden size of its model.
+        with_monitors: Whether sections stay that write to the network or the disk.
 
     Raises:
         RenderError: A file cannot be read.
@@ -67,7 +68,7 @@ def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
             "name a file that holds one of them",
         )
     if not sources or _is_plain(sources[0], path):
-        config, notes = read_ds_config(path)
+        config, notes = read_ds_config(path, with_monitors=with_monitors)
         return TheirRun(config=config, notes=notes, knobs={})
     source = sources[0]
     if source.world not in (None, world):
@@ -80,7 +81,7 @@ def read_run(path: Path, *, world: int, hidden: int) -> TheirRun:
             f"{path}: distributed_type={source.not_for}: accelerate does not start DeepSpeed",
             "name a file that does",
         )
-    return _run_of(replace(source, world=world), path, world, hidden)
+    return _run_of(replace(source, world=world), path, hidden, with_monitors=with_monitors)
 
 
 def _is_plain(source: Source, path: Path) -> bool:
@@ -89,7 +90,9 @@ def _is_plain(source: Source, path: Path) -> bool:
     return source.path == path and not source.at and not is_told
 
 
-def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
+def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> TheirRun:
+    world = source.world
+    assert world is not None, "the caller knows it"
     is_trainers = source.consumer is Consumer.TRAINER
     has_own = source.arguments_path is not None
     told = is_trainers or has_own or "per_device_train_batch_size" in source.arguments
@@ -103,7 +106,7 @@ def _run_of(source: Source, path: Path, world: int, hidden: int) -> TheirRun:
             config[_ACCUM] = 1  # DeepSpeedPlugin.deepspeed_config_process
         if config.get(_MICRO) == AUTO and told:  # the batch of Trainer's data loader
             config[_MICRO] = arguments["per_device_train_batch_size"]
-    config, notes = usable(config, path)
+    config, notes = usable(config, path, with_monitors=with_monitors)
     knobs = script_knobs(arguments, source.reader) if told else {}
     if is_trainers and "optimizer" not in source.config:
         own = optimizer_argument(source.reader)
