@@ -58,9 +58,7 @@ class SearchContext(Task):
         """Whether a trial of a candidate may start warm; None is none."""
         if candidate is None:
             return False
-        return may_start_warm(
-            self.job, self.engine_of(candidate), candidate, self.environment
-        )
+        return may_start_warm(self.job, self.engine_of(candidate), candidate, self.environment)
 
     @property
     def capacity(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from autotune.devices.hardware import Gpu
 from tests.gpu import gather, piece
 from tests.gpu.accept import run
-from tests.gpu.piece import BEST_FILE, FILES, MACHINE_FILE, RECORD_FILE, TERMINAL_FILE, TRIALS_FILE
+from tests.gpu.piece import FILES, MACHINE_FILE, RECORD_FILE, TERMINAL_FILE, TRIALS_FILE
 from tests.gpu.stages import AUTOTUNE, Stage
 
 _JOB = ("--model", "gpt2", "--seq-len", "512", "--global-batch", "8", "--world", "1")
@@ -46,8 +46,8 @@ def test_a_piece_leaves_its_files_and_no_others(results: Path) -> None:
     assert len(table[table["outcome"] == "ok"]) > 2
     assert set(table["study"]) == {"small"}
     assert "trial 0" in (results / TERMINAL_FILE).read_text()
-    with tarfile.open(results / BEST_FILE) as archive:
-        assert "small/best/README.md" in archive.getnames()
+    with tarfile.open(results / RECORD_FILE) as archive:
+        assert "small/trials/0000/spec.json" in archive.getnames()
 
 
 def test_the_next_piece_reads_back_the_record(results: Path, tmp_path: Path) -> None:
