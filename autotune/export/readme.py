@@ -29,7 +29,7 @@ def choice_values(handout: Handout) -> dict[str, Any]:
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             *known_releases(handout.engine, environment),
-            ("torch", environment.torch_version),
+            *([("torch", environment.torch_version)] if environment.torch_version else []),
             ("memory limit per device", limit),
         ],
         "untried": handout.untried,

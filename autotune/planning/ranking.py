@@ -63,6 +63,8 @@ class Ranking:
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
+    needs: Callable[[Candidate], tuple[str, ...]]
+    """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
     baseline: "PredictedBaseline | None" = None
@@ -120,6 +122,7 @@ def rank_lattice(
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=reach,
+        needs=outlook.needs,
         learned=outlook.learned,
         baseline=_baseline(outlook),
         variants=tuple(
@@ -197,7 +200,7 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
 
 def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
-    environment = described(wishes, outlook.environment, outlook.table, where=where)
+    environment = described(wishes, outlook.table, where=where)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 

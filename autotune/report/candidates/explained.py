@@ -12,6 +12,7 @@ from autotune.planning.explained import Estimated, Explained, JudgedCandidate, N
 from autotune.report.candidates.ranking import (
     figures_as_dict,
     learned_as_dict,
+    needs_facts,
     parts_as_dict,
     parts_of,
     rank_facts,
@@ -35,6 +36,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
         "violations": _violations(found.violations),
+        "needs": list(found.needs),
     }
 
 
@@ -111,6 +113,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
         ("intervals", f"hold {said_held(found.learned)}"),
+        *needs_facts(found.needs),
     ]
 
 

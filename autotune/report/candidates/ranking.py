@@ -13,6 +13,7 @@ from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
+from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import PredictedBaseline, Ranking
@@ -98,6 +99,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("time of 1", shares(seconds)),
                 ("memory of 1", shares(sizes)),
                 ("interval of 1", _interval(ranking, index)),
+                *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
             ],
         )
@@ -111,10 +113,11 @@ def _too_large(ranking: Ranking) -> str:
     """What nothing fits into, and what could be changed."""
     least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
     there = format_bytes(ranking.environment.device_memory_bytes)
+    knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
+    changes = ["more accelerators (--world)", "larger ones (--what-if gpu=NAME)", *knobs]
     return (
         f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
-        f"{there}. Take more accelerators (--world), larger ones (--what-if gpu=NAME), or other "
-        "knobs (--space full)"
+        f"{there}. Take {', '.join(changes[:-1])} or {changes[-1]}"
     )
 
 
@@ -123,6 +126,11 @@ def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str
     places = machine_places(candidate.world, environment.n_devices)
     lines = describe_ranks(candidate, places)
     return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
+
+
+def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
+    """What nodes must have that nobody looked at; nothing for this machine."""
+    return [("nodes need", ", ".join(packages))] if packages else []
 
 
 def _interval(ranking: Ranking, index: int) -> str:
@@ -243,6 +251,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": index in ranking.on_front,
+        "needs": list(ranking.needs(ranking.candidates[index])),
         **parts_as_dict(found, index),
     }
 
