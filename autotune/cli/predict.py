@@ -12,7 +12,6 @@ from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     KNOWLEDGE_ENV,
-    TOPOLOGY_HELP,
     Debug,
     Dialect,
     FleetName,
@@ -24,6 +23,7 @@ from autotune.cli.base import (
     cli,
     confirm,
     is_answered,
+    job_keys,
     obtained_fleet,
     print_files,
     print_json,
@@ -120,29 +120,8 @@ def probe(
 EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")]
 
 
-def _job_flags(
-    *,
-    job: JobPath = None,
-    trust_job: TrustJob = False,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, Hugging Face folder or config.json, repository in its cache."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-    ] = None,
-    world: Annotated[int | None, typer.Option(help="Accelerators of the run.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each accelerator, such as 24GiB.")
-    ] = None,
-    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
-) -> None:
-    """The flags of a job, for `takes`."""
+def _job_file(*, job: JobPath = None, trust_job: TrustJob = False) -> None:
+    """The file of a job, for `takes`."""
 
 
 def _fleet_flags(
@@ -201,10 +180,11 @@ def _ask() -> "Callable[[str], bool] | None":
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
+@takes(job=_job_file, keys=job_keys, fleet=_fleet_flags, lessons=_lesson_flags)
 def plan(
     *,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -248,6 +228,7 @@ def plan(
 
     found = rank_candidates(
         **job,
+        **keys,
         **fleet,
         **lessons,
         engine=engine,
@@ -269,7 +250,7 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags)
+@takes(job=_job_file, keys=job_keys, fleet=_fleet_flags, lessons=_lesson_flags)
 def explain(
     *,
     settings: Annotated[
@@ -279,6 +260,7 @@ def explain(
         ),
     ] = None,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -294,7 +276,7 @@ def explain(
     from autotune.app.api.predictions import explain as explain_settings
 
     found = explain_settings(
-        *(settings or ()), **job, **fleet, **lessons, engine=engine, note=say, ask=_ask()
+        *(settings or ()), **job, **keys, **fleet, **lessons, engine=engine, note=say, ask=_ask()
     )
     _show(found, as_json=as_json)
 
@@ -303,7 +285,7 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes(job=_job_flags, fleet=_fleet_flags, lessons=_lesson_flags, without={"space"})
+@takes(job=_job_file, keys=job_keys, fleet=_fleet_flags, lessons=_lesson_flags, without={"space"})
 def estimate(
     *,
     settings: Annotated[
@@ -311,6 +293,7 @@ def estimate(
         typer.Option("--set", metavar="KNOB=VALUE", help="A setting of the candidate; repeat it."),
     ] = None,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -350,7 +333,7 @@ def estimate(
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         asks_more = trace or probe_memory or engine != DEFAULT_ENGINE
-        about_one = settings or job != {"trust_job": False} or asks_more
+        about_one = settings or keys or job != {"trust_job": False} or asks_more
         if about_one or fleet.keys() - {"accelerators"} or _is_typed(lessons.get("knowledge")):
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
@@ -364,6 +347,7 @@ def estimate(
     found = estimate_settings(
         *(settings or ()),
         **job,
+        **keys,
         **fleet,
         **lessons,
         engine=engine,

@@ -123,9 +123,14 @@ class Outlook:
         return found
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
-        """Candidates as of `Engine.plans`, with the links as they were described."""
-        plans = self.engine.plans(candidates, needs_shape=needs_shape)
-        return dataclasses.replace(plans, **self.wishes.links())
+        """Candidates as of `Engine.plans`, with the fleet as it was described."""
+        return self.on_fleet(self.engine.plans(candidates, needs_shape=needs_shape))
+
+    def on_fleet(self, plans: Plans) -> Plans:
+        """Plans with the links as they were described, and the memory that the job may take."""
+        there = self.environment.device_memory_bytes
+        allowed = float(self.job.enforced_limit_bytes(there) or there)
+        return dataclasses.replace(plans, memory_bytes=allowed, **self.wishes.links())
 
     @cached_property
     def learned(self) -> Learned | None:

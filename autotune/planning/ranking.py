@@ -136,8 +136,7 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
     if path is None:
         return None
     engine, candidate = outlook.engine.baseline(path)
-    plans = dataclasses.replace(engine.plans([candidate]), **outlook.wishes.links())
-    found, reach = outlook.predict_plans(plans)
+    found, reach = outlook.predict_plans(outlook.on_fleet(engine.plans([candidate])))
     return PredictedBaseline(
         path=str(path),
         described=engine.describe(candidate),

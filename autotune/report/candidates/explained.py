@@ -12,6 +12,7 @@ from autotune.planning.explained import Estimated, Explained, JudgedCandidate, N
 from autotune.report.candidates.ranking import (
     figures_as_dict,
     learned_as_dict,
+    lengths_facts,
     needs_facts,
     parts_as_dict,
     parts_of,
@@ -113,6 +114,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
         ("intervals", f"hold {said_held(found.learned)}"),
+        *lengths_facts(found.job),
         *needs_facts(found.needs),
     ]
 

@@ -96,6 +96,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(
             console,
             [
+                *lengths_facts(job),
                 ("time of 1", shares(seconds)),
                 ("memory of 1", shares(sizes)),
                 ("interval of 1", _interval(ranking, index)),
@@ -126,6 +127,16 @@ def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str
     places = machine_places(candidate.world, environment.n_devices)
     lines = describe_ranks(candidate, places)
     return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
+
+
+def lengths_facts(job: Job) -> list[tuple[str, str]]:
+    """What samples of other lengths than `seq_len` tokens mean to predictions."""
+    text = job.lengths.describe(job.global_batch)
+    if job.lengths.kind == "packed":
+        text = f"{text} of {job.seq_len} tokens"
+    elif text:
+        text += "; time is of micro-batches padded to their longest sample, memory of the longest"
+    return [("lengths", text)] if text else []
 
 
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
@@ -295,7 +306,7 @@ def _variants(ranking: Ranking) -> Table:
 
 def _tokens_per_s(job: Job, step_time_s: float) -> float:
     """Tokens that one accelerator trains."""
-    return job.global_batch / step_time_s * job.seq_len / job.world
+    return job.tokens_per_batch / step_time_s / job.world
 
 
 def _gpu_hours(ranking: Ranking, index: int) -> float:
