@@ -37,9 +37,7 @@ class Prediction(PlanColumns):
     @cached_property
     def times(self) -> StepTimes:
         """The step by part; arrays. Worked out when it is first asked for."""
-        return StepTimes(
-            **_by_chunk(self.plans, lambda p: vars(_times(p, self.constants)))
-        )
+        return StepTimes(**_by_chunk(self.plans, lambda p: vars(_times(p, self.constants))))
 
     @cached_property
     def memory(self) -> Memory:

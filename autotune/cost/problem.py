@@ -12,7 +12,6 @@ from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
 
-
 _SIZES = {
     "n_layers": "its layers",
     "hidden": "its hidden size",
@@ -64,7 +63,9 @@ def _unseen(model: Model) -> JobError:
     whose = "it"
     if family := config.get("model_type"):
         whose = f"a config of the family {family}"
-        hint = "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
+        hint = (
+            "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
+        )
     return JobError(
         f"model {model.name!r}: {whose} does not say {' and '.join(unseen)}, so nothing can be "
         "predicted",

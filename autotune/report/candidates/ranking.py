@@ -99,6 +99,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 *lengths_facts(job),
                 ("time of 1", shares(seconds)),
                 ("memory of 1", shares(sizes)),
+                *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
@@ -127,6 +128,20 @@ def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str
     places = machine_places(candidate.world, environment.n_devices)
     lines = describe_ranks(candidate, places)
     return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
+
+
+def host_facts(prediction: Prediction, index: int) -> list[tuple[str, str]]:
+    """What offload takes of the hosts' memory; nothing where nothing is offloaded there."""
+    node_bytes = float(prediction.host_memory_bytes[index])
+    if not node_bytes:
+        return []
+    rank_bytes = float(prediction.take(np.array([index])).memory.host_bytes[0])
+    return [
+        (
+            "host memory",
+            f"{format_bytes(rank_bytes)} per rank, {format_bytes(node_bytes)} per node",
+        )
+    ]
 
 
 def lengths_facts(job: Job) -> list[tuple[str, str]]:
@@ -242,6 +257,7 @@ def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin)
         "pred_peak_memory_low_bytes": low_bytes,
         "pred_peak_memory_high_bytes": high_bytes,
         "pred_fit_probability": float(prediction.fit_probability[index]),
+        "pred_host_memory_bytes": float(prediction.host_memory_bytes[index]),
     }
 
 
@@ -258,7 +274,6 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "rank": rank,
         "candidate": ranking.candidates[index].values,
         **figures_as_dict(ranking.job, found, index, ranking.reach),
-        "pred_host_memory_bytes": float(found.host_memory_bytes[index]),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": index in ranking.on_front,
