@@ -16,7 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
-from autotune.planning.ranking import PredictedBaseline, Ranking
+from autotune.planning.ranking import OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
@@ -67,6 +67,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
@@ -91,6 +92,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
         print_facts(console, [("too large", _too_large(ranking))])
+    if (other := ranking.other_batch) is not None:
+        print_facts(console, [("global batch", _dear_batch(job, other))])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
@@ -120,6 +123,15 @@ def _too_large(ranking: Ranking) -> str:
     return (
         f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
         f"{there}. Take {', '.join(changes[:-1])} or {changes[-1]}"
+    )
+
+
+def _dear_batch(job: Job, other: OtherBatch) -> str:
+    """What the global batch costs, and which one would not."""
+    return (
+        f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among all "
+        f"ranks as data; with --global-batch {other.global_batch}, {other.described} is predicted "
+        f"to train {other.speedup:.2g} times as many samples/s as rank 1"
     )
 
 
