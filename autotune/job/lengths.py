@@ -56,9 +56,10 @@ class Lengths:
             return float(seq_len)
         return sum(batch_lengths(self.as_spec(), global_batch)) / global_batch
 
-    def longest_padded(self, global_batch: int) -> int:
-        """Tokens of the longest sample of a batch of a histogram, as padded."""
-        return rounded_up(batch_lengths(self.as_spec(), global_batch)[-1], self.pad_to_multiple)
+    @property
+    def longest_padded(self) -> int:
+        """Tokens of the longest sample of a histogram, as padded; all of a warm-up step are so."""
+        return rounded_up(self.histogram[-1][0], self.pad_to_multiple)
 
     def mean_padded(self, global_batch: int, micro_batch: int) -> float:
         """Tokens of a sample of a histogram as padded, on average over the micro-batches.
@@ -136,8 +137,7 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
     """
     if lengths.kind != "histogram":
         return
-    longest = lengths.histogram[-1][0]
-    padded = rounded_up(longest, lengths.pad_to_multiple)
+    longest, padded = lengths.histogram[-1][0], lengths.longest_padded
     if padded <= seq_len:
         return
     what = f"the longest sample has {longest} tokens"

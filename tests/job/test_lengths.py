@@ -114,6 +114,6 @@ def test_the_mean_padded_length_is_that_of_all_micro_batches() -> None:
     for size in (1, 2, 3, 6):
         padded = [-(-max(each) // 4) * 4 for each in itertools.combinations(drawn, size)]
         assert lengths.mean_padded(6, size) == pytest.approx(statistics.fmean(padded))
-    assert lengths.longest_padded(6) == 16
+    assert lengths.longest_padded == 16
     assert lengths.mean_tokens(6, 32) == pytest.approx(statistics.fmean(drawn))
     assert FIXED.mean_tokens(6, 32) == 32

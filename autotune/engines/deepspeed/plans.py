@@ -148,7 +148,7 @@ def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
         return {}
     padded = partial(job.lengths.mean_padded, job.global_batch)
     return {
-        "seq_len": float(job.lengths.longest_padded(job.global_batch)),
+        "seq_len": float(job.lengths.longest_padded),
         "padded_seq_len": _each(candidates, lambda candidate: padded(candidate.micro_batch)),
     }
 
