@@ -147,7 +147,7 @@ def host_facts(prediction: Prediction, index: int) -> list[tuple[str, str]]:
     node_bytes = float(prediction.host_memory_bytes[index])
     if not node_bytes:
         return []
-    rank_bytes = float(prediction.take(np.array([index])).memory.host_bytes[0])
+    rank_bytes = float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0])
     return [
         (
             "host memory",
