@@ -5,6 +5,8 @@ names as functions (docs/api.md). Nothing is imported here before it is needed: 
 import `autotune.trial` and pay for everything that is loaded with this file.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ _FUNCTIONS = {
 _called: dict[str, Any] = {}
 """Functions that were asked for."""
 _ROOMS = ("check", "search")
-"""Functions whose names are rooms of the package as well: those modules can be called."""
+"""Functions whose names are rooms of the package as well: `from autotune.search.plan import ...`
+finds the room, and `autotune.search` is the function, which has the room's names."""
 
 
 def __dir__() -> list[str]:
@@ -46,10 +49,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    from importlib import import_module
-
-    if name in _ROOMS:
-        return import_module(f"autotune.{name}")
     return _function(name)
 
 
@@ -61,24 +60,19 @@ def _function(name: str) -> Any:
     if name not in _called:
         raw = getattr(import_module(f"autotune.app.api.{_FUNCTIONS[name]}"), name)
         _called[name] = spelled_for_callers(raw)
-    return _called[name]
+    found = _called[name]
+    if name in _ROOMS:
+        room = vars(import_module(f"autotune.{name}"))
+        vars(found).update({name: it for name, it in room.items() if not name.startswith("_")})
+    return found
 
 
-def make_callable(room: str) -> None:
-    """Make a room's module the function of its name as well: `autotune.search(...)`."""
-    import sys
-    from types import ModuleType
+class _Package(ModuleType):
+    """The package: importing a room binds it here, and hides no function of its name."""
 
-    name = room.rpartition(".")[2]
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _ROOMS or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
-    class CallableRoom(ModuleType):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return _function(name)(*args, **kwargs)
 
-        @property
-        def __signature__(self) -> Any:  # what `help` and a notebook's Shift-Tab read
-            import inspect
-
-            return inspect.signature(_function(name))
-
-    sys.modules[room].__class__ = CallableRoom
+sys.modules[__name__].__class__ = _Package

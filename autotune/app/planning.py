@@ -51,8 +51,7 @@ def open_outlook(
     wishes.links()  # a wrong rate is said before anything is computed
     own = wishes.accelerators or flags.get("accelerators")
     table = read_accelerators_of(job_file, own, agreed=agreed)
-    here = detect_environment()
-    environment = here if wishes.gpu is None else described(wishes, here, table)
+    environment = detect_environment() if wishes.gpu is None else described(wishes, table)
     job, keys = read_job(job_file, {**flags, "engine": engine}, environment, agreed=agreed)
     if wishes.accelerators is not None:
         job = dataclasses.replace(job, accelerators=wishes.accelerators)

@@ -303,15 +303,17 @@ def render(
         RenderError: A template does not render, or the folder cannot be written.
     """
     wishes = wishes or FleetWishes()
-    environment, is_described = detect_environment(), wishes.gpu is not None
+    is_described = wishes.gpu is not None
     if is_described:
         table = read_accelerators_of(job_file, wishes.accelerators, agreed=agreed)
-        environment = described(wishes, environment, table)
+        environment = described(wishes, table)
     elif wishes.per_node is not None:
         raise JobError(
             f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
             "name them, such as --gpu H100",
         )
+    else:
+        environment = detect_environment()
     job, _ = read_job(job_file, flags, environment, agreed=agreed)
     if wishes.accelerators is not None:
         job = replace(job, accelerators=wishes.accelerators)

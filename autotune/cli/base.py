@@ -136,10 +136,6 @@ Exclusive = Annotated[
         "--exclusive", help="No two trials at a time share a PCIe switch or a network card."
     ),
 ]
-TOPOLOGY_HELP = (
-    "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, with "
-    "nodes_per_group, oversubscription, rails, hop."
-)
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="Job file (YAML). Flags override its keys.")
 ]
@@ -149,6 +145,66 @@ TrustJob = Annotated[
         "--trust-job", help="Do not ask what a job from outside this folder may run and read."
     ),
 ]
+
+
+def job_keys(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Preset (`autotune models` lists them), Hugging Face folder or config.json, "
+            "repository in Hugging Face's local cache, or package.module:factory."
+        ),
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
+    ] = None,
+    world: Annotated[
+        int | None,
+        typer.Option(help="Accelerators of the real run; all of one machine by default."),
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Rank of LoRA adapters; all other weights are frozen.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Knobs to choose: a shipped space or a YAML file.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
+    ] = None,
+    head_room: Annotated[
+        float | None, typer.Option(help="Share of the memory to leave free (0 to 1).")
+    ] = None,
+    base_config: Annotated[
+        Path | None, typer.Option(help="Your ds_config.json; the tuned knobs override its keys.")
+    ] = None,
+    templates: Annotated[
+        Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
+    ] = None,
+    nvme_path: Annotated[
+        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
+    ] = None,
+    network_topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Network between the nodes, for predictions: fat-tree, dragonfly or "
+            "rail-optimized, with nodes_per_group, oversubscription, rails, hop."
+        ),
+    ] = None,
+    megatron_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
+            "the trials run."
+        ),
+    ] = None,
+) -> None:
+    """Keys of a job that a search and a prediction take alike, for `takes`."""
 
 
 def agreed_job(
@@ -253,29 +309,8 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
     emit(json.dumps(scrubbed(data), indent=indent) + "\n")
 
 
-def job_flags(
-    *,
-    job: JobPath = None,
-    trust_job: TrustJob = False,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, Hugging Face folder or config.json, repository in its cache."),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-    ] = None,
-    world: Annotated[int | None, typer.Option(help="Accelerators of the run.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each accelerator, such as 24GiB.")
-    ] = None,
-    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
-) -> None:
-    """The flags of a job, for `takes`."""
+def job_file(*, job: JobPath = None, trust_job: TrustJob = False) -> None:
+    """The file of a job, for `takes`."""
 
 
 def fleet_flags(

@@ -12,7 +12,6 @@ from autotune.cli.base import (
     KNOWLEDGE_ENV,
     PROGRESS,
     RESULTS,
-    TOPOLOGY_HELP,
     Debug,
     Dialect,
     Exclusive,
@@ -30,7 +29,8 @@ from autotune.cli.base import (
     explain,
     fleet_flags,
     is_answered,
-    job_flags,
+    job_file,
+    job_keys,
     obtained_fleet,
     print_files,
     print_json,
@@ -57,36 +57,11 @@ class _SearchCommand(HelpfulCommand):
             formatter.write_text(summary())
 
 
-def _job_keys(
+def _search_keys(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Preset (`autotune models` lists them), Hugging Face folder or config.json, "
-            "repository in Hugging Face's local cache, or package.module:factory."
-        ),
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-    ] = None,
-    world: Annotated[
-        int | None,
-        typer.Option(help="Accelerators of the real run; all of this machine by default."),
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Rank of LoRA adapters; all other weights are frozen.")
-    ] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
-    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="What trains: deepspeed (by default), megatron, or both in turn."),
-    ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
     ] = None,
     objective: Annotated[
         str | None, typer.Option(help="samples_per_s, peak_memory, or pareto (both).")
@@ -130,12 +105,6 @@ def _job_keys(
             "H100=2.5,A100=1.2."
         ),
     ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory of each device, such as 24GiB.")
-    ] = None,
-    head_room: Annotated[
-        float | None, typer.Option(help="Share of the memory to leave free (0 to 1).")
-    ] = None,
     trial_timeout: Annotated[
         str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
     ] = None,
@@ -147,27 +116,10 @@ def _job_keys(
             "Megatron that, or a YAML for --yaml-cfg."
         ),
     ] = None,
-    base_config: Annotated[
-        Path | None, typer.Option(help="Your ds_config.json; the tuned knobs override its keys.")
-    ] = None,
-    templates: Annotated[
-        Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
-    ] = None,
-    nvme_path: Annotated[
-        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
-    ] = None,
     accelerators: Annotated[
         Path | None,
         typer.Option(
             help="YAML of accelerators for predictions, such as the probe's hardware.yaml."
-        ),
-    ] = None,
-    network_topology: Annotated[str | None, typer.Option(help=TOPOLOGY_HELP)] = None,
-    megatron_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py "
-            "the trials run."
         ),
     ] = None,
     megatron_arguments: Annotated[
@@ -213,7 +165,7 @@ def _job_keys(
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
     ] = None,
 ) -> None:
-    """Keys of a job, for `takes`."""
+    """Keys of a job that is searched, beside those of `job_keys`, for `takes`."""
 
 
 @cli.command(
@@ -221,7 +173,7 @@ def _job_keys(
     epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32\n"
     "autotune search -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json",
 )
-@takes(flags=_job_keys)
+@takes(keys=job_keys, flags=_search_keys)
 def search(
     command: Annotated[
         list[str] | None,
@@ -232,6 +184,7 @@ def search(
     ] = None,
     *,
     job: JobPath = None,
+    keys: dict[str, Any],
     flags: dict[str, Any],
     results: Results = RESULTS,
     fresh: Annotated[
@@ -296,7 +249,7 @@ def search(
     if flags.pop("no_diagnose"):
         flags["diagnose"] = False
     call = SearchCall(
-        flags=flags,
+        flags={**keys, **flags},
         job_file=job,
         command=command or (),
         results=results,
@@ -403,13 +356,15 @@ def diagnose(
     "    --world 64 --gpu H100 --set zero.stage=3 --out chosen"
 )
 @takes(
-    keys=job_flags,
+    file=job_file,
+    keys=job_keys,
     fleet=fleet_flags,
     without={"space", "network_topology", "network", "nvlink"},
 )
 def render(
     *,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
+    file: dict[str, Any],
     keys: dict[str, Any],
     fleet: dict[str, Any],
     settings: Annotated[
@@ -431,10 +386,9 @@ def render(
     from autotune.app.session import render as write
     from autotune.planning.outlook import FleetWishes
 
-    job = keys.pop("job", None)
-    agreed = agreed_job(job, keys, is_trusted=keys.pop("trust_job"))
+    agreed = agreed_job(file["job"], keys, is_trusted=file["trust_job"])
     files, notes = write(
-        job,
+        file["job"],
         keys,
         settings or [],
         out,

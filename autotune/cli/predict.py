@@ -22,7 +22,8 @@ from autotune.cli.base import (
     confirm,
     fleet_flags,
     is_answered,
-    job_flags,
+    job_file,
+    job_keys,
     obtained_fleet,
     print_files,
     print_json,
@@ -153,10 +154,11 @@ def _ask() -> "Callable[[str], bool] | None":
     epilog="autotune plan --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100"
 )
-@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags)
+@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags)
 def plan(
     *,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -206,6 +208,7 @@ def plan(
         )
     found = rank_candidates(
         **job,
+        **keys,
         **fleet,
         **lessons,
         engine=engine,
@@ -227,7 +230,7 @@ def plan(
     epilog="autotune explain zero.stage=1 micro_batch=4 --model llama-3-8b \\\n"
     "    --seq-len 4096 --global-batch 256 --world 64 --gpu H100"
 )
-@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags)
+@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags)
 def explain(
     *,
     settings: Annotated[
@@ -237,6 +240,7 @@ def explain(
         ),
     ] = None,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -252,7 +256,7 @@ def explain(
     from autotune.app.api.predictions import explain as explain_settings
 
     found = explain_settings(
-        *(settings or ()), **job, **fleet, **lessons, engine=engine, note=say, ask=_ask()
+        *(settings or ()), **job, **keys, **fleet, **lessons, engine=engine, note=say, ask=_ask()
     )
     _show(found, as_json=as_json)
 
@@ -261,7 +265,7 @@ def explain(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
     "    --world 64 --gpu H100 --set zero.stage=3"
 )
-@takes(job=job_flags, fleet=fleet_flags, lessons=_lesson_flags, without={"space"})
+@takes(job=job_file, keys=job_keys, fleet=fleet_flags, lessons=_lesson_flags, without={"space"})
 def estimate(
     *,
     settings: Annotated[
@@ -269,6 +273,7 @@ def estimate(
         typer.Option("--set", metavar="KNOB=VALUE", help="A setting of the candidate; repeat it."),
     ] = None,
     job: dict[str, Any],
+    keys: dict[str, Any],
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
@@ -308,7 +313,7 @@ def estimate(
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         asks_more = trace or probe_memory or engine != DEFAULT_ENGINE
-        about_one = settings or job != {"trust_job": False} or asks_more
+        about_one = settings or keys or job != {"trust_job": False} or asks_more
         if about_one or fleet.keys() - {"accelerators"} or _is_typed(lessons.get("knowledge")):
             raise JobError(
                 "--rows: the rows say what to estimate, and no earlier study corrects it",
@@ -322,6 +327,7 @@ def estimate(
     found = estimate_settings(
         *(settings or ()),
         **job,
+        **keys,
         **fleet,
         **lessons,
         engine=engine,

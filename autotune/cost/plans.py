@@ -99,6 +99,9 @@ class Plans(PlanColumns):
     head_dim: Column
     vocab: Column
     seq_len: Column
+    padded_seq_len: Column = 0.0
+    """Tokens of a sample with its padding, on average, where samples differ in length: time goes
+    by it, memory by `seq_len`, the longest; 0: all are alike."""
     gated_mlp: Column = 0.0
     tied_embeddings: Column = 0.0
     learned_positions: Column = 0.0

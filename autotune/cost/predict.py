@@ -1,7 +1,7 @@
 """Memory and step time of all candidates of `Plans`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,9 +37,7 @@ class Prediction(PlanColumns):
     @cached_property
     def times(self) -> StepTimes:
         """The step by part; arrays. Worked out when it is first asked for."""
-        return StepTimes(
-            **_by_chunk(self.plans, lambda p: vars(step_times(p, sizes_of(p), self.constants)))
-        )
+        return StepTimes(**_by_chunk(self.plans, lambda p: vars(_times(p, self.constants))))
 
     @cached_property
     def memory(self) -> Memory:
@@ -60,13 +58,20 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
         s = sizes_of(p)
         memory = memory_of(p, s, activations_of(p, s), c)
         return {
-            "step_time_s": step_times(p, s, c).step_s,
+            "step_time_s": _times(p, c).step_s,
             "peak_memory_bytes": memory.peak_bytes,
             "fit_probability": fit_probability(p, c, memory.peak_bytes),
             "host_memory_bytes": memory.host_bytes * p.devices_per_node,
         }
 
     return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
+
+
+def _times(p: Plans, c: Constants) -> StepTimes:
+    """The step by part; of samples of several lengths, with those of mean padded length."""
+    if np.any(p.padded_seq_len):
+        p = replace(p, seq_len=np.where(p.padded_seq_len, p.padded_seq_len, p.seq_len))
+    return step_times(p, sizes_of(p), c)
 
 
 def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[str, Values]:

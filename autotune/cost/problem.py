@@ -9,26 +9,34 @@ from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import Topology
 from autotune.job.job import Job
+from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
+
+_SIZES = {
+    "n_layers": "its layers",
+    "hidden": "its hidden size",
+    "ffn_hidden": "the width of its MLP",
+    "n_heads": "its attention heads",
+    "vocab": "its vocabulary",
+}
+"""Field of `ModelShape` that predictions need -> its name in words."""
 
 
 def has_shape(shape: ModelShape) -> bool:
     """Whether a model's sizes can be seen; a factory's need not."""
-    return all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab))
+    return all(getattr(shape, name) for name in _SIZES)
 
 
 def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
     """The columns of the model, or of its first `layers`, as a reduced trial runs them.
 
     Raises:
-        JobError: Its sizes cannot be seen (a factory's).
+        JobError: Its sizes cannot be seen: a factory's, or those of a family whose config does not
+            say them.
     """
     shape = job.model_with(layers).shape
     if not has_shape(shape):
-        raise JobError(
-            f"model {job.model.name!r}: its sizes cannot be seen, so nothing can be predicted",
-            "predictions need a Hugging Face config: name a preset, a folder or a config.json",
-        )
+        raise _unseen(job.model)
     return {
         "n_layers": shape.n_layers,
         "hidden": shape.hidden,
@@ -45,6 +53,24 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "experts_per_token": shape.experts_per_token,
         "trained_share": _trained_share(shape),
     }
+
+
+def _unseen(model: Model) -> JobError:
+    """The error that says which sizes of a model cannot be seen, and what is left."""
+    unseen = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
+    hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
+    config: Mapping[str, object] = model.source.get("config", {})
+    whose = "it"
+    if family := config.get("model_type"):
+        whose = f"a config of the family {family}"
+        hint = (
+            "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
+        )
+    return JobError(
+        f"model {model.name!r}: {whose} does not say {' and '.join(unseen)}, so nothing can be "
+        "predicted",
+        hint,
+    )
 
 
 def unseen_model_columns(job: Job) -> dict[str, float]:

@@ -5,7 +5,7 @@ a job and an environment; what it gives then is the `Engine` of that job.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -226,6 +226,13 @@ class Engine(ABC):
         """
         return ()
 
+    def needs(self, candidate: Candidate) -> Sequence[str]:
+        """Packages that the nodes of a candidate must have, with their releases, in words."""
+        return [
+            f"{each.title} {self._environment.release_of(each.name)}".rstrip()
+            for each in find_engine(self.name).packages
+        ]
+
     def lacks(self) -> str:
         """What is not installed here though the engine trains faster with it; empty: nothing."""
         return ""
@@ -320,6 +327,14 @@ class EnginePlugin(ABC):
         By default each knob is a key of its own.
         """
         return key if key in self.knobs else ""
+
+    def unused_savings(self, tried: Collection[Candidate]) -> list[str]:
+        """Changes of `saves_memory`, in words, that none of the candidates makes."""
+        return [
+            change
+            for knob, neutral, change in self.saves_memory
+            if all(each.get(knob, neutral) == neutral for each in tried)
+        ]
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
         """The packages that a job's trials need; fewer where it brings the engine itself."""

@@ -21,7 +21,7 @@ from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
-from autotune.devices.hardware import detect_environment
+from autotune.devices.hardware import detect_environment, versions_here
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.options import FleetOptions
@@ -73,7 +73,7 @@ class Simulate:
                 raise JobError(f"--fleet simulate:{of}: no devices", "name at least one: 8xH100")
             table = read_accelerators_of(job_file, flags.get("accelerators"))
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
-            environment = described(wishes, environment, table)
+            environment = dataclasses.replace(described(wishes, table), **versions_here())
         return _SimulatedPlace(environment, flags)
 
 

@@ -162,6 +162,11 @@ class Job:
         """
         return self.model if layers is None else with_layers(self.model, layers)
 
+    @property
+    def tokens_per_batch(self) -> float:
+        """Tokens of the samples of one optimizer step, without padding."""
+        return self.global_batch * self.lengths.mean_tokens(self.global_batch, self.seq_len)
+
     def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
         """What a trial may take per device: the limit less the head room; None: all there is.
 

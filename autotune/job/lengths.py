@@ -50,6 +50,30 @@ class Lengths:
             return self.kind
         return {"histogram": dict(self.histogram), "pad_to_multiple": self.pad_to_multiple}
 
+    def mean_tokens(self, global_batch: int, seq_len: int) -> float:
+        """Tokens of a sample of a batch, without padding; `seq_len` where all are alike."""
+        if self.kind != "histogram":
+            return float(seq_len)
+        return sum(batch_lengths(self.as_spec(), global_batch)) / global_batch
+
+    @property
+    def longest_padded(self) -> int:
+        """Tokens of the longest sample of a histogram, as padded; all of a warm-up step are so."""
+        return rounded_up(self.histogram[-1][0], self.pad_to_multiple)
+
+    def mean_padded(self, global_batch: int, micro_batch: int) -> float:
+        """Tokens of a sample of a histogram as padded, on average over the micro-batches.
+
+        A micro-batch is padded to its longest sample. Of B samples in order, the k-th is the
+        longest of m drawn ones with the probability C(k - 1, m - 1) / C(B, m).
+        """
+        drawn = batch_lengths(self.as_spec(), global_batch)
+        share, mean = micro_batch / global_batch, 0.0
+        for k in range(global_batch, micro_batch - 1, -1):
+            mean += share * rounded_up(drawn[k - 1], self.pad_to_multiple)
+            share *= (k - micro_batch) / max(1, k - 1)
+        return mean
+
     def describe(self, global_batch: int) -> str:
         """In a few words, with what a batch cannot show of the histogram; empty for `fixed`."""
         if self.kind != "histogram":
@@ -113,8 +137,7 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
     """
     if lengths.kind != "histogram":
         return
-    longest = lengths.histogram[-1][0]
-    padded = rounded_up(longest, lengths.pad_to_multiple)
+    longest, padded = lengths.histogram[-1][0], lengths.longest_padded
     if padded <= seq_len:
         return
     what = f"the longest sample has {longest} tokens"

@@ -124,7 +124,7 @@ def with_adapters(model: Model, lora: Lora) -> Model:
     """
     if importlib.util.find_spec("peft") is None:
         raise JobError(
-            "finetune: lora needs the package peft, which is not installed",
+            "finetune: lora needs peft, which is not installed: it counts the adapters",
             "pip install peft",
         )
     return _adapted(model, lora.as_source())

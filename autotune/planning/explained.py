@@ -45,6 +45,8 @@ class JudgedCandidate:
     """Notes on settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
+    needs: tuple[str, ...]
+    """Packages that nodes must have for it, as of `Outlook.needs`."""
 
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
@@ -188,6 +190,7 @@ def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> di
         "described": outlook.engine.describe(candidate),
         "notes": notes,
         "violations": tuple(outlook.engine.judge(candidate)),
+        "needs": outlook.needs(candidate),
     }
 
 

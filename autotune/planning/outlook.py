@@ -91,6 +91,13 @@ class Outlook:
         """Accelerators: the user's, then the shipped ones."""
         return accelerators_with(self.job.accelerators)
 
+    def needs(self, candidate: Candidate) -> tuple[str, ...]:
+        """Packages that nodes which nobody has here must have for a candidate.
+
+        Empty for this machine, whose packages were looked at.
+        """
+        return () if self.wishes.gpu is None else tuple(self.engine.needs(candidate))
+
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:
         """The one candidate that `knob=value` settings make, legal or not.
 
@@ -116,9 +123,14 @@ class Outlook:
         return found
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
-        """Candidates as of `Engine.plans`, with the links as they were described."""
-        plans = self.engine.plans(candidates, needs_shape=needs_shape)
-        return dataclasses.replace(plans, **self.wishes.links())
+        """Candidates as of `Engine.plans`, with the fleet as it was described."""
+        return self.on_fleet(self.engine.plans(candidates, needs_shape=needs_shape))
+
+    def on_fleet(self, plans: Plans) -> Plans:
+        """Plans with the links as they were described, and the memory that the job may take."""
+        there = self.environment.device_memory_bytes
+        allowed = float(self.job.enforced_limit_bytes(there) or there)
+        return dataclasses.replace(plans, memory_bytes=allowed, **self.wishes.links())
 
     @cached_property
     def learned(self) -> Learned | None:
@@ -155,13 +167,12 @@ class Outlook:
 
 
 def described(
-    wishes: FleetWishes,
-    here: Environment,
-    table: Sequence[Accelerator],
-    *,
-    where: str = "--gpu",
+    wishes: FleetWishes, table: Sequence[Accelerator], *, where: str = "--gpu"
 ) -> Environment:
-    """An environment that nobody has here: the accelerator's figures, this machine's versions.
+    """An environment that nobody has here, by the accelerator's figures alone.
+
+    What is installed on this machine decides nothing there: packages count as installed, and
+    releases as unknown. `Outlook.needs` says what has to be there.
 
     Raises:
         JobError: The table has no such accelerator; `where` is the flag that named it.
@@ -176,7 +187,8 @@ def described(
         device_name=found.name,
         device_memory_bytes=int(found.memory_bytes),
         peak_flops=None if is_cpu else found.peak_flops[found.half],
-        deepspeed_version=here.deepspeed_version,
-        torch_version=here.torch_version,
+        deepspeed_version="",
+        torch_version="",
         precisions=known,
+        has_flash_attention=not is_cpu,
     )

@@ -22,6 +22,8 @@ from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
 
+_LEAST_GAIN = 1.05
+"""Gain from which another global batch is worth a word."""
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
 
@@ -39,6 +41,17 @@ class Variant:
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherBatch:
+    """The nearest global batch that all ranks can share as data, where the job's is none."""
+
+    global_batch: int
+    described: str
+    """The fastest candidate there that a careful user would start from."""
+    speedup: float
+    """Samples/s of that candidate over those of the best one of the job's own batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,8 +76,12 @@ class Ranking:
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
+    needs: Callable[[Candidate], tuple[str, ...]]
+    """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
+    other_batch: OtherBatch | None = None
+    """None: it would gain nothing."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
 
@@ -120,11 +137,40 @@ def rank_lattice(
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=reach,
+        needs=outlook.needs,
         learned=outlook.learned,
+        other_batch=_other_batch(outlook, float(found.step_time_s[order[0]]), min_fit=min_fit),
         baseline=_baseline(outlook),
         variants=tuple(
             _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
         ),
+    )
+
+
+def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
+    """What another batch gains where no candidate has all ranks in data parallel groups.
+
+    The candidates of the engine's ladder alone are predicted there.
+    """
+    job = outlook.job
+    if job.global_batch % job.world == 0:
+        return None
+    nearest = max(1, round(job.global_batch / job.world)) * job.world
+    other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))
+    engine = other.engine
+    legal = [each for rung in engine.ladder() for each in rung if not engine.judge(each)]
+    if not legal:
+        return None
+    found = other.predict(legal)
+    order = ranked(
+        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
+    )
+    first = int(order[0])
+    speedup = nearest / float(found.step_time_s[first]) * best_s / job.global_batch
+    if speedup < _LEAST_GAIN or found.fit_probability[first] < min_fit:
+        return None
+    return OtherBatch(
+        global_batch=nearest, described=engine.describe(legal[first]), speedup=speedup
     )
 
 
@@ -133,8 +179,7 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
     if path is None:
         return None
     engine, candidate = outlook.engine.baseline(path)
-    plans = dataclasses.replace(engine.plans([candidate]), **outlook.wishes.links())
-    found, reach = outlook.predict_plans(plans)
+    found, reach = outlook.predict_plans(outlook.on_fleet(engine.plans([candidate])))
     return PredictedBaseline(
         path=str(path),
         described=engine.describe(candidate),
@@ -197,7 +242,7 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
 
 def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
-    environment = described(wishes, outlook.environment, outlook.table, where=where)
+    environment = described(wishes, outlook.table, where=where)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 

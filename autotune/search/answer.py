@@ -261,11 +261,7 @@ def _nearest_change(history: History, context: SearchContext) -> str:
         seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
     tried = history.tried
     changes = [f"more memory: {seen}"]
-    changes += [
-        change
-        for knob, neutral, change in find_engine(context.job.engine).saves_memory
-        if all(t.candidate.get(knob, neutral) == neutral for t in tried)
-    ]
+    changes += find_engine(context.job.engine).unused_savings([t.candidate for t in tried])
     smallest = min(t.candidate.micro_batch for t in tried)
     if smallest > 1:
         changes.append(f"a micro_batch below {smallest}")

@@ -32,8 +32,8 @@ FILES_PASSED = 3
 """Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
 _DRIVERS_THREAD = "cuda"
-"""How the name begins of a thread that CUDA's driver has once its library is loaded, as DeepSpeed's
-import does. It waits, and forked processes compute (H200, driver 580.159, torch 2.11)."""
+"""How the name begins of a thread that CUDA's driver has once its library is loaded, as the import
+of DeepSpeed does. It waits, and forked processes compute (H200, driver 580.159, torch 2.11)."""
 _LONGEST_FIRST_USE_S = 60
 """Seconds after which a first use of a GPU hangs."""
 

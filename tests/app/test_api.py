@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pydoc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,29 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["check", "plan", "search"])
+def test_help_shows_the_function_and_what_its_flags_are(name: str) -> None:
+    shown = pydoc.render_doc(getattr(autotune, name), renderer=pydoc.plaintext)
+    assert f"function {name}" in shown
+    assert "PACKAGE CONTENTS" not in shown
+    assert "Args:" in shown
+    assert ("    seq_len: int" in shown) == (name != "check")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import autotune.search.plan, autotune; assert callable(autotune.search)",
+        "import autotune.search.plan as p; assert p.make_plan",
+        "import autotune; autotune.search; import autotune.search.plan; autotune.search.plan.Plan",
+        "from autotune import search; from autotune.search.plan import Plan; search.__doc__",
+        "import autotune.check; assert callable(autotune.check) and autotune.check.read_source",
+    ],
+)
+def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("name", NOT_OURS)

@@ -3,20 +3,23 @@
 import dataclasses
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from autotune.app.planning import export_ranked, open_outlook
+from autotune.base.data import shipped_spaces
 from autotune.base.errors import ExitCode, JobError
 from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
-from autotune.report.candidates.explained import estimate_as_dict, print_explained
+from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.command_line import autotune
 
@@ -275,6 +278,114 @@ def test_a_plan_in_which_nothing_fits_says_what_to_change(outlook):
     assert "no candidate is likely to fit: the smallest needs" in text
     assert "an accelerator has" in text
     assert "both faster and smaller" not in text
+
+
+SMALL = {"model": "gpt2", "seq_len": 512, "global_batch": 48, "world": 6}
+"""A job whose space is judged in no time."""
+
+
+def small(tmp_path, wishes=None, **flags):
+    space = tmp_path / "space.yaml"
+    knobs = "  zero.stage: [0, 1]\n  micro_batch: {powers_of_two: [1, 8]}\n"
+    space.write_text(f"name: mine\ndescription: few\nknobs:\n{knobs}  tp: [1, 2, 3]\n")
+    keys = {**SMALL, "space": str(space), **flags}
+    return open_outlook(None, keys, wishes or FleetWishes(gpu="H100"))
+
+
+def printed(show, found, **more):
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    show(console, found, **more)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
+def test_every_space_that_is_advised_is_one_of_the_engines(engine):
+    flags = {"model": "llama-3.1-405b", "seq_len": 2048, "global_batch": 16, "world": 2}
+    found = rank_lattice(open_outlook(None, flags, FleetWishes(gpu="A100-40GB"), engine=engine))
+    advised = set(re.findall(r"--space (\w+)", printed(print_ranking, found, top=1)))
+    assert advised
+    assert advised <= set(shipped_spaces(engine))
+
+
+def test_nothing_of_this_machine_decides_for_another(tmp_path, monkeypatch):
+    def nobody():
+        raise AssertionError("this machine was looked at")
+
+    monkeypatch.setattr("autotune.app.planning.detect_environment", nobody)
+    monkeypatch.setattr("autotune.devices.hardware.is_importable", lambda name: False)
+    outlook = small(tmp_path)
+    flash = estimate_candidate(outlook, ["attention=flash_attention_2"])
+    plain = estimate_candidate(outlook, ["attention=sdpa"])
+    assert not flash.violations
+    assert flash.needs == (*plain.needs, "flash-attn")
+    assert plain.needs == (f"DeepSpeed {NEWEST_READ}",)
+    assert f"nodes need  {', '.join(flash.needs)}" in printed(print_estimate, flash)
+    row = ranking_as_dict(rank_lattice(outlook), [1])["candidates"][0]
+    assert row["needs"] == list(plain.needs)
+
+
+def test_what_is_here_is_not_said_to_be_needed(tmp_path):
+    outlook = small(tmp_path, FleetWishes(), precision="fp32", world=2)
+    assert estimate_candidate(outlook, ["micro_batch=1"]).needs == ()
+
+
+def test_samples_of_several_lengths_count_as_they_are_padded(tmp_path):
+    counts = tmp_path / "lengths.csv"
+    counts.write_text("length,count\n64,30\n500,18\n")
+    fixed, drawn = small(tmp_path), small(tmp_path, lengths=str(counts))
+    setting = ["zero.stage=1", "micro_batch=4"]
+    whole, mixed = (estimate_candidate(each, setting) for each in (fixed, drawn))
+    one = estimate_candidate(drawn, ["zero.stage=1", "micro_batch=1"])
+    assert mixed.step_time_s < whole.step_time_s
+    # The longest sample alone has 500 of 512 tokens.
+    assert 0.9 < mixed.peak_memory_bytes / whole.peak_memory_bytes < 1
+    # Alone, no sample is padded.
+    assert mixed.prediction.plans.padded_seq_len[0] > one.prediction.plans.padded_seq_len[0]
+    mean = (64 * 30 + 500 * 18) / 48
+    assert one.prediction.plans.padded_seq_len[0] == pytest.approx(mean)
+    tokens_per_s = 48 * mean / mixed.step_time_s / 6
+    assert estimate_as_dict(mixed)["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens_per_s)
+    assert "lengths     2 lengths from 64 to 500 tokens" in printed(print_estimate, mixed)
+    assert sum(mixed.prediction.times.step_s) == pytest.approx(mixed.step_time_s)
+    packed = estimate_candidate(small(tmp_path, lengths="packed"), setting)
+    assert packed.step_time_s == whole.step_time_s
+    assert "packed rows of 512 tokens" in printed(print_estimate, packed)
+
+
+def test_the_head_room_leaves_less_to_fit_into(tmp_path):
+    wishes, setting = FleetWishes(gpu="T4"), ["micro_batch=8"]
+    roomy = estimate_candidate(small(tmp_path, wishes, precision="fp16"), setting)
+    tight = estimate_candidate(small(tmp_path, wishes, precision="fp16", head_room=0.6), setting)
+    assert tight.peak_memory_bytes == roomy.peak_memory_bytes
+    assert tight.fit_probability < roomy.fit_probability
+
+
+@pytest.mark.parametrize(("batch", "nearest"), [(45, 48), (51, 48), (54, None)])
+def test_a_batch_that_not_all_ranks_share_is_told_with_the_one_that_they_do(
+    tmp_path, batch, nearest
+):
+    found = rank_lattice(small(tmp_path, model="llama-3.2-1b", global_batch=batch))
+    told = printed(print_ranking, found, top=1)
+    assert ("as data; with --global-batch" in told) == (nearest is not None)
+    if nearest is not None:
+        assert found.other_batch.global_batch == nearest
+        assert found.other_batch.speedup > 1
+        data = ranking_as_dict(found, [1])["other_batch"]
+        assert data["speedup"] == found.other_batch.speedup
+
+
+def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):
+    outlook = small(tmp_path, FleetWishes(gpu="H100", per_node=3))
+    setting = ["zero.stage=1", "micro_batch=1"]
+    found = estimate_candidate(outlook, [*setting, "offload.optimizer=cpu"])
+    # Adam in 32 bits with its master copy and 16-bit gradients, a sixth of them in each rank.
+    per_node = 3 * 14 * outlook.job.model.shape.n_params / 6
+    assert estimate_as_dict(found)["pred_host_memory_bytes"] == pytest.approx(per_node, rel=0.05)
+    said = re.search(
+        r"host memory +(\S+) MiB per rank, (\S+) (\w+) per node", printed(print_estimate, found)
+    )
+    assert float(said[1]) == pytest.approx(per_node / 3 / 2**20, rel=0.05)
+    assert "host memory" not in printed(print_estimate, estimate_candidate(outlook, setting))
 
 
 def test_a_setting_that_does_not_act_is_noted(outlook):

@@ -1,5 +1,7 @@
 """The lengths of a job: every form is read, and what is wrong is said with its place."""
 
+import itertools
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,16 @@ def test_a_description_says_what_a_batch_cannot_show() -> None:
     )
     assert "too rare" not in lengths.describe(100)
     assert FIXED.describe(8) == ""
+
+
+def test_the_mean_padded_length_is_that_of_all_micro_batches() -> None:
+    lengths = Lengths(
+        kind="histogram", histogram=((5, 3.0), (9, 2.0), (16, 1.0)), pad_to_multiple=4
+    )
+    drawn = [5, 5, 5, 9, 9, 16]
+    for size in (1, 2, 3, 6):
+        padded = [-(-max(each) // 4) * 4 for each in itertools.combinations(drawn, size)]
+        assert lengths.mean_padded(6, size) == pytest.approx(statistics.fmean(padded))
+    assert lengths.longest_padded == 16
+    assert lengths.mean_tokens(6, 32) == pytest.approx(statistics.fmean(drawn))
+    assert FIXED.mean_tokens(6, 32) == 32

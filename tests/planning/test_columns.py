@@ -122,9 +122,7 @@ def test_a_template_of_the_users_is_judged_one_by_one(tmp_path, monkeypatch):
 
 def test_a_layout_of_megatron_is_judged_alike_in_columns_and_alone():
     job = job_of("node", precision="bf16")
-    engine = MegatronEngine(
-        job, described(FleetWishes(gpu="H100"), ENVIRONMENT, shipped_accelerators())
-    )
+    engine = MegatronEngine(job, described(FleetWishes(gpu="H100"), shipped_accelerators()))
     layouts = lay_out(engine._task)
     assert len(layouts) > N_SAMPLED
     draw = random.Random(0)

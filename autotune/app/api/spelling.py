@@ -44,7 +44,19 @@ def spelled_for_callers(function: Callable[P, R]) -> Callable[P, R]:
             error.args = (error.message,)
             raise
 
+    called.__doc__ = f"{inspect.getdoc(function)}{_listed(function)}"
     return called
+
+
+def _listed(function: Callable[..., Any]) -> str:
+    """Keys of typed `**flags`, which a signature does not name, as the end of a docstring."""
+    signature = inspect.signature(function)
+    lines = [
+        f"    {name}: {inspect.formatannotation(kind)}"
+        for name, kind in _arguments(function)
+        if name not in signature.parameters
+    ]
+    return "\n".join(["", "", "Flags:", *lines]) if lines else ""
 
 
 def _arguments(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

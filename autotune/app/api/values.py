@@ -25,16 +25,21 @@ class JobFlags(TypedDict, total=False):
     global_batch: int
     world: int
     precision: str
+    lora_rank: int
+    lengths: str | Path
     space: str | Path
     memory_limit: str
+    head_room: float
+    base_config: str | Path
+    templates: str | Path
+    nvme_path: str | Path
     network_topology: str
+    megatron_path: str | Path
 
 
 class SearchFlags(JobFlags, total=False):
     """Keys of a job that is searched."""
 
-    lora_rank: int
-    lengths: str | Path
     engine: str
     objective: str
     objective_floor: float
@@ -45,14 +50,9 @@ class SearchFlags(JobFlags, total=False):
     patience: int
     gpu_hours: float
     price: str | float
-    head_room: float
     trial_timeout: str
     baseline: str | Path
-    base_config: str | Path
-    templates: str | Path
-    nvme_path: str | Path
     accelerators: str | Path
-    megatron_path: str | Path
     megatron_arguments: str
     diagnose: bool
     start: str

@@ -121,6 +121,11 @@ class DeepSpeedEngine(Engine):
         base = {**_chosen_by(self._job), **self._base_knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
+    def needs(self, candidate: Candidate) -> Sequence[str]:
+        """See `Engine.needs`; the release is the one whose rules were asked."""
+        extra = ["flash-attn"] if candidate.get("attention") == "flash_attention_2" else []
+        return [*super().needs(candidate), *extra]
+
     @property
     def rendering_digest(self) -> str:
         """See `Engine.rendering_digest`; empty where the user's templates may read anything."""

@@ -90,6 +90,7 @@ def plans_of(
             lambda c: (c.world, c.precision(job.precision)),
             lambda kind: fleet_columns(job, environment, table, world=kind[0], precision=kind[1]),
         ),
+        **_lengths(candidates, job),
         **_layout(candidates, job),
         **_dtypes(candidates, job),
         **_kept(candidates),
@@ -139,6 +140,17 @@ def _spelled(
 ) -> Floats:
     """Each candidate's choice as a number."""
     return _each(candidates, lambda c: meanings[str(_value(c, knob, otherwise))])
+
+
+def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
+    """Columns of samples that differ in length; empty where all have `seq_len` tokens."""
+    if job.lengths.kind != "histogram":
+        return {}
+    padded = partial(job.lengths.mean_padded, job.global_batch)
+    return {
+        "seq_len": float(job.lengths.longest_padded),
+        "padded_seq_len": _each(candidates, lambda candidate: padded(candidate.micro_batch)),
+    }
 
 
 def _layout(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:

@@ -204,6 +204,11 @@ class MegatronEngine(Engine):
             may_start_warm=not has_checkout,
         )
 
+    def needs(self, candidate: Candidate) -> Sequence[str]:
+        """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
+        on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
+        return [*super().needs(candidate), *on_gpus]
+
     def lacks(self) -> str:
         """See `Engine.lacks`."""
         if self._task.without_te:

@@ -11,7 +11,10 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     figures_as_dict,
+    host_facts,
     learned_as_dict,
+    lengths_facts,
+    needs_facts,
     parts_as_dict,
     parts_of,
     rank_facts,
@@ -35,6 +38,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
         "violations": _violations(found.violations),
+        "needs": list(found.needs),
     }
 
 
@@ -110,7 +114,10 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
             f"{format_bytes(high_bytes)}), fits with a probability of "
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
+        *host_facts(found.prediction, 0),
         ("intervals", f"hold {said_held(found.learned)}"),
+        *lengths_facts(found.job),
+        *needs_facts(found.needs),
     ]
 
 

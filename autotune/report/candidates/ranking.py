@@ -13,9 +13,10 @@ from autotune.base.units import format_bytes, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
+from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
-from autotune.planning.ranking import PredictedBaseline, Ranking
+from autotune.planning.ranking import OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
@@ -66,6 +67,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
         "what_if": [
             {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
@@ -90,14 +92,19 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
         print_facts(console, [("too large", _too_large(ranking))])
+    if (other := ranking.other_batch) is not None:
+        print_facts(console, [("global batch", _dear_batch(job, other))])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
             console,
             [
+                *lengths_facts(job),
                 ("time of 1", shares(seconds)),
                 ("memory of 1", shares(sizes)),
+                *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
+                *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
             ],
         )
@@ -111,10 +118,20 @@ def _too_large(ranking: Ranking) -> str:
     """What nothing fits into, and what could be changed."""
     least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
     there = format_bytes(ranking.environment.device_memory_bytes)
+    knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
+    changes = ["more accelerators (--world)", "larger ones (--what-if gpu=NAME)", *knobs]
     return (
         f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
-        f"{there}. Take more accelerators (--world), larger ones (--what-if gpu=NAME), or other "
-        "knobs (--space full)"
+        f"{there}. Take {', '.join(changes[:-1])} or {changes[-1]}"
+    )
+
+
+def _dear_batch(job: Job, other: OtherBatch) -> str:
+    """What the global batch costs, and which one would not."""
+    return (
+        f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among all "
+        f"ranks as data; with --global-batch {other.global_batch}, {other.described} is predicted "
+        f"to train {other.speedup:.2g} times as many samples/s as rank 1"
     )
 
 
@@ -123,6 +140,35 @@ def rank_facts(candidate: Candidate, environment: Environment) -> list[tuple[str
     places = machine_places(candidate.world, environment.n_devices)
     lines = describe_ranks(candidate, places)
     return [("" if n else "ranks", line.removeprefix("ranks ")) for n, line in enumerate(lines)]
+
+
+def host_facts(prediction: Prediction, index: int) -> list[tuple[str, str]]:
+    """What offload takes of the hosts' memory; nothing where nothing is offloaded there."""
+    node_bytes = float(prediction.host_memory_bytes[index])
+    if not node_bytes:
+        return []
+    rank_bytes = float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0])
+    return [
+        (
+            "host memory",
+            f"{format_bytes(rank_bytes)} per rank, {format_bytes(node_bytes)} per node",
+        )
+    ]
+
+
+def lengths_facts(job: Job) -> list[tuple[str, str]]:
+    """What samples of other lengths than `seq_len` tokens mean to predictions."""
+    text = job.lengths.describe(job.global_batch)
+    if job.lengths.kind == "packed":
+        text = f"{text} of {job.seq_len} tokens"
+    elif text:
+        text += "; time is of micro-batches padded to their longest sample, memory of the longest"
+    return [("lengths", text)] if text else []
+
+
+def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
+    """What nodes must have that nobody looked at; nothing for this machine."""
+    return [("nodes need", ", ".join(packages))] if packages else []
 
 
 def _interval(ranking: Ranking, index: int) -> str:
@@ -223,6 +269,7 @@ def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin)
         "pred_peak_memory_low_bytes": low_bytes,
         "pred_peak_memory_high_bytes": high_bytes,
         "pred_fit_probability": float(prediction.fit_probability[index]),
+        "pred_host_memory_bytes": float(prediction.host_memory_bytes[index]),
     }
 
 
@@ -239,10 +286,10 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "rank": rank,
         "candidate": ranking.candidates[index].values,
         **figures_as_dict(ranking.job, found, index, ranking.reach),
-        "pred_host_memory_bytes": float(found.host_memory_bytes[index]),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": index in ranking.on_front,
+        "needs": list(ranking.needs(ranking.candidates[index])),
         **parts_as_dict(found, index),
     }
 
@@ -286,7 +333,7 @@ def _variants(ranking: Ranking) -> Table:
 
 def _tokens_per_s(job: Job, step_time_s: float) -> float:
     """Tokens that one accelerator trains."""
-    return job.global_batch / step_time_s * job.seq_len / job.world
+    return job.tokens_per_batch / step_time_s / job.world
 
 
 def _gpu_hours(ranking: Ranking, index: int) -> float:

@@ -14,7 +14,7 @@ from autotune.report.candidates.explained import (
     print_title,
     verdict,
 )
-from autotune.report.candidates.ranking import MEMORY_PARTS, parts_of, shares
+from autotune.report.candidates.ranking import MEMORY_PARTS, host_facts, parts_of, shares
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.tracing import Trace
 
@@ -30,8 +30,8 @@ def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
         counted = estimate_as_dict(found.analytic)
     else:
         figures = ("step_time_s", "samples_per_s", "tokens_per_s_per_gpu", "peak_memory_bytes")
-        parts = ("fit_probability", "time_parts_s", "memory_parts_bytes")
-        counted = judged_as_dict(found) | {f"pred_{name}": None for name in (*figures, *parts)}
+        more = ("host_memory_bytes", "fit_probability", "time_parts_s", "memory_parts_bytes")
+        counted = judged_as_dict(found) | {f"pred_{name}": None for name in (*figures, *more)}
         counted["notes"] = [*counted["notes"], _UNSEEN]
     trace = found.trace
     return {
@@ -57,6 +57,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         seconds, _ = parts_of(found.analytic.prediction, 0)
         step_s = format_seconds(found.analytic.step_time_s)
         facts.append(("step", f"{step_s}: {shares(seconds, 5)}"))
+        facts += host_facts(found.analytic.prediction, 0)
     print_facts(console, facts)
     console.print(_table(found))
     peaks = (f"{phase} {format_bytes(_peak_bytes(m))}" for phase, m in found.phases.items())

@@ -1,6 +1,5 @@
-"""A comparison of studies in a terminal, down to 80 columns."""
+"""A comparison of studies in a terminal."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
         (outcome_columns(comparison), outcome_rows(comparison)),
         (BEST_COLUMNS, best_rows(comparison)),
     ):
-        _print(console, columns, _narrow(columns, rows, console.width))
+        _print(console, columns, rows)
     if comparison.kinds:
         print_facts(console, describe_kinds(comparison.kinds))
         console.print()
@@ -122,9 +121,6 @@ FIGURES = {"trial", "samples/s", "memory", "speedup", "ratio", *map(str, Outcome
 """Columns of numbers."""
 _MOST_IN_A_TABLE = 3
 """Studies whose knobs stand beside each other; of more, each has a line."""
-_NAME_WIDTH, _LEAST_NAME_WIDTH = 16, 9
-_GAP = 2
-"""Columns between the cells of a table."""
 
 
 def _print_knobs(console: Console, comparison: StudyComparison) -> None:
@@ -150,34 +146,10 @@ def _print_knobs(console: Console, comparison: StudyComparison) -> None:
 
 def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     # Settings alone may wrap: a figure that is cut short is a wrong one.
-    headers = [f"*{name}" if name == "settings" else broken(name) for name in columns]
+    headers = [f"*{name}" if name == "settings" else name for name in columns]
     headers = [f">{name}" if name in FIGURES else name for name in headers]
     table = plain_table(*headers)
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
     console.print()
-
-
-def _narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Rows that begin with a study's name, which takes several lines where it is long.
-
-    A line of it is so short that the figures beside it fit a terminal of `width` columns.
-    """
-    figures = [[name, *cells] for name, *cells in zip(columns, *rows, strict=True)][1:]
-    taken = sum(_GAP + max(map(len, cells)) for cells in figures)
-    name_width = min(_NAME_WIDTH, max(_LEAST_NAME_WIDTH, width - taken))
-    return [[broken(name, name_width), *cells] for name, *cells in rows]
-
-
-def broken(name: str, width: int = _NAME_WIDTH) -> str:
-    """A study's name over lines of at most `width`, parted behind `-`, `_`, `.` or `/`."""
-    lines = [""]
-    for part in re.findall(r"[^-_./]*[-_./]?", name):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        for at in range(0, len(part), width):
-            if at:
-                lines.append("")
-            lines[-1] += part[at : at + width]
-    return "\n".join(lines)

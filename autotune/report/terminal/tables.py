@@ -3,29 +3,77 @@
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without frames.
+    """A table without frames, in which no word is broken: where it has no room, its rows stack.
 
     Args:
         columns: Headers; `>` before one puts its cells to the right, `*` lets them wrap.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = _PlainTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
+    )
     for column in columns:
         name = column.lstrip(">*")
         marks = column[: len(column) - len(name)]
         table.add_column(
             name,
             justify="right" if ">" in marks else "left",
-            overflow="fold" if "*" in marks else "ellipsis",
+            overflow="fold",
             no_wrap="*" not in marks,
         )
     return table
+
+
+_GAP = 2
+"""Blanks between two columns."""
+_LEAST_WIDTH = 70
+"""Width of a terminal below which tables stack, unless all their cells fit in one line."""
+
+
+class _PlainTable(Table):
+    """A table whose rows are shown as names with their values where the terminal is too narrow."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sizes = [self._sizes(console, options, column) for column in self.columns]
+        width = options.max_width - _GAP * (len(sizes) - 1)
+        room = width - sum(least for least, _ in sizes)
+        is_whole = sum(most for _, most in sizes) <= width
+        if room < 0 or (options.max_width < _LEAST_WIDTH and not is_whole):
+            yield from self._stacked()
+            return
+        # What wraps shares the room; those that need least of it get all that they need.
+        wanting = sorted(zip(self.columns, sizes, strict=True), key=lambda it: it[1][1] - it[1][0])
+        for left, (column, (least, most)) in zip(range(len(wanting), 0, -1), wanting, strict=True):
+            more = min(most - least, room // left)
+            column.width, room = least + more, room - more
+        yield from super().__rich_console__(console, options)
+
+    def _sizes(self, console: Console, options: ConsoleOptions, column: Column) -> tuple[int, int]:
+        """The least and the most width of a column: that of a word or line, and of its cells."""
+        cells = [
+            Measurement.get(console, options, each) for each in (column.header, *column.cells)
+        ]
+        most = max(cell.maximum for cell in cells)
+        return (most if column.no_wrap else max(cell.minimum for cell in cells)), most
+
+    def _stacked(self) -> RenderResult:
+        """Each row as lines of a name and its value."""
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            said = [
+                (str(column.header), cell)
+                for column, cell in zip(self.columns, cells, strict=True)
+                if not isinstance(cell, str | Text) or str(cell).strip()
+            ]
+            if said:
+                yield _named(said, min(max(len(name) for name, _ in said), _WIDEST))
+                yield Text()
 
 
 class SettingsCell:
@@ -54,12 +102,28 @@ _NARROW, _WIDEST = 10, 24
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    """Print each name with a text that wraps beside it, all texts in one column."""
+    """Print each name with a text that wraps beside it, all texts in one column.
+
+    A text with a word that has no room there, such as a path, stands below its name.
+    """
     every = list(facts)
     width = max((len(name) for name, _ in every if len(name) <= _WIDEST), default=_NARROW)
+    width = max(_NARROW, width)
     for name, text in every:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(min_width=max(_NARROW, width), style="cyan", no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(name, Text(text))
-        console.print(grid)
+        longest = max(map(len, text.split()), default=0)
+        if longest > console.width - max(width, len(name)) - _GAP:
+            console.print(Text(name, style="cyan"))
+            indent = _GAP if longest <= console.width - _GAP else 0
+            console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, indent)))
+        else:
+            console.print(_named([(name, Text(text))], width))
+
+
+def _named(facts: Iterable[tuple[str, RenderableType]], width: int) -> Table:
+    """Names of a width, each with what wraps beside it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=width, style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for fact in facts:
+        grid.add_row(*fact)
+    return grid

@@ -11,6 +11,7 @@ from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.job.model import model_from_config
 from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
 
 
@@ -159,10 +160,26 @@ def test_what_cannot_be_predicted_says_so(job):
     unknown = dataclasses.replace(A100, device_name="Abacus 3000")
     with pytest.raises(FleetError, match="Abacus 3000"):
         plans_of([canonical_candidate(job)], job, unknown)
-    shape = dataclasses.replace(job.model.shape, hidden=0)
-    factory = dataclasses.replace(job, model=dataclasses.replace(job.model, shape=shape))
-    with pytest.raises(JobError, match="sizes cannot be seen"):
+    shape = dataclasses.replace(job.model.shape, hidden=0, n_heads=0)
+    unsaid = dataclasses.replace(job.model, shape=shape, source={"factory": "models:small"})
+    factory = dataclasses.replace(job, model=unsaid)
+    with pytest.raises(JobError, match="it does not say its hidden size and its attention heads"):
         plans_of([canonical_candidate(job)], factory, A100)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("bloom", {"hidden_size": 96, "n_layer": 3, "n_head": 4}),
+        ("gptj", {"n_embd": 96, "n_layer": 3, "n_head": 4, "rotary_dim": 8}),
+    ],
+)
+def test_a_family_whose_config_leaves_a_size_open_is_named(job, family, sizes):
+    config = {"model_type": family, "vocab_size": 640, **sizes}
+    other = dataclasses.replace(job, model=model_from_config("mine", config, where="config.json"))
+    with pytest.raises(JobError, match=f"the family {family} does not say the width") as refused:
+        plans_of([canonical_candidate(other)], other, A100)
+    assert "Hugging Face config" not in refused.value.hint
 
 
 def test_reduced_forms_stand_beside_whole_ones(job):
