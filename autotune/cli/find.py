@@ -386,9 +386,10 @@ def render(
     from autotune.app.session import render as write
     from autotune.planning.outlook import FleetWishes
 
-    agreed = agreed_job(file["job"], keys, is_trusted=file["trust_job"])
+    job = file.get("job")
+    agreed = agreed_job(job, keys, is_trusted=file.get("trust_job", False))
     files, notes = write(
-        file["job"],
+        job,
         keys,
         settings or [],
         out,
