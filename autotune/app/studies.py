@@ -13,7 +13,7 @@ from autotune.base.text import named
 from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
-from autotune.record.facts import context_of, left_out_of, origin_of
+from autotune.record.facts import baseline_of, context_of, left_out_of, origin_of
 from autotune.record.study import LOCK_FILE, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
@@ -136,7 +136,7 @@ def state_of(study: Study) -> State:
         counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
-        is_told_apart=speedup is not None and speedup.is_told_apart,
+        is_proven=answer is not None and answer.has_proven_gain,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
@@ -147,7 +147,7 @@ def _best_so_far(history: History, facts: Mapping[str, Any]) -> float | None:
     """Samples/s of the trial that leads while there is no answer."""
     if context_of(facts) is None:
         return None  # nobody knows what was searched
-    rows = make_rows(history, objective_at(facts))
+    rows = make_rows(history, objective_at(facts), baseline_of(facts).candidate_hash)
     return None if not rows or rows[0].figure is None else rows[0].figure.samples_per_s
 
 

@@ -204,7 +204,7 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     assert set(answer) == {
         "study", "counts", "baseline", "best", "ties", "speedup", "speedup_low", "speedup_high",
         "stop_reason", "origin", "problem", "interrupted", "paths", "passed_over",
-        "substitute_baseline", "guard", "drifted",
+        "substitute_baseline", "guard", "drifted", "proven_gain", "handed_out",
     }  # fmt: skip
     for standing in (answer["baseline"], answer["best"]):
         assert set(standing) == {
@@ -372,19 +372,19 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
 
 
 def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
-    def listed(*, is_told_apart: bool) -> str:
+    def listed(*, is_proven: bool) -> str:
         state = State(
             **{"study": "s", "folder": "results/s", "is_running": False, "n_trials": 3},
             **{"n_reduced": 0, "n_left_out": 0, "counts": {"ok": 3}, "best_samples_per_s": 2.0},
-            **{"speedup": 1.98, "is_told_apart": is_told_apart, "stop_reason": "time"},
+            **{"speedup": 1.98, "is_proven": is_proven, "stop_reason": "time"},
         )
         console = Console(file=io.StringIO(), width=100)
         print_states(console, [state])
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    assert "1.98x, not proven" in listed(is_told_apart=False)
-    assert "not proven" not in listed(is_told_apart=True)
+    assert "1.98x, not proven" in listed(is_proven=False)
+    assert "not proven" not in listed(is_proven=True)
 
 
 @pytest.mark.parametrize(("is_terminal", "n_lines"), [(True, 2), (False, 6)])

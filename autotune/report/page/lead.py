@@ -340,6 +340,10 @@ def _use(report: StudyReport, best: Standing) -> tuple[str, str]:
     command = f"python -m autotune export --study {study}"
     if report.folder.parent != Path("results"):
         command += f" --results {shlex.quote(str(report.folder.parent))}"
+    answer = report.answer
+    if answer is not None and answer.handed_out not in (None, answer.best):
+        about = "To write the files of the baseline, since no gain is proven"
+        return f"{command} --out tuned", f"{about} (--trial {best.trial}: those of the best):"
     return f"{command} --out tuned", f"To write the files of trial {best.trial}:"
 
 

@@ -143,14 +143,15 @@ def read_report(study: Study) -> StudyReport:
             "was searched (context)",
             "run the same search again: it writes a new one and keeps the trials",
         )
+    baseline = baseline_of(facts).candidate_hash
     return StudyReport(
         study=study.name,
         folder=study.folder,
         facts=facts,
         history=history,
         objective=objective,
-        rows=make_rows(history, objective),
-        guards=guards_of(history.trials, baseline_of(facts).candidate_hash, guard_steps_of(facts)),
+        rows=make_rows(history, objective, baseline),
+        guards=guards_of(history.trials, baseline, guard_steps_of(facts)),
         context=context,
         answer=answer_of(facts, study, recorded),
         recorded=recorded,

@@ -149,7 +149,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         facts += [("why", problem.message), ("fix", problem.fix)]
     facts.append(("table", str(answer.table)))
     if answer.export is not None:
-        facts.append(("files", str(answer.export)))
+        facts.append(("files", f"{answer.export}{_handed_out(answer)}"))
     if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
         facts.append(("page", str(page)))
     return facts
@@ -191,6 +191,14 @@ def describe_speedup(answer: SearchAnswer) -> str:
     if high < 1:
         return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def _handed_out(answer: SearchAnswer) -> str:
+    """Whose files they are, where they are not the best's; empty: they are."""
+    one = answer.handed_out
+    if one is None or one == answer.best:
+        return ""
+    return f" (the baseline's, trial {one.trial}: no gain is proven)"
 
 
 def describe_drifted(drifted: Drifted) -> str:
