@@ -1,4 +1,4 @@
-"""A user's own baseline before anything runs: whether it is sound, and what of it is not carried."""
+"""A user's own baseline before anything runs: whether it is sound, and what it loses."""
 
 from collections.abc import Iterator
 from pathlib import Path

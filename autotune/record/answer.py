@@ -178,18 +178,19 @@ class SearchAnswer(_AnswerHead):
         """The JSON form: what `search --json` prints and `study.json` keeps.
 
         Returns:
-            `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
-            `proven_gain` (whether the best is proven to be better than the baseline),
-            `handed_out` (the trial whose files `paths.export` holds: without a proven gain that of
-            the baseline; null: nothing is), `speedup` with its 95% interval `speedup_low` to
+            `study`, `counts` by outcome, `baseline` and `best` (null where there is none),
+            `ties`, `proven_gain` (whether the best is proven to be better than the baseline),
+            `handed_out` (the trial whose files `paths.export` holds: without a proven gain that
+            of the baseline; null: nothing is), `speedup` with its 95% interval `speedup_low` to
             `speedup_high` (null if no baseline was compared), `guard` (what the convergence guard
-            says of `best`: `verdict`, `why`, `tolerance`, `deviation` in `step`, the `losses` and `baseline_losses` of each step;
-            null where it is off), `drifted` (what was better and is not handed out since the
-            guard fails it, with its own `guard`; null: nothing was), `passed_over` (what the
-            baseline was to be and is not, the first choice first: `candidate`, its `trial`,
-            `why`, and whether the platform is to blame: `by_platform`), `substitute_baseline`
-            (whether one of those is), `stop_reason`, `origin` (of the figures: see `Origin`),
-            `problem` (null, or `message` and `fix`), `interrupted`, `paths`; with the Pareto
+            says of `best`: `verdict`, `why`, `tolerance`, `deviation` in `step`, the `losses` and
+            `baseline_losses` of each step; null where it is off), `drifted` (what was better and
+            is not handed out since the guard fails it, with its own `guard`; null: nothing was),
+            `passed_over` (what the baseline was to be and is not, the first choice first:
+            `candidate`, its `trial`, `why`, and whether the platform is to blame: `by_platform`),
+            `substitute_baseline` (whether one of those is), `stop_reason`, `origin` (of the
+            figures: see `Origin`), `problem` (null, or `message` and `fix`), `interrupted`,
+            `paths`; with the Pareto
             objective also `front`, fastest first, and `rule`, which says how `best` was chosen of
             it.
         """
