@@ -94,7 +94,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
     answer = report.answer
     if answer is None:
-        return [*facts, ("unfinished", "the same search command again resumes it")]
+        return [*facts, *_without_answer(report)]
     best, baseline = answer.best, answer.baseline
     if baseline is not None:
         facts.append(("baseline", describe_figure(baseline)))
@@ -152,6 +152,17 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         facts.append(("files", f"{answer.export}{_handed_out(answer)}"))
     if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
         facts.append(("page", str(page)))
+    return facts
+
+
+def _without_answer(report: StudyReport) -> list[tuple[str, str]]:
+    """How far a search is that runs or was cut short: who leads, and that no gain is claimed."""
+    facts = [("unfinished", "the same search command again resumes it")]
+    if report.is_running:
+        facts = [("running", "a search holds the study")]
+    if (leading := report.leading_row) is not None:
+        said = f"trial {leading.trial}: {format_rate(leading.rate)} samples/s"
+        facts.append(("so far", f"{said}; no gain is claimed before the search has ended"))
     return facts
 
 

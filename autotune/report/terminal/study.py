@@ -32,8 +32,8 @@ Fact = tuple[str, str]
 """A name, and a text about it."""
 
 _VERDICT = (
-    *("unfinished", "speedup", "whole run", "change", "best", "baseline", "memory", "guard"),
-    *("drifted", "why", "fix"),
+    *("running", "unfinished", "so far", "speedup", "whole run", "change", "best", "baseline"),
+    *("memory", "guard", "drifted", "why", "fix"),
 )
 """Facts that come before the table, in this order."""
 _ON_THE_LEFT = ("95% interval", "outcome")
