@@ -94,7 +94,8 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     facts = study.read_state()
     context = {**facts["context"], "engine": "megatron"}
     environment = {**facts["environment"], "megatron_core": release}
-    study.write_state({**facts, "context": context, "environment": environment})
+    ran = {"environments": [{"since_trial": 0, **environment}], "environment": environment}
+    study.write_state({**facts, **ran, "context": context})
     place = describe_place(read_report(study))
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
@@ -442,7 +443,9 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"{said}, at most 8 for the search" in text
+    assert "at most 8 for the search (--trials), and on top of these" in text
+    assert f"{said}, {plan.confirm_trials} for the final comparison" in text
+    assert f"{plan.trials}: at most" in text
     assert ("price       about" in text) is (baseline is None)
 
 
@@ -459,7 +462,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"none: nothing runs, {said}\ntrials      about 2" in text
+    assert f"none: nothing runs, {said}\ntrials      about " in text
     assert "accelerator-hours" not in text
     assert ("final comparison" in text) is (origin is Origin.SIMULATED)
 
@@ -653,3 +656,21 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert priced(0, trials=1).guard_trials == 0, "the baseline alone is left: nothing runs again"
     assert priced(0, trials=3).guard_trials == most_runs(3, WARM) + most_runs(2, WARM)
     assert said(priced(len(trials))) == "", "no comparison is left to run"
+
+
+def test_after_an_upgrade_the_releases_are_those_of_the_figures(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    state = study.read_state()
+    newer = {**state["environment"], "torch_version": "9.9.9"}
+    last = study.trials()[-1].spec.identity.number
+    (older,) = state["environments"]
+    more = [older, {"since_trial": last + 1, **newer}]
+    study.write_state({**state, "environment": newer, "environments": more})
+    said = shown(read_report(study))
+    assert f"torch {older['torch_version']}" in said
+    assert "9.9.9" not in said
+    more[1]["since_trial"] = last
+    study.write_state({**study.read_state(), "environments": more})
+    facts = dict(describe_verdict(read_report(study)))
+    before = older["torch_version"]
+    assert facts["upgraded"] == f"from trial {last} on: torch 9.9.9 (before: {before})"
