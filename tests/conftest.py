@@ -1,6 +1,8 @@
 """What holds for every test."""
 
 import itertools
+import os
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from autotune.base import child_process
 from autotune.base.kept_process import run_kept
+from autotune.base.private import KNOWLEDGE_ENV
 from autotune.engines.deepspeed.extensions import build, extensions_folder
 from tests import forked_children
 
@@ -155,6 +158,11 @@ def _tell_workers(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{worker} worked for {until_s:.0f} s: {told}")
 
 
+_KNOWLEDGE = tempfile.TemporaryDirectory(prefix="autotune-knowledge-")
+"""What a fixture of a module runs, outside of any test, teaches no user either."""
+os.environ[KNOWLEDGE_ENV] = str(Path(_KNOWLEDGE.name) / "knowledge.json")
+
+
 @pytest.fixture(scope="session")
 def folder_of_knowledge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all tests: thousands of them need no folder, and pytest counts all to make one."""
@@ -168,7 +176,7 @@ _numbers = itertools.count()
 def own_knowledge(folder_of_knowledge: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test learns from the user's studies or from another test's, nor teaches them."""
     file = folder_of_knowledge / f"{next(_numbers)}.json"
-    monkeypatch.setenv("AUTOTUNE_KNOWLEDGE", str(file))
+    monkeypatch.setenv(KNOWLEDGE_ENV, str(file))
 
 
 @pytest.fixture(scope="session")

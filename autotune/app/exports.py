@@ -55,14 +55,15 @@ def find_chosen(
     project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Chosen:
-    """A study's best configuration, or that of the trial of a number.
+    """What a study hands out, or the configuration of the trial of a number.
 
     Args:
         study: A study with trials.
-        trial: Number of the trial; None for the best.
+        trial: Number of the trial; None for the best, and for the baseline where the best is not
+            proven to be better.
         allow_loss_drift: Take also one that the convergence guard fails: the best of all.
         project: Folder in which the study's own command is now; None: where it ran.
-        note: Told where nothing has shown that the best is faster than the baseline.
+        note: Told where the best is not what is handed out, or a trial is not proven.
 
     Raises:
         StudyError: There is no such trial, no best one yet, the convergence guard fails it, or
@@ -75,8 +76,8 @@ def find_chosen(
     answer = answer_of(facts, study, recorded)
     trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
-    if trial is None and answer is not None and answer.best is not None:
-        number = answer.best.trial
+    if trial is None and answer is not None and answer.handed_out is not None:
+        number = answer.handed_out.trial
         if allow_loss_drift and answer.drifted is not None:
             number = answer.drifted.standing.trial
     if number is None:
@@ -118,12 +119,14 @@ def find_chosen(
     )
     _check_answers(task, trials[number])
     engine = task.engine_of(candidate)
+    claim = _claim(answer, number, candidate)
     handout = handout_of(
         candidate,
         engine=engine,
         job=job,
         environment=environment,
         study=study.name,
+        claim=claim,
         figures=_with_guard(
             _figures(answer, trials[number], history_of(recorded, facts).spread),
             guards.get(candidate.hash, NOT_COMPARED) if guard_steps_of(facts) else None,
@@ -131,19 +134,36 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    if trial is None and answer is not None and _is_unproven(answer):
-        note(
-            f"trial {number} was not compared with the baseline: nothing shows yet that it is "
-            "faster; the same search again compares them"
-        )
+    if claim:
+        note(_about(answer, claim, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
 
 
-def _is_unproven(answer: SearchAnswer) -> bool:
-    best, baseline = answer.best, answer.baseline
-    if best is None or baseline is None or answer.speedup is not None:
-        return False
-    return best.candidate != baseline.candidate
+def _claim(answer: SearchAnswer | None, number: int, candidate: Candidate) -> str:
+    """What a configuration is where it is no proven gain, in words; empty: it is one."""
+    best = None if answer is None else answer.best
+    baseline = None if answer is None else answer.baseline
+    is_proven = answer is not None and answer.has_proven_gain
+    if baseline is not None and candidate == baseline.candidate:
+        return "The baseline" + ("" if is_proven else ", since no gain is proven")
+    if is_proven and best is not None and candidate == best.candidate:
+        return ""
+    if baseline is None:
+        return f"Trial {number}, compared with no baseline"
+    return f"Trial {number}, not proven to be better than the baseline"
+
+
+def _about(answer: SearchAnswer | None, claim: str, *, is_asked_for: bool) -> str:
+    """What to know of a configuration that is handed out without a proven gain."""
+    best = None if answer is None else answer.best
+    if is_asked_for or answer is None or best is None or best == answer.handed_out:
+        return claim
+    why = "the final comparison does not show that it is better"
+    if answer.speedup is None:
+        why = "it was not compared with the baseline; the same search again compares them"
+    return f"{claim}: trial {best.trial} is the best so far, and {why}. --trial {best.trial} " + (
+        "exports it all the same"
+    )
 
 
 def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
@@ -234,13 +254,13 @@ def export_study(
     project: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write the files of a study's best configuration, or of one trial's; or the study itself.
+    """Write the files that a study hands out, or those of one trial; or the study itself.
 
     Args:
         study: A study with trials.
         out: Folder to write; the file, for a dialect of whole studies.
         to: Name of a dialect; None: the engine's own.
-        trial: Number of the trial; None for the best.
+        trial: As of `find_chosen`.
         launcher: Name of what starts the dialect's script; None: the dialect's own.
         allow_loss_drift: As of `find_chosen`.
         project: As of `find_chosen`.
@@ -331,7 +351,7 @@ def patch_study(
     Args:
         study: A study with trials.
         files: They.
-        trial: Number of the trial; None for the best.
+        trial: As of `find_chosen`.
         project: As of `find_chosen`.
         note: As of `find_chosen`.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.app.consent import agree_to_job
 from autotune.app.kinds import WHOLE, BudgetShare, Rounds, searches_of_kinds
+from autotune.app.own_baseline import not_carried
 from autotune.app.own_megatron import open_command_session
 from autotune.app.pages import compare_studies
 from autotune.app.run import SearchEnding
@@ -292,6 +293,7 @@ def _remarks(
             f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
         )
+    yield from not_carried(session)
     yield from session.place.remarks(session.job.world)
 
 

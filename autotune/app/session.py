@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
+from autotune.app.own_baseline import check_baseline
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.files import try_folder
@@ -123,9 +124,8 @@ def open_session(
     hint = "name a folder that you may write, such as --results ~/autotune"
     try_folder(study.folder, named=study.folder, hint=hint)
     engine = place.bind(job)
-    if job.baseline is not None:
-        # Read once before anything runs: a file that cannot be used is a matter of the command.
-        engine.baseline(job.baseline)
+    # Before anything runs: a file that cannot be used is a matter of the command.
+    check_baseline(job, engine, place.environment)
     lattice = lattice_of(job, engine)
     check_space_is_read(lattice, data)
     return Session(

@@ -1,11 +1,7 @@
 """Studies of a folder: which there are, how each stands, what one trial of it says."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from autotune.base.errors import StudyError
 from autotune.base.names import did_you_mean
@@ -14,13 +10,11 @@ from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
 from autotune.record.facts import context_of, left_out_of, origin_of
-from autotune.record.study import LOCK_FILE, Study
+from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
-from autotune.report.results.rows import make_rows
-from autotune.report.results.study import objective_at, read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.overview import State
-from autotune.search.history import History
 from autotune.search.recorded import history_of
 from autotune.space.script import reach_of
 
@@ -122,33 +116,26 @@ def state_of(study: Study) -> State:
     history = history_of(recorded, facts)
     answer = answer_of(facts, study, recorded)
     if answer is None:
-        best_samples_per_s = _best_so_far(history, facts)
+        leading = None if context_of(facts) is None else read_report(study).leading_row
+        best_samples_per_s = None if leading is None else leading.rate
     else:
         best_samples_per_s = None if answer.best is None else answer.best.samples_per_s
     speedup = None if answer is None else answer.speedup
     return State(
         study=study.name,
         folder=str(study.folder),
-        is_running=_is_running(study),
+        is_running=study.is_running,
         n_trials=len(history.recorded),
         n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
         counts={each.value: count for each in Outcome if (count := history.counts.get(each))},
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
-        is_told_apart=speedup is not None and speedup.is_told_apart,
+        is_proven=answer is not None and answer.has_proven_gain,
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
     )
-
-
-def _best_so_far(history: History, facts: Mapping[str, Any]) -> float | None:
-    """Samples/s of the trial that leads while there is no answer."""
-    if context_of(facts) is None:
-        return None  # nobody knows what was searched
-    rows = make_rows(history, objective_at(facts))
-    return None if not rows or rows[0].figure is None else rows[0].figure.samples_per_s
 
 
 def explain_trial(study: Study, number: int) -> Explanation:
@@ -188,23 +175,3 @@ def _within_reach(explanation: Explanation, study: Study) -> Explanation:
     beyond = reach_of(Observed.read(path)).left_out
     advice = [each for each in explanation.advice if each.knob not in beyond]
     return dataclasses.replace(explanation, advice=advice)
-
-
-def _is_running(study: Study) -> bool:
-    """Whether the process that wrote the lock still holds the study.
-
-    Trying the lock could take it from a search that starts at this moment; so the holder is looked
-    up. Another process of the same number does not have the file open; the times of both would not
-    tell, once somebody has set the clock.
-    """
-    number = study.holder()
-    if number is None:
-        return False
-    lock = study.folder / LOCK_FILE
-    try:
-        held = [file.path for file in psutil.Process(number).open_files()]
-        return any(lock.samefile(path) for path in held if Path(path).name == LOCK_FILE)
-    except psutil.AccessDenied:
-        return True  # another user's: all there is to know is that it runs
-    except (OSError, OverflowError, ValueError, psutil.Error):
-        return False

@@ -111,7 +111,8 @@ def _baseline(study: Study) -> Chosen:
 def _way(study: Study, start: Chosen, settings: Sequence[str]) -> Way:
     handout = start.handout
     if not settings:
-        best = find_chosen(study, trial=None)
+        answer = answer_of(study.read_state(), study, study.read())
+        best = find_chosen(study, trial=answer.best.trial if answer and answer.best else None)
         return Way.between(
             handout.candidate,
             best.handout.candidate,

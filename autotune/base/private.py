@@ -53,6 +53,10 @@ def private_folder() -> Path:
         raise error
 
 
+KNOWLEDGE_ENV = "AUTOTUNE_KNOWLEDGE"
+"""Environment variable that names the file of what studies taught."""
+
+
 def user_cache(variables: Mapping[str, str] = os.environ) -> Path:
     """Autotune's folder in the user's cache.
 

@@ -89,8 +89,6 @@ def _set_debug(value: bool) -> None:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug)
 ]
-KNOWLEDGE_ENV = "AUTOTUNE_KNOWLEDGE"
-"""Variable with the file of what earlier studies taught."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
 Results = Annotated[Path, typer.Option(help="Folder of all studies.")]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.base.errors import ExitCode
+from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
-    KNOWLEDGE_ENV,
     PROGRESS,
     RESULTS,
     Debug,
@@ -200,7 +200,8 @@ def search(
     knowledge: Annotated[
         Path | None,
         typer.Option(
-            help="File of what earlier studies taught; in your cache by default.",
+            help="File of what earlier studies taught; in your cache by default, wherever "
+            "--results are.",
             envvar=KNOWLEDGE_ENV,
         ),
     ] = None,
@@ -208,7 +209,12 @@ def search(
     fleet_option: FleetOption = None,
     exclusive: Exclusive = False,
     no_knowledge: Annotated[
-        bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
+        bool,
+        typer.Option(
+            "--no-knowledge",
+            help="Learn from no other study, and teach none: without it a study under any "
+            "--results teaches your cache.",
+        ),
     ] = False,
     trust_job: TrustJob = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -9,9 +9,9 @@ import typer
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
+from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
-    KNOWLEDGE_ENV,
     Debug,
     Dialect,
     FleetName,

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
-from autotune.base.private import open_lock, refuse_prepared, user_cache
+from autotune.base.private import KNOWLEDGE_ENV, open_lock, refuse_prepared, user_cache
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import forecast
@@ -89,8 +89,9 @@ _FILE = TypeAdapter(_LessonsFile)
 
 
 def default_file() -> Path:
-    """The user's own: `knowledge.json` in autotune's folder of the user's cache."""
-    return user_cache() / "knowledge.json"
+    """The file that the environment names, else the user's: `knowledge.json` in their cache."""
+    named = os.environ.get(KNOWLEDGE_ENV)
+    return Path(named) if named else user_cache() / "knowledge.json"
 
 
 def file_for(knowledge: Path | None, *, is_used: bool) -> Path | None:

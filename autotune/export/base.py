@@ -76,6 +76,9 @@ class Handout:
     """Name of the study that it is from; None: it is from none."""
     figures: MeasuredFigures | None = None
     """None: rendered, not tried."""
+    claim: str = ""
+    """What it is where it is no proven gain, such as the baseline, in words; its README's title
+    begins with it. Empty: it is proven, or from no study."""
     soak: SoakResult | None = None
     """A soak of this configuration; None: it was not soaked."""
     prediction: Mapping[str, Any] | None = None

@@ -29,7 +29,7 @@ from autotune.export.base import (
     Subject,
 )
 from autotune.export.command_files import files_of_command
-from autotune.export.readme import figures_file
+from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
 from autotune.job.observed import FRAMEWORKS, Observed
 from autotune.record.soak import SoakResult
@@ -68,6 +68,7 @@ def handout_of(
     environment: Environment,
     study: str | None = None,
     figures: MeasuredFigures | None = None,
+    claim: str = "",
     soak: SoakResult | None = None,
     prediction: Mapping[str, Any] | None = None,
     hosts: Sequence[str] = (),
@@ -98,6 +99,7 @@ def handout_of(
         variables=variables,
         study=study,
         figures=figures,
+        claim=claim,
         soak=soak,
         prediction=prediction,
         hosts=hosts,
@@ -157,6 +159,8 @@ def export_handout(
                 "leave --launcher out",
             )
         files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+    if handout.claim and README_FILE in files:
+        files[README_FILE] = with_claim(files[README_FILE], handout.claim)
     files |= figures_file(handout)
     if handout.prediction is not None:
         files[PREDICTION_FILE] = canonical_json(handout.prediction)

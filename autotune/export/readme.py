@@ -13,6 +13,7 @@ from autotune.export.base import Handout, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
 
+README_FILE = "README.md"
 FIGURES_FILE = "figures.json"
 """Name of the figures of an export, for programs."""
 
@@ -29,6 +30,7 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
         "accelerator": environment.accelerator,
+        "claim": handout.claim,
         "knobs": [(name, format_value(value)) for name, value in handout.candidate.knobs],
         "figures": [] if handout.figures is None else _figure_rows(handout.figures),
         "soak": "" if soak is None else describe_soak(soak),
@@ -47,6 +49,14 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
             if config is None or not _is_kept(look_up(config, key), theirs, ours)
         ],
     }
+
+
+def with_claim(readme: str, claim: str) -> str:
+    """A README whose title begins with what the configuration is."""
+    title, newline, rest = readme.partition("\n")
+    if not title.startswith("# "):
+        return f"# {claim}\n\n{readme}"
+    return f"# {claim}: {title.removeprefix('# ')}{newline}{rest}"
 
 
 def figures_file(handout: Handout) -> dict[str, str]:

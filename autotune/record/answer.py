@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.plugins import load_plugin
-from autotune.contract import CONFIG_DIR, ROUNDING, KnobValue, Origin, Outcome
-from autotune.record.facts import PassedOver, context_of, read_fact, said_origin_of
+from autotune.contract import CONFIG_DIR, METER_SLACK, ROUNDING, KnobValue, Origin, Outcome
+from autotune.record.facts import (
+    PassedOver,
+    context_of,
+    objective_of,
+    read_fact,
+    said_origin_of,
+)
 from autotune.record.guard import GuardVerdict
 from autotune.record.study import Recorded, Study
 from autotune.space.candidate import Candidate
@@ -114,6 +120,35 @@ class SearchAnswer(_AnswerHead):
     """None if no baseline ran or nothing was confirmed."""
     front: tuple[Standing, ...] | None = None
     """The Pareto front, fastest first; None for an objective without one."""
+    objective: str = "samples_per_s"
+    """Name of what `best` was chosen by."""
+
+    @property
+    def has_proven_gain(self) -> bool:
+        """Whether the final comparison shows that the best is better than the baseline.
+
+        It is faster, or takes less memory where memory was asked for.
+        """
+        best, baseline = self.best, self.baseline
+        if self.speedup is None or best is None or baseline is None:
+            return False
+        if best.candidate == baseline.candidate:
+            return False
+        if self.speedup.low > 1:
+            return True
+        peaks = best.peak_memory_bytes, baseline.peak_memory_bytes
+        if self.objective == "samples_per_s" or peaks[0] is None or peaks[1] is None:
+            return False
+        return peaks[0] * (1 + METER_SLACK) < peaks[1]
+
+    @property
+    def handed_out(self) -> Standing | None:
+        """The one that is exported: the best where it is proven to be better than the baseline.
+
+        Without a baseline there is only the best.
+        """
+        is_best = self.has_proven_gain or self.baseline is None
+        return self.best if is_best or self.best is None else self.baseline
 
     @property
     def has_gain_to_explain(self) -> bool:
@@ -135,7 +170,7 @@ class SearchAnswer(_AnswerHead):
 
     @property
     def export(self) -> Path | None:
-        """Folder of the best one's files; None: there are none."""
+        """Folder of the files that are handed out; None: there are none."""
         has_files = self.best is not None and self.origin is Origin.MEASURED
         return self.study.best_folder if has_files else None
 
@@ -143,16 +178,19 @@ class SearchAnswer(_AnswerHead):
         """The JSON form: what `search --json` prints and `study.json` keeps.
 
         Returns:
-            `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
-            `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline
-            was compared), `guard` (what the convergence guard says of `best`: `verdict`, `why`,
-            `tolerance`, `deviation` in `step`, the `losses` and `baseline_losses` of each step;
-            null where it is off), `drifted` (what was better and is not handed out since the
-            guard fails it, with its own `guard`; null: nothing was), `passed_over` (what the
-            baseline was to be and is not, the first choice first: `candidate`, its `trial`,
-            `why`, and whether the platform is to blame: `by_platform`), `substitute_baseline`
-            (whether one of those is), `stop_reason`, `origin` (of the figures: see `Origin`),
-            `problem` (null, or `message` and `fix`), `interrupted`, `paths`; with the Pareto
+            `study`, `counts` by outcome, `baseline` and `best` (null where there is none),
+            `ties`, `proven_gain` (whether the best is proven to be better than the baseline),
+            `handed_out` (the trial whose files `paths.export` holds: without a proven gain that
+            of the baseline; null: nothing is), `speedup` with its 95% interval `speedup_low` to
+            `speedup_high` (null if no baseline was compared), `guard` (what the convergence guard
+            says of `best`: `verdict`, `why`, `tolerance`, `deviation` in `step`, the `losses` and
+            `baseline_losses` of each step; null where it is off), `drifted` (what was better and
+            is not handed out since the guard fails it, with its own `guard`; null: nothing was),
+            `passed_over` (what the baseline was to be and is not, the first choice first:
+            `candidate`, its `trial`, `why`, and whether the platform is to blame: `by_platform`),
+            `substitute_baseline` (whether one of those is), `stop_reason`, `origin` (of the
+            figures: see `Origin`), `problem` (null, or `message` and `fix`), `interrupted`,
+            `paths`; with the Pareto
             objective also `front`, fastest first, and `rule`, which says how `best` was chosen of
             it.
         """
@@ -166,6 +204,8 @@ class SearchAnswer(_AnswerHead):
             "baseline": self.baseline and self.baseline.to_dict(),
             "best": self.best and self.best.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],
+            "proven_gain": self.has_proven_gain,
+            "handed_out": self.handed_out and self.handed_out.trial,
             "speedup": speedup and speedup.ratio,
             "speedup_low": speedup and speedup.low,
             "speedup_high": speedup and speedup.high,
@@ -231,6 +271,7 @@ def answer_of(facts: Mapping[str, Any], study: Study, recorded: Recorded) -> Sea
         ties=tuple(map(standing, kept.ties)),
         speedup=speedup,
         front=tuple(map(standing, kept.front)) or None,
+        objective=objective_of(facts).name,
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
@@ -157,6 +159,26 @@ class Study:
         except OSError:
             return None
         return int(said) if re.fullmatch("[0-9]{1,10}", said) else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that wrote the lock still holds the study.
+
+        Trying the lock could take it from a search that starts at this moment; so the holder is
+        looked up. Another process of the same number does not have the file open; the times of
+        both would not tell, once somebody has set the clock.
+        """
+        number = self.holder()
+        if number is None:
+            return False
+        lock = self.folder / LOCK_FILE
+        try:
+            held = [file.path for file in psutil.Process(number).open_files()]
+            return any(lock.samefile(path) for path in held if Path(path).name == LOCK_FILE)
+        except psutil.AccessDenied:
+            return True  # another user's: all there is to know is that it runs
+        except (OSError, OverflowError, ValueError, psutil.Error):
+            return False
 
     def unlock(self) -> None:
         """Give the study back."""

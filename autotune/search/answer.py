@@ -84,21 +84,27 @@ class RecordStandings:
             gain=gain,
         )
 
+    def compared(self, baseline: Candidate | None) -> confirm.Verdict | None:
+        """What the record's final comparison says; None: there is none."""
+        return confirm.recorded_verdict(
+            self._history,
+            self._objective,
+            baseline=None if baseline is None else baseline.hash,
+            drifting=self.drifting(baseline),
+        )
+
     def final(
         self,
         *,
         baseline: Candidate | None,
         passed_over: Sequence[PassedOver],
-        comparison: confirm.FinalComparison | None,
         stop_reason: StopReason,
     ) -> SearchAnswer:
-        """The answer: from the final comparison where there was one, else from single trials."""
-        verdict = None
-        if comparison is not None:
-            verdict = confirm.judge(comparison, self._history, self._objective)
+        """The answer: from the record's comparison where there is one, else from single trials."""
+        guards, drifting = self.guards(baseline), self.drifting(baseline)
+        verdict = self.compared(baseline)
         own = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
-        guards, drifting = self.guards(baseline), self.drifting(baseline)
         whole = {**own, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
         kept = {key: figures[key] for key in compared if key in figures} or figures
@@ -108,6 +114,10 @@ class RecordStandings:
             assert best in compared, "the baseline itself never drifts"
             start = self._standing(baseline.hash, compared[baseline.hash])
             speedup = verdict.gain(best, baseline.hash)
+            is_faster = speedup is None or speedup.ratio > 1
+            if not is_faster and self._objective.wish.name == "samples_per_s":
+                best = baseline.hash  # nothing that was compared is faster
+                speedup = verdict.gain(best, baseline.hash)
         front = None  # by the final comparison's figures where there are any
         if self._objective.wish.name == "pareto":
             front = tuple(self._standing(key, figures[key]) for key in front_of(figures))
@@ -121,6 +131,7 @@ class RecordStandings:
             drifted=self._drifted(guards, whole, best) if drifting else None,
             ties=() if best is None else self._ties(figures, best, verdict),
             speedup=speedup,
+            objective=self._objective.wish.name,
             front=front,
             rule="" if front is None else RULE,
             passed_over=tuple(passed_over),

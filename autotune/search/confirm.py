@@ -136,6 +136,9 @@ def plan(
         members = _affordable(contenders, baseline, own, left_s, rules, history, guard_steps)
         if not members:
             return None
+        # Who has run in it stays in it, whatever the time that is left now.
+        ran = _recorded_comparison(history, own, None, first_round).members
+        members += tuple(m for m in ran if m not in members and m.hash not in drifting)
         planned = FinalComparison(
             members=members,
             baseline=None if baseline is None else baseline.hash,
@@ -332,23 +335,57 @@ def race_so_far(
     return at.race, _figures(comparison, history, objective)
 
 
-def recorded_verdict(history: History, objective: Objective) -> Verdict | None:
-    """Result of the record's last comparison, whoever was the baseline; None: there was none."""
-    first_round = last_comparison(history)
-    own = _runs_of(history, first_round) if first_round >= 0 else {}
+def recorded_verdict(
+    history: History,
+    objective: Objective,
+    *,
+    baseline: str | None = None,
+    drifting: Collection[str] = (),
+) -> Verdict | None:
+    """Result of the comparison of the record that tells most; None: there is none.
+
+    A comparison to its end tells more than one that was cut short, and of two such the later one;
+    of those that were cut short the one of more rounds. One whose best the guard fails was not
+    the end. So a later call that has no time to compare again takes nothing away.
+
+    Args:
+        history: The record's trials.
+        objective: That of the search.
+        baseline: Hash of the baseline; None: nobody knows which it was.
+        drifting: Hashes of those that the guard fails.
+    """
+    numbers = {first_round_of(number) for t in history.trials if (number := number_of(t)) >= 0}
+    found: list[tuple[tuple[bool, bool, int, int], Verdict]] = []
+    for first_round in numbers:
+        own = _runs_of(history, first_round)
+        comparison = _recorded_comparison(history, own, baseline, first_round)
+        if baseline is None:
+            # Whose rounds they were is unknown, so nobody can say which are whole.
+            n_rounds = max(number for _, number in own) - first_round + 1
+            state, is_over = _states(comparison, history, objective)(n_rounds), False
+        else:
+            at = _replay(comparison, history, objective)
+            state, is_over = at.race, at.asked is None
+        if state.n_rounds < MIN_ROUNDS or not state.can_judge:
+            continue
+        is_over = is_over and state.best not in drifting
+        weight = (baseline in state.logs, is_over, 0 if is_over else state.n_rounds, first_round)
+        figures = _figures(comparison, history, objective)
+        found.append((weight, Verdict(figures=figures, race=state)))
+    return max(found, key=lambda item: item[0])[1] if found else None
+
+
+def _recorded_comparison(
+    history: History, own: _Runs, baseline: str | None, first_round: int
+) -> FinalComparison:
+    """The comparison that some runs of the record are of."""
     hashes = {key for key, _ in own}
-    comparison = FinalComparison(
+    return FinalComparison(
         members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
-        baseline=None,
+        baseline=baseline,
         first_round=first_round,
         rules=_rules_of(own) or COLD,
     )
-    n_rounds = max((number for _, number in own), default=-1) - first_round + 1
-    if not own or n_rounds < MIN_ROUNDS:
-        return None
-    state = _states(comparison, history, objective)(n_rounds)
-    figures = _figures(comparison, history, objective)
-    return Verdict(figures=figures, race=state) if state.can_judge else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,8 @@ class TrialsInFlight:
             engine=engine,
             environment=self._context.environment,
         )
-        self._say_overridden(spec)
+        if not self._context.is_users(run.candidate):  # of that it was said before the search
+            self._say_overridden(spec)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
         self._candidates[spec.identity.number] = run.candidate

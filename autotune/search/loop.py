@@ -68,6 +68,8 @@ class _StagedSearch:
         self.flight.recover()
         save_facts(context, left_out=self.flight.left_out)
         self._drive(self._baseline)
+        if context.interrupt.draining:
+            self._baseline.next_run()  # runs nothing: the record may say which it is
         save_baseline(study, self._baseline.candidate, self._baseline.passed_over)
         self._drive(self._proposals)
         stop = self._proposals.stop or StopReason.INTERRUPTED
@@ -86,7 +88,6 @@ class _StagedSearch:
         return self._standings.final(
             baseline=self._baseline.candidate,
             passed_over=self._baseline.passed_over,
-            comparison=None if self._comparison is None else self._comparison.planned,
             stop_reason=stop,
         )
 
@@ -116,11 +117,13 @@ class _StagedSearch:
                 only_best=context.job.compare == "best",
             )
             if planned is None:
-                if self._comparison is None:
+                if self._comparison is not None:
+                    context.note("no time left to compare those that the guard passes")
+                elif self._standings.compared(baseline) is not None:
+                    context.note("no time left to compare again: the recorded comparison counts")
+                else:
                     self._no_comparison = "no time was left for it"
                     context.note(self._no_time(left_s([])))
-                else:
-                    context.note("no time left to compare those that the guard passes")
                 return
             self._comparison = ComparisonStage(context, self.flight, planned)
             if self._comparison.missing:

@@ -58,9 +58,13 @@ class Task:
 
     def engine_of(self, candidate: Candidate) -> Engine:
         """Engine that renders a candidate; raises as `users`."""
-        if self.users is not None and self.users[1] == candidate:
+        if self.users is not None and self.is_users(candidate):
             return self.users[0]
         return self.engine
+
+    def is_users(self, candidate: Candidate) -> bool:
+        """Whether a candidate is the user's own baseline; raises as `users`."""
+        return self.users is not None and self.users[1] == candidate
 
     def history_to_resume(self) -> History:
         """The trials of the record that a search goes on from.

@@ -1,12 +1,15 @@
 """What trials taught is kept for the next study, and counts for less where things have changed."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autotune.app.run import search
 from autotune.base.errors import StudyError
+from autotune.base.private import KNOWLEDGE_ENV, user_cache
 from autotune.cost import knowledge
 from autotune.cost.constants import load_constants
 from autotune.cost.forecast import forecast
@@ -175,7 +178,17 @@ def test_a_lesson_of_another_release_of_the_model_is_read_as_far_as_it_goes() ->
     assert found is None
 
 
+def test_no_test_and_no_benchmark_teaches_the_user_s_cache() -> None:
+    assert user_cache() not in default_file().parents
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    teaching = [path.name for path in benchmarks.glob("*.py") if "knowledge=" in path.read_text()]
+    assert teaching == [], "a search of a session teaches only the file that it is given"
+    given = inspect.signature(search).parameters["knowledge"]
+    assert given.default is None
+
+
 def test_the_file_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(KNOWLEDGE_ENV)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_file() == tmp_path / "autotune" / "knowledge.json"
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -94,7 +94,8 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     facts = study.read_state()
     context = {**facts["context"], "engine": "megatron"}
     environment = {**facts["environment"], "megatron_core": release}
-    study.write_state({**facts, "context": context, "environment": environment})
+    ran = {"environments": [{"since_trial": 0, **environment}], "environment": environment}
+    study.write_state({**facts, **ran, "context": context})
     place = describe_place(read_report(study))
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
@@ -204,7 +205,7 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     assert set(answer) == {
         "study", "counts", "baseline", "best", "ties", "speedup", "speedup_low", "speedup_high",
         "stop_reason", "origin", "problem", "interrupted", "paths", "passed_over",
-        "substitute_baseline", "guard", "drifted",
+        "substitute_baseline", "guard", "drifted", "proven_gain", "handed_out",
     }  # fmt: skip
     for standing in (answer["baseline"], answer["best"]):
         assert set(standing) == {
@@ -372,19 +373,19 @@ def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path: Path) 
 
 
 def test_a_ratio_that_may_be_noise_is_marked_where_studies_are_listed() -> None:
-    def listed(*, is_told_apart: bool) -> str:
+    def listed(*, is_proven: bool) -> str:
         state = State(
             **{"study": "s", "folder": "results/s", "is_running": False, "n_trials": 3},
             **{"n_reduced": 0, "n_left_out": 0, "counts": {"ok": 3}, "best_samples_per_s": 2.0},
-            **{"speedup": 1.98, "is_told_apart": is_told_apart, "stop_reason": "time"},
+            **{"speedup": 1.98, "is_proven": is_proven, "stop_reason": "time"},
         )
         console = Console(file=io.StringIO(), width=100)
         print_states(console, [state])
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    assert "1.98x, not proven" in listed(is_told_apart=False)
-    assert "not proven" not in listed(is_told_apart=True)
+    assert "1.98x, not proven" in listed(is_proven=False)
+    assert "not proven" not in listed(is_proven=True)
 
 
 @pytest.mark.parametrize(("is_terminal", "n_lines"), [(True, 2), (False, 6)])
@@ -442,7 +443,9 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"{said}, at most 8 for the search" in text
+    assert "at most 8 for the search (--trials), and on top of these" in text
+    assert f"{said}, {plan.confirm_trials} for the final comparison" in text
+    assert f"{plan.trials}: at most" in text
     assert ("price       about" in text) is (baseline is None)
 
 
@@ -459,7 +462,7 @@ def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, s
     print_plan(console, plan, reasons=False)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert f"none: nothing runs, {said}\ntrials      about 2" in text
+    assert f"none: nothing runs, {said}\ntrials      about " in text
     assert "accelerator-hours" not in text
     assert ("final comparison" in text) is (origin is Origin.SIMULATED)
 
@@ -653,3 +656,21 @@ def test_the_plan_says_what_the_guard_costs(tmp_path: Path) -> None:
     assert priced(0, trials=1).guard_trials == 0, "the baseline alone is left: nothing runs again"
     assert priced(0, trials=3).guard_trials == most_runs(3, WARM) + most_runs(2, WARM)
     assert said(priced(len(trials))) == "", "no comparison is left to run"
+
+
+def test_after_an_upgrade_the_releases_are_those_of_the_figures(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    state = study.read_state()
+    newer = {**state["environment"], "torch_version": "9.9.9"}
+    last = study.trials()[-1].spec.identity.number
+    (older,) = state["environments"]
+    more = [older, {"since_trial": last + 1, **newer}]
+    study.write_state({**state, "environment": newer, "environments": more})
+    said = shown(read_report(study))
+    assert f"torch {older['torch_version']}" in said
+    assert "9.9.9" not in said
+    more[1]["since_trial"] = last
+    study.write_state({**study.read_state(), "environments": more})
+    facts = dict(describe_verdict(read_report(study)))
+    before = older["torch_version"]
+    assert facts["upgraded"] == f"from trial {last} on: torch 9.9.9 (before: {before})"

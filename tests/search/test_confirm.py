@@ -2,11 +2,13 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.base.student_t import t_quantile
 from autotune.contract import Outcome, Role, Start, TrialResult, TrialSpec
+from autotune.job.job import Compared
 from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
 from autotune.record.study import Study, Trial
 from autotune.search import confirm, race
@@ -306,6 +308,68 @@ def test_a_finished_comparison_is_not_run_again(study: Study):
     again = search(study, JOB, fleet=fleet, lattice=narrow())
     assert fleet.specs == []
     assert again.speedup == result.speedup
+
+
+@pytest.mark.parametrize(
+    ("budget", "compare", "is_interrupted"),
+    [
+        ({"time_s": 1.0}, "all", False),
+        ({"time_s": 120.0}, "all", False),
+        ({"trials": 1}, "all", False),
+        ({}, "best", False),
+        ({}, "all", True),
+    ],
+    ids=["no time", "less time", "fewer trials", "compare best", "interrupted"],
+)
+def test_what_is_recorded_counts_whatever_a_later_call_has_time_for(
+    study: Study, budget: dict[str, Any], compare: Compared, is_interrupted: bool
+):
+    own = candidate(JOB, zero__stage=0, micro_batch=2)
+    job = make(baseline="mine.json")
+    engine = ScriptedEngine(job, own=own)
+    first = search(study, job, three_ways, lattice=narrow(), engine=engine)
+    job, interrupt = replace(with_budget(job, **budget), compare=compare), Patient()
+    if is_interrupted:
+        interrupt.request()
+    fleet = ScriptedFleet(three_ways, now_s=2_000_000.0)
+    again = search(study, job, fleet=fleet, lattice=narrow(), engine=engine, interrupt=interrupt)
+    assert fleet.specs == []
+    assert (again.best, again.speedup) == (first.best, first.speedup)
+
+
+def test_a_new_leader_that_nobody_compared_takes_no_answer_away(study: Study):
+    """Its one trial is faster, and the recorded comparison rests on more."""
+    small = lattice_of(JOB, stages=(0,), micro_batches=(2, 4), recompute=("none",))
+    job = make(baseline="mine.json")
+    engine = ScriptedEngine(job, own=candidate(JOB, zero__stage=0, micro_batch=2))
+    first = search(study, job, three_ways, lattice=small, engine=engine)
+    fleet, notes = ScriptedFleet(three_ways, now_s=2_000_000.0), Notebook()
+    more = {"lattice": narrow(), "engine": engine}
+    cut = search(study, job, fleet=fleet, interrupt=Patient(3), **more)
+    assert 8 in {s.layout.micro_batch for s in fleet.ran(Role.SEARCH)}
+    short = search(study, with_budget(job, time_s=1.0), three_ways, observer=notes, **more)
+    for answer in (cut, short):
+        assert answer.best.candidate == first.best.candidate
+        assert answer.speedup == first.speedup
+    assert any("the recorded comparison counts" in note for note in notes.notes)
+
+
+def test_a_best_that_is_slower_than_the_baseline_is_none(study: Study):
+    """Its own trial was lucky."""
+
+    def lucky(spec: TrialSpec) -> TrialResult:
+        rate = {1: 50.0, 2: 80.0, 4: 60.0, 8: 61.0}[spec.layout.micro_batch]
+        is_first = spec.identity.role is not Role.CONFIRM and spec.layout.micro_batch == 8
+        # The platform ends all runs of the baseline in the last round, so it is not judged there.
+        is_lost = spec.layout.micro_batch == 2 and (spec.identity.confirm_round or 0) >= 4
+        return fault(spec, Outcome.LOST) if is_lost else ok(spec, 120.0 if is_first else rate)
+
+    job = make(baseline="mine.json")
+    engine = ScriptedEngine(job, own=candidate(JOB, zero__stage=0, micro_batch=2))
+    result = search(study, job, lucky, lattice=narrow(), engine=engine)
+    assert result.best.candidate == result.baseline.candidate
+    assert result.speedup.ratio == 1.0
+    assert not result.has_proven_gain
 
 
 def test_a_new_finalist_starts_a_new_comparison(study: Study):

@@ -370,7 +370,6 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     answer = RecordStandings(context_of(study, job), own).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
         passed_over=(),
-        comparison=None,
         stop_reason=None,
     )
     assert answer.best is not None

@@ -16,9 +16,17 @@ import pandas as pd
 from autotune.base.units import format_bytes, format_gain_interval
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
+from autotune.record.answer import Speedup
 from autotune.record.facts import engine_name_of, environment_of
 from autotune.report.compare.kinds import KindFigures, best_kinds, split_of
-from autotune.report.results.ratios import ratio_of, telling_runs
+from autotune.report.results.ratios import (
+    Basis,
+    Ratio,
+    ratio_of,
+    ratio_of_gains,
+    telling_runs,
+)
+from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
@@ -133,18 +141,40 @@ class Against:
     """Names of what the first one and the other were searched for."""
     peaks_bytes: tuple[int | None, int | None]
     """Peak memory of the first one's best and of the other's; None where no meter said."""
+    is_beside_baseline: bool = False
+    """Whether each best counts beside the baseline of its own study, which both ran."""
+    drift: Speedup | None = None
+    """Speed of that baseline in the study over that in the first one, where they differ."""
+    unproven: str = ""
+    """Why neither can be called faster whatever their figures; empty: one can."""
 
     @property
     def faster(self) -> str:
         """The faster one; empty: no difference is proven."""
+        if self.unproven:
+            return ""
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
     def __str__(self) -> str:
         text = f"{self.name}'s best is {self.ratio:.2f}x as fast as {self.first}'s "
         text += f"({format_gain_interval(self.low, self.high)})"
+        if self.basis:
+            text += f", {self.basis}"
+        if self.unproven:
+            return f"{text}: {self.unproven}"
         if self.undecided:
             return f"{text}: {self.undecided}"
         return f"{text}: use {self.advice}" if self.faster else f"{text}: no proven difference"
+
+    @property
+    def basis(self) -> str:
+        """What the ratio is of, where it is not of samples/s; empty: of these."""
+        if not self.is_beside_baseline:
+            return ""
+        said = "each beside the baseline of its study"
+        if self.drift is None:
+            return said
+        return f"{said}, which ran {self.drift.ratio:.2f}x as fast in {self.name}"
 
     @property
     def undecided(self) -> str:
@@ -280,16 +310,33 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
 
 
 def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
-    """How the best of a study does against the first one's; None where nobody can say."""
-    bests = [_best_of(run) for run in (first, other)]
+    """How the best of a study does against the first one's; None where nobody can say.
+
+    Studies on the same devices ran at different times, and a machine is not always as fast. So
+    each best counts beside the baseline of its own study, where both have the same one; where they
+    have not, neither is called faster.
+    """
     is_same_work = all(_seen(first.frame, c) == _seen(other.frame, c) for c in _JOB)
-    if not is_same_work or None in bests:
+    if not is_same_work:
         return None
-    ours, theirs = (best for best in bests if best is not None)
-    runs = _runs_of(other, theirs), _runs_of(first, ours)
-    if not all(runs):
+    sides = (other, first)
+    bests = [_measured(run, run.report.best_row) for run in sides]
+    ours, theirs = bests
+    if ours is None or theirs is None:
         return None
-    ratio = ratio_of(runs[0], runs[1], spreads=(theirs.spread, ours.spread))
+    ratio = _over(ours, theirs)
+    is_beside_baseline, drift, unproven = False, None, ""
+    if _is_one_place(first, other):
+        base, their_base = (_measured(run, run.report.baseline_row) for run in sides)
+        if base is None or their_base is None or _identity(base[0]) != _identity(their_base[0]):
+            unproven = (
+                "they ran at different times and share no baseline, so nothing shows that the "
+                "machine was as fast both times"
+            )
+        else:
+            ratio = ratio_of_gains(_over(ours, base), _over(theirs, their_base))
+            is_beside_baseline, between = True, _over(base, their_base)
+            drift = between if between.is_told_apart else None
     return Against(
         name=other.name,
         first=first.name,
@@ -299,24 +346,45 @@ def _verdict(first: ComparedRun, other: ComparedRun) -> Against | None:
         engines=(_package(first), _package(other)),
         objectives=(first.report.objective.wish.name, other.report.objective.wish.name),
         peaks_bytes=(_peak_of(first), _peak_of(other)),
+        is_beside_baseline=is_beside_baseline,
+        drift=drift,
+        unproven=unproven,
     )
 
 
-def _best_of(run: ComparedRun) -> Tried | None:
-    row = run.report.best_row
-    wanted = None if row is None else row.candidate.hash
-    return next((t for t in run.report.history.tried if t.candidate.hash == wanted), None)
+_Measured = tuple[Tried, list[TrialResult]]
+"""A candidate and the runs behind its figure."""
 
 
-def _runs_of(run: ComparedRun, best: Tried) -> list[TrialResult]:
-    """The runs behind the figure of a study's best: those of a comparison that came to a result.
+def _is_one_place(first: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two studies are of one engine on devices of one kind."""
+    engines = {engine_name_of(run.report.facts) for run in (first, other)}
+    return len(engines) == 1 and _seen(first.frame, "device_name") == _seen(
+        other.frame, "device_name"
+    )
 
-    One that was cut short leaves runs, and the best stands by its own trial.
+
+def _measured(run: ComparedRun, row: Row | None) -> _Measured | None:
+    """A row's candidate with the runs of a comparison that came to a result; None: there is none.
+
+    One that was cut short leaves runs, and the candidate stands by its own trial.
     """
-    row = run.report.best_row
-    if row is not None and row.n_runs > 1:
-        return telling_runs(best.trials)
-    return [] if best.measured is None else [best.measured]
+    if row is None:
+        return None
+    wanted = row.candidate.hash
+    tried = next(t for t in run.report.history.tried if t.candidate.hash == wanted)
+    runs = telling_runs(tried.trials) if row.n_runs > 1 else []
+    if not runs and tried.measured is not None:
+        runs = [tried.measured]
+    return (tried, runs) if runs else None
+
+
+def _over(ours: _Measured, theirs: _Measured) -> Ratio:
+    """The speed of one over that of another; exactly 1 for the same candidate of one study."""
+    if ours[0] is theirs[0]:
+        n_runs = len(ours[1])
+        return Ratio(ratio=1.0, low=1.0, high=1.0, basis=Basis.RUNS, n_runs=(n_runs, n_runs))
+    return ratio_of(ours[1], theirs[1], spreads=(ours[0].spread, theirs[0].spread))
 
 
 def _peak_of(run: ComparedRun) -> int | None:

@@ -75,8 +75,12 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
     if verdict.faster == verdict.first:
         ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, verdict.name
     interval = format_gain_interval(low, high, before="95% interval ")
+    if verdict.basis:
+        interval += f", {verdict.basis}"
     if not verdict.faster:
         words = f"{verdict.name} is {ratio:.2f}x as fast as {verdict.first}, {interval}."
+        if verdict.unproven:
+            words += f" {capitalized(verdict.unproven)}."
         return "No proven difference", words, ""
     if verdict.undecided:
         words = f"{capitalized(interval)}. {capitalized(verdict.undecided)}."

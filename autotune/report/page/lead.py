@@ -307,21 +307,24 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
 
 
 def _unfinished(report: StudyReport) -> Lead:
-    """A search that was killed: what it had found."""
-    sound = report.sound_rows
-    fastest = next((row for row in sound if row.figure and row.fits), None)
+    """A search that was killed, or that another process runs: what it had found."""
+    sound, fastest = report.sound_rows, report.leading_row
+    state, how = "Unfinished", "The search was cut short before its end"
     again = "The same command again resumes it."
+    if report.is_running:
+        state, how, again = "Running", "The search runs", ""
     if fastest is None:
-        words = f"The search was cut short before a trial had a figure. {again}"
-        return Lead(figure="Unfinished", words=words)
+        words = "No trial has a figure so far."
+        if not report.is_running:
+            words = f"The search was cut short before a trial had a figure. {again}"
+        return Lead(figure=state, words=words)
     tried = f"is the fastest of {len(sound)} candidates so far"
     if len(sound) < len(report.rows):
         tried = f"is the fastest of those whose losses do not drift, {len(sound)} so far"
     elif len(sound) == 1:
         tried = "ran the only candidate so far"
-    words = f"Trial {fastest.trial} {tried}. The search was cut short before its end: "
-    words += f"no gain is claimed. {again}"
-    return Lead(figure=f"Unfinished: {format_rate(fastest.rate)} samples/s so far", words=words)
+    words = f"Trial {fastest.trial} {tried}. {how}: no gain is claimed. {again}".rstrip()
+    return Lead(figure=f"{state}: {format_rate(fastest.rate)} samples/s so far", words=words)
 
 
 def _advice(fix: str) -> list[str]:
@@ -340,6 +343,10 @@ def _use(report: StudyReport, best: Standing) -> tuple[str, str]:
     command = f"python -m autotune export --study {study}"
     if report.folder.parent != Path("results"):
         command += f" --results {shlex.quote(str(report.folder.parent))}"
+    answer = report.answer
+    if answer is not None and answer.handed_out not in (None, answer.best):
+        about = "To write the files of the baseline, since no gain is proven"
+        return f"{command} --out tuned", f"{about} (--trial {best.trial}: those of the best):"
     return f"{command} --out tuned", f"To write the files of trial {best.trial}:"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.contract import KnobValue
+from autotune.record.facts import baseline_of
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
@@ -87,7 +88,8 @@ def _pairs(
         return {other: value for other, value in settings[trial].items() if other != name}
 
     tried = {t.candidate.hash: t for t in report.history.tried}
-    verdict = recorded_verdict(report.history, report.objective)
+    baseline = baseline_of(report.facts).candidate_hash
+    verdict = recorded_verdict(report.history, report.objective, baseline=baseline)
     measured = [row for row in report.rows if row.figure is not None]
     found = [
         _pair(a, b, tried, verdict)

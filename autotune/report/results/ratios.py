@@ -84,6 +84,23 @@ def ratio_of(
     )
 
 
+def ratio_of_gains(ours: Ratio, theirs: Ratio) -> Ratio:
+    """A gain beside another one, such as those of two studies over the baseline of each.
+
+    What made one study's machine faster than the other's is in both runs of a gain, and drops out.
+    """
+    log = math.log(ours.ratio / theirs.ratio)
+    half_width = math.hypot(*(math.log(each.high / each.ratio) for each in (ours, theirs)))
+    bases = {ours.basis, theirs.basis}
+    return Ratio(
+        ratio=math.exp(log),
+        low=math.exp(log - half_width),
+        high=math.exp(log + half_width),
+        basis=Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED,
+        n_runs=(ours.n_runs[0], theirs.n_runs[0]),
+    )
+
+
 def describe_ratio(ratio: Ratio) -> str:
     """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
     text = f"{ratio.ratio:.2f}x ({format_gain_interval(ratio.low, ratio.high)})"

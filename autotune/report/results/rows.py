@@ -45,9 +45,12 @@ class Row:
         return 0 if self.figure is None else self.figure.peak_memory_bytes or 0
 
 
-def make_rows(history: History, objective: Objective) -> list[Row]:
-    """One row per candidate of the record; the objective says what the memory limit allows."""
-    verdict = recorded_verdict(history, objective)
+def make_rows(history: History, objective: Objective, baseline: str | None = None) -> list[Row]:
+    """One row per candidate of the record; the objective says what the memory limit allows.
+
+    `baseline` is the hash of the baseline, where that is known.
+    """
+    verdict = recorded_verdict(history, objective, baseline=baseline)
     rows = []
     for tried in history.tried:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)

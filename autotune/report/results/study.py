@@ -43,6 +43,8 @@ class StudyReport:
     """What the convergence guard says of the candidates of the final comparisons, by hash."""
     recorded: Recorded
     """The record that it was made of, trials included that answer for another job."""
+    is_running: bool = False
+    """Whether a search held the study when it was read."""
 
     @property
     def damaged(self) -> Mapping[int, str]:
@@ -66,6 +68,11 @@ class StudyReport:
     def sound_rows(self) -> Sequence[Row]:
         """The rows that the guard does not fail."""
         return [row for row in self.rows if not self.drifts(row)]
+
+    @property
+    def leading_row(self) -> Row | None:
+        """The fastest row that may be the best while there is no answer; None: there is none."""
+        return next((row for row in self.sound_rows if row.figure and row.fits), None)
 
     @property
     def ranked_rows(self) -> Sequence[Row]:
@@ -143,15 +150,17 @@ def read_report(study: Study) -> StudyReport:
             "was searched (context)",
             "run the same search again: it writes a new one and keeps the trials",
         )
+    baseline = baseline_of(facts).candidate_hash
     return StudyReport(
         study=study.name,
         folder=study.folder,
         facts=facts,
         history=history,
         objective=objective,
-        rows=make_rows(history, objective),
-        guards=guards_of(history.trials, baseline_of(facts).candidate_hash, guard_steps_of(facts)),
+        rows=make_rows(history, objective, baseline),
+        guards=guards_of(history.trials, baseline, guard_steps_of(facts)),
         context=context,
         answer=answer_of(facts, study, recorded),
         recorded=recorded,
+        is_running=study.is_running,
     )

@@ -1,7 +1,7 @@
 """Findings of a study in words: the same in the terminal, in Markdown and in HTML."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autotune.base.units import (
     format_bytes,
@@ -10,11 +10,13 @@ from autotune.base.units import (
     format_interval,
     format_rate,
 )
-from autotune.contract import Origin
+from autotune.contract import Origin, Role
+from autotune.devices.hardware import Environment
 from autotune.engines.base import known_releases
 from autotune.record.answer import Drifted, SearchAnswer, Standing
 from autotune.record.facts import (
     engine_name_of,
+    environment_at,
     environment_of,
     left_out_of,
     model_of,
@@ -38,21 +40,64 @@ _PASSED_SHOWN = 5
 
 
 def describe_place(report: StudyReport) -> str:
-    """Model, devices and the releases that are known; empty where the study does not say."""
-    environment, model = environment_of(report.facts), model_of(report.facts)
+    """Model, devices and releases under the figures; empty where the study does not say.
+
+    A study may go on after an upgrade: they are those of the runs behind its best.
+    """
+    environments, model = _environments_behind(report), model_of(report.facts)
     origin = origin_of(report.facts)
     mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
-    if environment is None:
+    if not environments:
         return mark
-    releases = known_releases(engine_name_of(report.facts), environment)
+    each = [_releases(report, here) for here in environments]
+    titles = dict.fromkeys(title for releases in each for title in releases)
     named = "?" if model is None else model.name
     return ", ".join(
         [
-            f"{mark}{named} on {environment.device_name}",
-            *(f"{title} {release}" for title, release in releases),
-            f"torch {environment.torch_version}",
+            f"{mark}{named} on {_joined(here.device_name for here in environments)}",
+            *(f"{t} {_joined(releases.get(t, '-') for releases in each)}" for t in titles),
         ]
     )
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(texts))
+
+
+def _releases(report: StudyReport, environment: Environment) -> dict[str, str]:
+    """Title -> release of the engine's packages and torch."""
+    known = known_releases(engine_name_of(report.facts), environment)
+    return {**dict(known), "torch": environment.torch_version}
+
+
+def _environments_behind(report: StudyReport) -> list[Environment]:
+    """Where the runs behind the best ran; of the latest search, while there is no best."""
+    row = report.best_row or report.leading_row
+    trials = () if row is None else report.history.of_hash(row.candidate.hash).trials
+    confirmed = [t for t in trials if t.spec.identity.role is Role.CONFIRM]
+    numbers = [t.spec.identity.number for t in confirmed or trials]
+    found = [environment_at(report.facts, number) for number in numbers]
+    return [*filter(None, found)] or [*filter(None, [environment_of(report.facts)])]
+
+
+def _upgrades(report: StudyReport) -> list[str]:
+    """The trials from which on releases were others: figures of both stand side by side."""
+    found, before = [], None
+    for trial in report.history.trials:
+        number = trial.spec.identity.number
+        here = environment_at(report.facts, number)
+        if here is None:
+            continue
+        now = _releases(report, here)
+        if before is not None and now != before:
+            changed = [
+                f"{title} {release} (before: {before.get(title, '-')})"
+                for title, release in now.items()
+                if before.get(title) != release
+            ]
+            found.append(f"from trial {number} on: {', '.join(changed)}")
+        before = now
+    return found
 
 
 def describe_cells(row: Row, report: StudyReport) -> list[str]:
@@ -92,9 +137,10 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     if said := describe_reduced(report.history):
         facts.append(("reduced", said))
     facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
+    facts += [("upgraded", text) for text in _upgrades(report)]
     answer = report.answer
     if answer is None:
-        return [*facts, ("unfinished", "the same search command again resumes it")]
+        return [*facts, *_without_answer(report)]
     best, baseline = answer.best, answer.baseline
     if baseline is not None:
         facts.append(("baseline", describe_figure(baseline)))
@@ -149,9 +195,20 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
         facts += [("why", problem.message), ("fix", problem.fix)]
     facts.append(("table", str(answer.table)))
     if answer.export is not None:
-        facts.append(("files", str(answer.export)))
+        facts.append(("files", f"{answer.export}{_handed_out(answer)}"))
     if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
         facts.append(("page", str(page)))
+    return facts
+
+
+def _without_answer(report: StudyReport) -> list[tuple[str, str]]:
+    """How far a search is that runs or was cut short: who leads, and that no gain is claimed."""
+    facts = [("unfinished", "the same search command again resumes it")]
+    if report.is_running:
+        facts = [("running", "a search holds the study")]
+    if (leading := report.leading_row) is not None:
+        said = f"trial {leading.trial}: {format_rate(leading.rate)} samples/s"
+        facts.append(("so far", f"{said}; no gain is claimed before the search has ended"))
     return facts
 
 
@@ -191,6 +248,14 @@ def describe_speedup(answer: SearchAnswer) -> str:
     if high < 1:
         return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def _handed_out(answer: SearchAnswer) -> str:
+    """Whose files they are, where they are not the best's; empty: they are."""
+    one = answer.handed_out
+    if one is None or one == answer.best:
+        return ""
+    return f" (the baseline's, trial {one.trial}: no gain is proven)"
 
 
 def describe_drifted(drifted: Drifted) -> str:

@@ -36,8 +36,8 @@ class State:
     """Figure of the answer's best, or of the best so far; None where nothing was measured."""
     speedup: float | None
     """Speed of the best over the baseline's; None while there is none."""
-    is_told_apart: bool
-    """Whether all of that ratio's interval is on one side of 1."""
+    is_proven: bool
+    """Whether the best is proven to be better than the baseline."""
     stop_reason: str | None
     """None while the search has not ended."""
     substitute_baseline: bool = False
@@ -67,7 +67,7 @@ def _speedup(state: State) -> str:
     if state.speedup is None:
         return "-"
     over = " (substitute baseline)" if state.substitute_baseline else ""
-    proven = "" if state.is_told_apart else ", not proven"
+    proven = "" if state.is_proven else ", not proven"
     return f"{state.speedup:.2f}x{proven}{over}"
 
 

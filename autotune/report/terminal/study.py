@@ -32,8 +32,8 @@ Fact = tuple[str, str]
 """A name, and a text about it."""
 
 _VERDICT = (
-    *("unfinished", "speedup", "whole run", "change", "best", "baseline", "memory", "guard"),
-    *("drifted", "why", "fix"),
+    *("running", "unfinished", "so far", "speedup", "whole run", "change", "best", "baseline"),
+    *("memory", "guard", "drifted", "why", "fix"),
 )
 """Facts that come before the table, in this order."""
 _ON_THE_LEFT = ("95% interval", "outcome")
@@ -233,13 +233,12 @@ def _price(plan: Plan) -> str:
 
 
 def _trials(plan: Plan) -> str:
-    """How many trials are run, and how long they take, in words."""
-    text = (
-        f"{_about(plan)}{plan.baseline_trials} for the baseline, at most {plan.search_trials} "
-        "for the search"
-    )
+    """How many trials are run, what of it `--trials` counts, and how long they take, in words."""
+    top = f"{_about(plan)}{plan.baseline_trials} for the baseline"
     if plan.origin is not Origin.REPLAYED:  # a table would only repeat itself
-        text += f", {plan.confirm_trials} for the final comparison"
+        top += f", {plan.confirm_trials} for the final comparison"
+    text = f"{_about(plan) or 'at most '}{plan.trials}: at most {plan.search_trials} for the "
+    text += f"search (--trials), and on top of these {top}"
     if plan.origin is not Origin.MEASURED:
         return text
     return (

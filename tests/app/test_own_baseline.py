@@ -1,0 +1,73 @@
+"""A broken baseline is refused before the search, in the words of `check`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.own_baseline import check_baseline
+from autotune.app.searching import Caller, SearchCall, run_searches
+from autotune.base.errors import JobError
+from autotune.engines.base import bind_engine
+from tests.jobs import CPU, tiny_job
+
+SOUND = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 1},
+}
+
+
+def refusal(folder: Path, text: str) -> JobError:
+    path = folder / "mine.json"
+    path.write_text(text, encoding="utf-8")
+    wanted = tiny_job(folder, baseline=path, precision="bf16")
+    with pytest.raises(JobError) as caught:
+        check_baseline(wanted, bind_engine(wanted, CPU), CPU)
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fp16": {"enabled": True}}, "fp16.enabled and bf16.enabled are both true"),
+        ({"optimizer": {"type": "AdamZ", "params": {"lr": 3e-4}}}, "optimizer.type=AdamZ"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": -3e-4}}}, "lr=-0.0003 is negative"),
+        ({"zero_optimisation": {"stage": 2}}, "did you mean zero_optimization?"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
+        ({"team_notes": 3}, "team_notes is not a key"),
+    ],
+)
+def test_what_would_not_run_as_written_is_refused(
+    tmp_path: Path, changes: Mapping[str, Any], words: str
+) -> None:
+    assert words in refusal(tmp_path, json.dumps({**SOUND, **changes})).message
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(SOUND).replace('"stage": 1', '"stage": 1, "stage": 3')
+    assert "written twice" in refusal(tmp_path, text).message
+
+
+def test_what_a_trial_does_not_carry_is_said_before_the_search(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    kept = {"wandb": {"enabled": True}, "gradient_clipping": 0.5}
+    path.write_text(json.dumps({**SOUND, **kept}), encoding="utf-8")
+    flags = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
+    call = SearchCall(
+        flags={**flags, "baseline": path, "precision": "bf16"},
+        results=tmp_path / "results",
+        fleet="simulate:2xH100",
+        dry_run=True,
+    )
+    said: list[str] = []
+    run_searches(call, Caller(say=said.append))
+    about = [line for line in said if line.startswith(str(path))]
+    assert any("optimizer.params.lr=0.0003" in line and "0.0001" in line for line in about)
+    assert any("wandb" in line and "without it" in line for line in about)
+    assert not any("gradient_clipping" in line for line in about), "it runs as it is"
