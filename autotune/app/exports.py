@@ -9,15 +9,17 @@ from typing import Any
 
 from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
-from autotune.contract import Origin
+from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
+from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
+from autotune.patch.own import edited_files
 from autotune.patch.patch import Patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
@@ -36,6 +38,7 @@ from autotune.record.study import Study, Trial
 from autotune.search.objective import figure_of
 from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
+from autotune.trial.guest.edits import DESCRIPTION_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,10 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
+    if job.script is not None and isinstance(engine, ScriptEngine):
+        carried, edits = _carried_in(trials[number]), engine.edits(candidate)
+        own_files = edited_files(job.script.here, edits, carried)
+        handout = dataclasses.replace(handout, carried=carried, own_files=own_files)
     if trial is None and answer is not None and _is_unproven(answer):
         note(
             f"trial {number} was not compared with the baseline: nothing shows yet that it is "
@@ -214,6 +221,15 @@ def _patched(
             )
     written = {name: one.after for name, one in known.items()}
     return CommandNow.of(script, project, written) if written else script
+
+
+def _carried_in(trial: Trial) -> list[str]:
+    """Keys that a trial of a user's command saw arrive from the user's own files."""
+    try:
+        said = read_json(trial.folder / RANKS_DIR / DESCRIPTION_FILE)
+    except ContractError:
+        return []
+    return [str(key) for key in said.get("arrived") or ()]
 
 
 def _hosts_of(trial: Trial) -> list[str]:

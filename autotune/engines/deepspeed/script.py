@@ -31,7 +31,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import Job
-from autotune.job.observed import Observed, placeholders_of
+from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knobs import canonical
@@ -193,6 +193,7 @@ class ScriptEngine(DeepSpeedEngine):
             "configuration": edits.configuration,
             "arguments": edits.arguments,
             "rows_per_sample": edits.rows_per_sample,
+            **({"files": edits.files} if edits.files else {}),
         }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
@@ -209,6 +210,7 @@ class ScriptEngine(DeepSpeedEngine):
             for key, value in _differences(before, after)
             # The global batch is no knob, and what is not there need not be removed.
             if key != "train_batch_size"
+            and not (self._script.accumulates_by_hand and key in _BATCH_KEYS)
             and not (self._switches_optimizer and key.startswith("optimizer."))
             and (value is not None or look_up(self._script.config, key) is not None)
         }
@@ -237,6 +239,7 @@ class ScriptEngine(DeepSpeedEngine):
         return Edits(
             configuration=configuration,
             arguments=arguments,
+            files=self._script.in_files(configuration),
             rows_per_sample=self._script.rows_per_sample,
         )
 
@@ -259,6 +262,8 @@ class ScriptEngine(DeepSpeedEngine):
         """
         said = self._script.measured.read_back
         of_own, asked = self._foretold(self.own), self._foretold(candidate)
+        if self._script.accumulates_by_hand:  # DeepSpeed is told what it always was
+            asked |= {name: of_own[name] for name in ("micro_batch", "grad_accum")}
         found = {
             name: said[name] if name in said and of_own.get(name) == value else value
             for name, value in asked.items()
@@ -343,6 +348,7 @@ class ScriptEngine(DeepSpeedEngine):
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
                 "DeepSpeed reduces the gradients after each of them"
             )
+        found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:
             found.append(f"a sample goes through the model as {n_rows} rows; samples are counted")
         elif not n_rows:
@@ -456,7 +462,7 @@ def _in_placeholders(script: Observed) -> dict[str, KnobValue]:
     """Knobs that the command names, as they are in it."""
     return {
         name: KNOBS[name].check(own, where=f"{{{name}={own}}} in the command")
-        for name, own in placeholders_of(script.command).items()
+        for name, own in script.placeholders.items()
         if own and name in KNOBS
     }
 

@@ -39,6 +39,8 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "config": seen.get("config", {}),
         "config_written": seen.get("config_written", {}),
         "config_file": seen.get("config_file", ""),
+        "sources": seen.get("sources", []),
+        "arrived": seen.get("arrived", []),
         "arguments": _short(seen.get("arguments", {})),
         "arguments_set": seen.get("arguments_set", []),
         "arguments_class": seen.get("arguments_class", ""),

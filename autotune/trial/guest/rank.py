@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -35,12 +35,13 @@ from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, call_after_imports, combined
+from autotune.trial.guest.reading import sources_of, stop_watching
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
 from autotune.trial.wrapper import segments, versions
 
-_OF_FILE = ("config_file", "config_written")
+_OF_FILE = ("config_file", "config_written", "sources", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
 _PARSERS = {
     "transformers.hf_argparser": ("HfArgumentParser", "parse_args_into_dataclasses"),
@@ -208,10 +209,12 @@ class Guest:
 
         @functools.wraps(read)
         def edited(config: Any, config_file_or_dict: Any, *args: Any, **kwargs: Any) -> None:
+            stop_watching()
             read(config, config_file_or_dict, *args, **kwargs)
             if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
                 self.seen["config_file"] = os.path.abspath(config_file_or_dict)
-            self.seen.setdefault("config_written", _plain(config.config))
+            if "config_written" not in self.seen:
+                self.seen.update(self._origin(config.config))
             self.edits.apply(config.config, drops_product=True)
             config.set_stage_and_offload()
 
@@ -259,6 +262,7 @@ class Guest:
 
     def _edit(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Edit what an engine is made with, and tell of it; None: it has nothing to train with."""
+        stop_watching()
         of_script = arguments.get("args")
         in_arguments = getattr(of_script, "deepspeed_config", None)
         given = arguments.get("config")
@@ -271,7 +275,7 @@ class Guest:
         config, file = configuration_of(given)
         if arguments.get("optimizer") is None and not config.get("optimizer"):
             return None
-        facts = {"config_file": file, "config_written": _plain(config)}
+        facts = {"config_file": file, **self._origin(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -285,6 +289,15 @@ class Guest:
             "client_optimizer": _class_of(arguments.get("optimizer")),
             "client_scheduler": _class_of(arguments.get("lr_scheduler")),
             "gives_data": arguments.get("training_data") is not None,
+        }
+
+    def _origin(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What a configuration was before it is edited here, and which files it came from."""
+        written = _plain(dict(config))
+        return {
+            "config_written": written,
+            "sources": sources_of(written) if self.edits.observes else [],
+            "arrived": self.edits.arrived_in(config),
         }
 
     def _wait_for(self, engine: Any, facts: dict[str, Any]) -> None:

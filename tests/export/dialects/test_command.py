@@ -250,7 +250,7 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     text = (exported(handout, tmp_path, "hf") / "README.md").read_text()
     assert "TrainingArguments(..., deepspeed='ds_config.json'" in text
     assert "per_device_train_batch_size=8" in text
-    assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
+    assert "| `DeepSpeed's configuration: zero_optimization.stage` | `1` |" in text
 
 
 def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path)
 
 
 def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
+    handout = handed_out(tmp_path, TRAINS, "trainer", parses_arguments=True)
     variables = {"MALLOC_TRIM_THRESHOLD_": "1073741824"}
     out = exported(dataclasses.replace(handout, variables=variables), tmp_path, "command")
     assert "export MALLOC_TRIM_THRESHOLD_=1073741824\n" in (out / "launch.sh").read_text()
@@ -275,14 +275,13 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names_file", [True, False])
-def test_a_start_that_does_not_carry_all_settings_says_so(
-    tmp_path: Path, names_file: bool
-) -> None:
+def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_file: bool) -> None:
     config = str(tmp_path / "ds.json")
     command = f"torchrun train.py --deepspeed_config {config}" if names_file else "torchrun a.py"
     handout = handed_out(tmp_path, command, "deepspeed", config_file=config if names_file else "")
-    text = (exported(handout, tmp_path, "command") / "launch.sh").read_text()
-    assert ("carries only some of the new settings" in text) == (not names_file)
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() == names_file
+    assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
 def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
@@ -307,7 +306,7 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: s
 def test_what_accelerate_s_own_command_cannot_carry_its_files_can(tmp_path: Path) -> None:
     handout = handed_out(tmp_path, "accelerate launch --zero_stage 2 t.py", "accelerate")
     text = (exported(handout, tmp_path, "command") / "README.md").read_text()
-    assert "zero_optimization.stage`: `1`" in text
+    assert "zero_optimization.stage` | `1` |" in text
     assert "`export --to accelerate` writes files that carry" in text
 
 
@@ -397,12 +396,15 @@ def test_lightning_s_command_line_reads_one_file_more(
     assert told["accumulate_grad_batches"] == 1
     assert told["strategy"]["class_path"].startswith(kind)
     assert told["strategy"]["init_args"] == {"config": str(out / "ds_config.json")}
-    assert started(out) == command + (f" --config {out}/trainer.yaml" if is_read else "")
-    assert ("zero_optimization.stage`: `1`" in (out / "README.md").read_text()) != is_read
+    assert (out / "launch.sh").exists() == is_read
+    if is_read:
+        assert started(out) == f"{command} --config {out}/trainer.yaml"
 
 
 def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "torchrun train.py", "deepspeed")
+    config_file = str(tmp_path / "ds.json")
+    command = f"torchrun train.py --ds {config_file}"
+    handout = handed_out(tmp_path, command, "deepspeed", config_file=config_file)
     out = exported(handout, tmp_path, "deepspeed", "slurm")
     config = json.loads((out / "ds_config.json").read_text())
     assert config == {**ARRIVED, "zero_optimization": {"stage": 1}}
@@ -416,6 +418,7 @@ def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> Non
         ("trainer", "llama-factory", None, "accelerate, command, deepspeed, hf"),
         ("trainer", "megatron", None, "deepspeed"),
         ("trainer", "hf", "accelerate", "starts its ranks by torchrun"),
+        ("trainer", "hf", "slurm", "cannot carry all settings"),
     ],
 )
 def test_what_nothing_in_the_command_reads_is_refused(

@@ -1,0 +1,23 @@
+"""A dict in the code, made of flags; and a JSON of the same keys that the script corrects."""
+
+import argparse
+import json
+
+import deepspeed
+import tiny
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--stage", type=int, default=1)
+parser.add_argument("--base")
+args = parser.parse_args()
+config = json.load(open(args.base)) if args.base else {"optimizer": {"type": "SGD"}}
+config |= {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": args.stage},
+}
+network = tiny.Network()
+engine, *_ = deepspeed.initialize(
+    model=network, model_parameters=network.parameters(), config=config
+)
+tiny.train(engine)
