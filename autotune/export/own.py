@@ -249,6 +249,25 @@ class OwnTraining:
             return None
         return place
 
+    def changes_of_files(self) -> dict[str, list[tuple[list[str], Any]]]:
+        """Edits that the user's own files bring: path -> keys and value of each."""
+        edits, config = dict(self.in_file()), self.script.description.get("config_file")
+        if config:
+            return {config: [(key.split("."), value) for key, value in edits.items()]}
+        brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
+        read = {one["file"]: [] for one in self.script.sources_of_config}
+        return {**read, **self.script.in_files(brought)}
+
+    def left_to_code(self) -> dict[str, Any]:
+        """Edits of the configuration that neither a file nor a word of the command brings."""
+        if self.script.description.get("config_file"):
+            return {}
+        return {
+            key: value
+            for key, value in self.in_file()
+            if not self._arrives_from(key) and not self._is_carried(key)
+        }
+
     def _where(self, key: str) -> str:
         """The place of a key that the command does not carry, for the README."""
         place, config = self._arrives_from(key), self.script.description.get("config_file")
@@ -263,9 +282,11 @@ class OwnTraining:
         """Path of each of `own_files` -> its name in the export."""
         names: dict[str, str] = {}
         for path in self.own_files:
-            name = PurePath(path).name
+            folders = (os.path.dirname(first) for first in self.own_files)
+            folder = next(one for one in folders if path.startswith(one + os.sep))
+            name = os.path.relpath(path, folder)
             if name in names.values():
-                name = f"{PurePath(path).parent.name}-{name}"
+                name = f"{os.path.basename(folder)}-{name}"
             names[path] = name
         return names
 
@@ -287,6 +308,14 @@ class OwnTraining:
         """Whether a word of the command is DeepSpeed's file."""
         config = self.script.description.get("config_file", "")
         return bool(config) and self._names(config)
+
+    @property
+    def is_set_up_by_accelerate(self) -> bool:
+        """Whether `accelerate launch` sets DeepSpeed up, by settings and not by a file."""
+        script = self.script
+        has_own = script.description.get("config_file") or script.description.get("brings_plugin")
+        is_accelerates = script.framework == self.launcher == "accelerate"
+        return is_accelerates and not has_own and not script.sources_of_config
 
     @property
     def takes_arguments(self) -> bool:
@@ -339,7 +368,9 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
         return OwnFiles(files=files, command=own.words, about=about)
     for path, name in own.names_of_files.items():
         files[name] = own.own_files[path]
-        about[name] = f"your `{os.path.relpath(path, own.script.folder)}` with the edits"
+        theirs = f"your `{os.path.relpath(path, own.script.folder)}`"
+        is_edited = any(at for at in own.changes_of_files().get(path, ()))
+        about[name] = f"{theirs} with the edits" if is_edited else f"{theirs}, as it is"
     reads_arguments = own.script.is_trainer and not own.takes_arguments
     if reads_arguments and not own.script.sources_of_config and own.argument_file is not None:
         name, edited = own.edited_arguments()
@@ -349,13 +380,10 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
             about={**about, name: "your file of arguments with the edits"},
         )
     in_code = dict(own.in_code())
-    by_files = "`export --to accelerate` writes files that carry what stands above"
-    is_accelerates = own.script.framework == "accelerate" and in_code
     return OwnFiles(
         files=files,
         command=own.command(),
         about=about,
-        notes=[by_files] if is_accelerates else (),
         in_code=in_code,
     )
 

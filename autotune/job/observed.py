@@ -121,6 +121,15 @@ class Observed(Stored):
         said = self.description
         return [] if said.get("config_file") else list(said.get("sources") or ())
 
+    @property
+    def reads_config(self) -> bool:
+        """Whether the script itself reads or makes its configuration, and may use keys of it."""
+        said = self.description
+        file = said.get("config_file")
+        if self.framework != "deepspeed" and not self.sources_of_config:
+            return False  # the framework does
+        return not file or file in (said.get("settings_read") or ())
+
     def place_of(self, key: str) -> tuple[str, tuple[str, ...]] | None:
         """The file, and the path of keys in it, where a dotted key of the configuration belongs.
 
@@ -292,7 +301,8 @@ class Observed(Stored):
     def origins(self) -> dict[str, str]:
         """Where each setting came from: a file, an argument, or the script itself."""
         written = self.description.get("config_written") or {}
-        file = Path(str(self.description.get("config_file") or "")).name
+        read = [str(one["file"]) for one in self.sources_of_config[:1]]
+        file = Path(str(self.description.get("config_file") or "".join(read))).name
         own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
         by_file = file or own
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
@@ -443,6 +453,9 @@ class CommandNow(Observed):
                 "description": {
                     **self.description,
                     "config_file": self._now(config),
+                    "settings_read": [
+                        self._now(file) for file in self.description.get("settings_read") or ()
+                    ],
                     "sources": [
                         {**one, "file": self._now(one["file"])}
                         for one in self.description.get("sources") or ()

@@ -1,5 +1,7 @@
 """The files that a user's script takes its configuration from, with a candidate in them."""
 
+import contextlib
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -24,6 +26,8 @@ def edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> di
 
     Returns:
         Path -> text. A file that cannot be read, or edited with every comment kept, is left out.
+        After them the files that the script read from folders of theirs, as they are: it may
+        look for those beside the others.
     """
     wanted = {key: value for key, value in edits.configuration.items() if key in carried}
     if script.framework != "deepspeed" and _MICRO_BATCH in wanted:
@@ -42,4 +46,9 @@ def edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> di
         after = edited_as(theirs.syntax, text, data)
         if after is not None:
             found[file] = after
+    folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)
+    for file in script.description.get("settings_read") or ():
+        if file not in found and str(file).startswith(folders):
+            with contextlib.suppress(AutotuneError):
+                found[file] = read_text(Path(file))
     return found

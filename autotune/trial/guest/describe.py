@@ -40,6 +40,8 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "config_written": seen.get("config_written", {}),
         "config_file": seen.get("config_file", ""),
         "sources": seen.get("sources", []),
+        "brings_plugin": bool(seen.get("brings_plugin")),
+        "settings_read": seen.get("settings_read", []),
         "arrived": seen.get("arrived", []),
         "arguments": _short(seen.get("arguments", {})),
         "arguments_set": seen.get("arguments_set", []),

@@ -35,19 +35,21 @@ from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, call_after_imports, combined
-from autotune.trial.guest.reading import sources_of, stop_watching
+from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
 from autotune.trial.wrapper import segments, versions
 
-_OF_FILE = ("config_file", "config_written", "sources", "arrived")
+_OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
 _PARSERS = {
     "transformers.hf_argparser": ("HfArgumentParser", "parse_args_into_dataclasses"),
     "trl.scripts.utils": ("TrlParser", "parse_args_and_config"),
 }
 """Where a script reads Trainer's arguments off its command line: class and method, by module."""
+_PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
+"""Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
@@ -224,10 +226,13 @@ class Guest:
         """No trackers, and no folder of theirs for a project."""
         kind = module.Accelerator
         make = kind.__init__
+        parameters = inspect.signature(make)
 
         @functools.wraps(make)
         def quietly(accelerator: Any, *args: Any, **kwargs: Any) -> None:
             self._note_framework("accelerate")
+            given = parameters.bind_partial(accelerator, *args, **kwargs).arguments
+            self.seen["brings_plugin"] = any(given.get(name) for name in _PLUGINS)
             if kwargs.get("log_with") is not None:
                 kwargs["log_with"] = None
             make(accelerator, *args, **kwargs)
@@ -297,6 +302,7 @@ class Guest:
         return {
             "config_written": written,
             "sources": sources_of(written) if self.edits.observes else [],
+            "settings_read": settings_read() if self.edits.observes else [],
             "arrived": self.edits.arrived_in(config),
         }
 

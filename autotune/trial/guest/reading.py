@@ -53,6 +53,11 @@ def stop_watching() -> None:
     _is_over = True
 
 
+def settings_read() -> list[str]:
+    """Files of settings that the script has read, in their order."""
+    return list(_read)
+
+
 def sources_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The files that were read and hold values of a configuration, that with most of them first.
 
@@ -63,7 +68,7 @@ def sources_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         the configuration.
     """
     wanted = {path: value for path, value in _leaves(config) if path}
-    found = [_source(path, wanted) for path in list(_read)[:_MOST_FILES]]
+    found = [_source(path, wanted) for path in settings_read()]
     return sorted((one for one in found if one), key=lambda one: -len(one["same"]))
 
 

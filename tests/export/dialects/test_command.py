@@ -303,11 +303,17 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: s
     assert started(out) == f"torchrun run.py {out}/args.json"
 
 
-def test_what_accelerate_s_own_command_cannot_carry_its_files_can(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "accelerate launch --zero_stage 2 t.py", "accelerate")
-    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
-    assert "zero_optimization.stage` | `1` |" in text
-    assert "`export --to accelerate` writes files that carry" in text
+@pytest.mark.parametrize("brings_plugin", [False, True])
+def test_settings_of_accelerate_s_launcher_become_its_files(
+    tmp_path: Path, brings_plugin: bool
+) -> None:
+    """A plugin in the script's code stands above them."""
+    command = "accelerate launch --zero_stage 2 t.py"
+    handout = handed_out(tmp_path, command, "accelerate", brings_plugin=brings_plugin)
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() != brings_plugin
+    if not brings_plugin:
+        assert started(out).startswith(f"accelerate launch --config_file {out}/accelerate.yaml")
 
 
 @pytest.mark.parametrize(
