@@ -28,4 +28,7 @@ class OwnCommand(Dialect):
             return AccelerateFiles().of_command(own)
         where = own.script.description.get("config_file") or ""
         theirs = f"your `{where}`" if where else "your configuration"
-        return config_of_command(own, own.config, f'{theirs} with the edits, every "auto" kept')
+        text = f'{theirs} with the edits, every "auto" kept'
+        if own.own_files:
+            text = "what DeepSpeed gets by them, for you to read"
+        return config_of_command(own, own.config, text)

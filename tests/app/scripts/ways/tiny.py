@@ -28,7 +28,7 @@ def tell(engine: Any) -> None:
         "stage": engine.zero_optimization_stage(),
         "micro_batch": engine.train_micro_batch_size_per_gpu(),
         "grad_accum": engine.gradient_accumulation_steps(),
-        "offload": "none" if offload is None else str(getattr(offload.device, "value", "none")),
+        "offload": "none" if offload is None else getattr(offload.device, "value", offload.device),
     }
     if path := os.environ.get("WAYS_LIVE"):
         with open(path, "w") as file:
