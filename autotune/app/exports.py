@@ -12,14 +12,13 @@ from autotune.base.errors import StudyError
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
-from autotune.patch.own import edited_files
+from autotune.patch.own import with_own_files
 from autotune.patch.patch import Patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
@@ -134,10 +133,8 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
-    if job.script is not None and isinstance(engine, ScriptEngine):
-        carried, edits = _carried_in(trials[number]), engine.edits(candidate)
-        own_files = edited_files(job.script.here, edits, carried)
-        handout = dataclasses.replace(handout, carried=carried, own_files=own_files)
+    if job.script is not None:
+        handout = with_own_files(handout, engine, carried=_carried_in(trials[number]))
     if trial is None and answer is not None and _is_unproven(answer):
         note(
             f"trial {number} was not compared with the baseline: nothing shows yet that it is "

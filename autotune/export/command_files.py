@@ -35,6 +35,7 @@ def files_of_command(
         "variables": sorted(handout.variables.items()),
         "configuration": sorted(own.edits.configuration.items()),
         "arguments": sorted(own.edits.arguments.items()),
+        "trial": None if handout.figures is None else handout.figures.trial,
         "new_words": own.new_words,
         "in_code": sorted(made.in_code.items()),
         "about": list(made.about.items()),

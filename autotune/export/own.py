@@ -179,8 +179,7 @@ class OwnTraining:
         return [
             (f"{{{name}={theirs}}}", str(self.values[name]))
             for name, theirs in self.script.placeholders.items()
-            if name in self.values
-            and filled_in([f"{{{name}={theirs}}}"], self.values) != [theirs]
+            if name in self.values and filled_in([f"{{{name}={theirs}}}"], self.values) != [theirs]
         ]
 
     @cached_property
@@ -255,8 +254,8 @@ class OwnTraining:
         if config:
             return {config: [(key.split("."), value) for key, value in edits.items()]}
         brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
-        read = {one["file"]: [] for one in self.script.sources_of_config}
-        return {**read, **self.script.in_files(brought)}
+        found = self.script.in_files(brought)
+        return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
 
     def left_to_code(self) -> dict[str, Any]:
         """Edits of the configuration that neither a file nor a word of the command brings."""
@@ -274,7 +273,7 @@ class OwnTraining:
         if place is None and config:
             place = str(config), tuple(key.split("."))
         if place is None:
-            return f"DeepSpeed's configuration: {key}"
+            return f"the configuration in your code: {key}"
         return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"
 
     @cached_property

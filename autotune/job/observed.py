@@ -522,7 +522,7 @@ def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
 
 
 def _is_text_of(text: str, value: KnobValue) -> bool:
-    if isinstance(value, bool) or isinstance(value, str):
+    if isinstance(value, bool | str):
         return text.lower() == str(value).lower()
     try:
         return float(text) == value

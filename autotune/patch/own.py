@@ -3,17 +3,36 @@
 import contextlib
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError
 from autotune.base.user_text import read_text
 from autotune.check.written import edited_as
+from autotune.engines.base import Engine
+from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.engines.deepspeed.sources.reading import parsed
+from autotune.export.base import Handout
 from autotune.job.observed import Observed
 from autotune.trial.guest.edits import Edits, put
 
 _PRODUCT = "train_batch_size"
 _MICRO_BATCH = "train_micro_batch_size_per_gpu"
+
+
+def with_own_files(handout: Handout, engine: Engine, *, carried: Collection[str]) -> Handout:
+    """A handout of a user's command with the files that its script reads.
+
+    Args:
+        handout: It.
+        engine: Bound to its job.
+        carried: As of `edited_files`.
+    """
+    script = handout.job.script
+    if script is None or not isinstance(engine, ScriptEngine):
+        return handout
+    files = edited_files(script.here, engine.edits(handout.candidate), carried)
+    return replace(handout, carried=carried, own_files=files)
 
 
 def edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:

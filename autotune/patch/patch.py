@@ -232,9 +232,7 @@ def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], l
     return _PatchPlan(path, text, sources[0], line, wanted).made()
 
 
-def _of_own_files(
-    path: Path, text: str, wanted: Wanted
-) -> tuple[list[FileChange], list[Left]]:
+def _of_own_files(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], list[Left]]:
     """The files that a command of the user's takes its configuration from, by any flag."""
     data = {} if is_shell(text, path) else _data(path, text)
     changes = [

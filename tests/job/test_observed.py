@@ -212,7 +212,10 @@ def by_hand_of(command: str) -> Observed:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("--batch {micro_batch=4} --steps {grad_accum=3}", {"micro_batch": "4", "grad_accum": "3"}),
+        (
+            "--batch {micro_batch=4} --steps {grad_accum=3}",
+            {"micro_batch": "4", "grad_accum": "3"},
+        ),
         ("--first {micro_batch=3}", {}),
         ("--batch {micro_batch=4} --steps {grad_accum=2}", {"micro_batch": "4"}),
         ("--stage {zero.stage=3} --many {world=2}", {"world": "2"}),
@@ -271,9 +274,7 @@ SOURCES = [
         ("bf16.enabled", None),
     ],
 )
-def test_a_key_belongs_into_the_file_that_has_it(
-    key: str, place: tuple[str, str] | None
-) -> None:
+def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str] | None) -> None:
     script = observed({**RAW, "sources": SOURCES})
     found = script.place_of(key)
     assert (found and (found[0], ".".join(found[1]))) == place

@@ -47,7 +47,9 @@ class Edits:
     def arrived_in(self, config: Mapping[str, Any]) -> list[str]:
         """Keys of the configuration's edits that it has already, be it by a file."""
         return [
-            key for key, value in self.configuration.items() if value_at(config, key.split(".")) == value
+            key
+            for key, value in self.configuration.items()
+            if value_at(config, key.split(".")) == value
         ]
 
     def apply(self, config: dict[str, Any], *, drops_product: bool) -> None:

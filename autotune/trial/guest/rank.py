@@ -199,7 +199,8 @@ class Guest:
 
         @functools.wraps(parse)
         def noting(parser: Any, args: Any = None, *more: Any, **kwargs: Any) -> Any:
-            self.seen["parses_arguments"] |= args is None or args == sys.argv[1:]
+            is_of_line = args is None or args == sys.argv[1:]
+            self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
             return parse(parser, args, *more, **kwargs)
 
         setattr(kind, method, noting)
@@ -498,6 +499,13 @@ def _is_called_by_script(here: FrameType | None) -> bool:
     caller = here.f_back if here is not None else None
     package = "" if caller is None else caller.f_globals.get("__name__", "").partition(".")[0]
     return package not in _NO_SCRIPTS
+
+
+def _fills_training_arguments(parser: Any) -> bool:
+    """Whether a parser makes Trainer's arguments, and not only others of the script's own."""
+    kinds = getattr(parser, "dataclass_types", ())
+    fields = [getattr(kind, "__dataclass_fields__", {}) for kind in kinds]
+    return any("per_device_train_batch_size" in each for each in fields)
 
 
 def _is_partitioned(model: Any) -> bool:

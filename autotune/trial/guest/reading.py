@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.trial.guest.edits import Changes, put, value_at
@@ -199,9 +199,7 @@ def _sections(
         ]
 
 
-def _leaves(
-    value: Any, at: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _leaves(inner, (*at, str(name)))

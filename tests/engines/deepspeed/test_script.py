@@ -98,7 +98,7 @@ def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path
         job_of(
             observed(
                 {**by_hand, "config": {**RAW["config"], "gradient_accumulation_steps": 1}},
-                command="a.py --batch {micro_batch=4} --steps {grad_accum=2}".split(),
+                command=["a.py", "--batch", "{micro_batch=4}", "--steps", "{grad_accum=2}"],
                 read_back={"grad_accum": 1},
             ),
             tmp_path,
@@ -127,7 +127,12 @@ def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(
     tmp_path: Path,
 ) -> None:
     zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
-    config = {**RAW["config"], "zero_optimization": zero, "n_tokens": 7, "wall_clock_breakdwn": True}
+    config = {
+        **RAW["config"],
+        "zero_optimization": zero,
+        "n_tokens": 7,
+        "wall_clock_breakdwn": True,
+    }
     engine = engine_of(tmp_path, {**RAW, "config": config, "sources": [READ]})
     candidate = changed(engine, zero__stage=0)
     edits = engine.edits(candidate)

@@ -163,7 +163,7 @@ def test_what_is_set_in_code_is_listed() -> None:
     assert dict(own.in_code()) == {
         "per_device_train_batch_size": 8,
         "gradient_checkpointing": False,
-        "DeepSpeed's configuration: zero_optimization.stage": 1,
+        "the configuration in your code: zero_optimization.stage": 1,
     }
 
 
@@ -250,7 +250,7 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     text = (exported(handout, tmp_path, "hf") / "README.md").read_text()
     assert "TrainingArguments(..., deepspeed='ds_config.json'" in text
     assert "per_device_train_batch_size=8" in text
-    assert "| `DeepSpeed's configuration: zero_optimization.stage` | `1` |" in text
+    assert "| `the configuration in your code: zero_optimization.stage` | `1` |" in text
 
 
 def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ HANDED = {
 }
 
 
-def found_in(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str
-) -> list[dict[str, Any]]:
+def found_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[dict[str, Any]]:
     """Sources of `HANDED` after files were read; `__` in a name stands for its dot."""
     paths = {str(folder / name.replace("__", ".")): text for name, text in texts.items()}
     for path, text in paths.items():

@@ -19,7 +19,7 @@ network, optimizer, loader = accelerator.prepare(
     network, optimizer, DataLoader(tiny.DATA, batch_size=2)
 )
 tiny.tell(network)
-for step in range(tiny.N_STEPS * 2):
+for _ in range(tiny.N_STEPS * 2):
     for (x,) in loader:
         with accelerator.accumulate(network):
             accelerator.backward(network(x))
