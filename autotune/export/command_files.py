@@ -36,7 +36,10 @@ def files_of_command(
         "configuration": sorted(own.edits.configuration.items()),
         "arguments": sorted(own.edits.arguments.items()),
         "trial": None if handout.figures is None else handout.figures.trial,
-        "new_words": own.new_words,
+        "new_words": [
+            (f"{{{name}={script.placeholders[name]}}}", str(value))
+            for name, value in own.in_words.items()
+        ],
         "in_code": sorted(made.in_code.items()),
         "about": list(made.about.items()),
         "notes": list(made.notes),

@@ -174,13 +174,14 @@ class OwnTraining:
         return self.script.filled(self.values)
 
     @property
-    def new_words(self) -> list[tuple[str, str]]:
-        """Placeholders whose value is another than the user's: as it was typed -> its value."""
-        return [
-            (f"{{{name}={theirs}}}", str(self.values[name]))
-            for name, theirs in self.script.placeholders.items()
-            if name in self.values and filled_in([f"{{{name}={theirs}}}"], self.values) != [theirs]
-        ]
+    def in_words(self) -> dict[str, KnobValue]:
+        """Knobs whose placeholder in the command has another value than the user's."""
+        named, values = self.script.placeholders, self.values
+        return {
+            name: values[name]
+            for name, theirs in named.items()
+            if name in values and filled_in([f"{{{name}={theirs}}}"], values) != [theirs]
+        }
 
     @cached_property
     def parts(self) -> LineParts:
@@ -202,7 +203,7 @@ class OwnTraining:
         elif script.sources_of_config:
             for path, name in self.names_of_files.items():
                 words = self._with_file(words, path, name)
-        elif self.takes("deepspeed") and any(self.in_file()):
+        elif self.takes_file and any(self.in_file()):
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
         for name, value in edits.arguments.items():
             if self.takes(name):
@@ -237,7 +238,7 @@ class OwnTraining:
         if self.names_config:
             return True
         if key not in self.carried:
-            return not self.script.sources_of_config and self.takes("deepspeed")
+            return self.takes_file
         place = self.script.place_of(key)  # what no file has came by the words of the command
         return place is None or (place[0] in self.own_files and self._names(place[0]))
 
@@ -312,9 +313,18 @@ class OwnTraining:
     def is_set_up_by_accelerate(self) -> bool:
         """Whether `accelerate launch` sets DeepSpeed up, by settings and not by a file."""
         script = self.script
-        has_own = script.description.get("config_file") or script.description.get("brings_plugin")
         is_accelerates = script.framework == self.launcher == "accelerate"
-        return is_accelerates and not has_own and not script.sources_of_config
+        is_in_code = script.description.get("brings_plugin") or script.sources_of_config
+        return is_accelerates and not is_in_code and not self.names_config
+
+    @property
+    def takes_file(self) -> bool:
+        """Whether Trainer's argument `deepspeed` on the command line brings the configuration.
+
+        To a script of DeepSpeed's own a flag of that name is a switch.
+        """
+        is_read = self.script.is_trainer and not self.script.sources_of_config
+        return is_read and self.takes("deepspeed")
 
     @property
     def takes_arguments(self) -> bool:

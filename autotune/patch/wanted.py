@@ -12,7 +12,6 @@ from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.command_files import training_of
-from autotune.job.observed import placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -91,7 +90,6 @@ def wanted_of(handout: Handout, engine: Engine) -> Wanted:
     if not isinstance(engine, ScriptEngine):
         return wanted
     own = training_of(handout, Path())
-    named = placeholders_of(own.script.command)
     files: dict[Path, Sequence[FileChange]] = {}
     left: list[Left] = []
     if own.script.framework == "deepspeed" or own.script.sources_of_config:
@@ -107,11 +105,7 @@ def wanted_of(handout: Handout, engine: Engine) -> Wanted:
         own_files=files,
         own_left=left,
         in_code=frozenset(name for name in own.edits.arguments if not own.takes(name)),
-        in_words={
-            name: value
-            for name, value in own.values.items()
-            if name in named and str(value) != named[name]
-        },
+        in_words=own.in_words,
     )
 
 

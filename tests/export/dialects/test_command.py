@@ -13,6 +13,7 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.door import export_handout, handout_of
 from autotune.export.own import OwnTraining
+from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
 from tests.observed import RAW, TRAINER, job_of, observed
 from tests.trials import CPU
@@ -282,6 +283,65 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     out = exported(handout, tmp_path, "command")
     assert (out / "launch.sh").exists() == names_file
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
+
+
+def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
+    """DeepSpeed's own arguments have `--deepspeed`, which is on or off."""
+    handout = handed_out(tmp_path, "torchrun train.py --deepspeed", "deepspeed")
+    assert not (exported(handout, tmp_path, "command") / "launch.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "carried", "is_started"),
+    [
+        ("torchrun t.py --run=conf/mine.yaml", True, True),
+        ("torchrun t.py --run=conf/mine.yaml", False, False),
+        ("torchrun t.py", True, False),
+    ],
+    ids=["named", "changed by the code", "not named"],
+)
+def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
+    tmp_path: Path, command: str, carried: bool, is_started: bool
+) -> None:
+    mine, beside = f"{tmp_path}/conf/mine.yaml", f"{tmp_path}/conf/model/small.yaml"
+    source = {
+        **{"file": mine, "at": ["ds"], "same": ["zero_optimization.stage"], "other": []},
+        **{"sections": ["zero_optimization"], "is_whole": True},
+    }
+    handout = dataclasses.replace(
+        handed_out(tmp_path, command, "deepspeed", sources=[source]),
+        carried=["zero_optimization.stage"] if carried else [],
+        own_files={mine: "ds: {} # mine\n", beside: "layers: 2\n"} if carried else {},
+    )
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() == is_started
+    if is_started:
+        assert started(out) == f"torchrun t.py --run={out}/mine.yaml"
+        assert (out / "mine.yaml").read_text() == "ds: {} # mine\n"
+        assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
+    elif carried:
+        assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
+
+
+def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
+    """It once said that nothing is changed."""
+    script = observed(
+        {**RAW, "asks_micro_batch": False},
+        command=["a.py", "--b", "{micro_batch=4}", "--s", "{grad_accum=2}"],
+        read_back={"grad_accum": 1},
+    )
+    script = dataclasses.replace(script, folder=str(tmp_path))
+    job = job_of(script, tmp_path)
+    engine = ScriptEngine(job, CPU)
+    candidate = Candidate.of(
+        {**engine.own.values, "micro_batch": 2}, world=2, global_batch=job.global_batch
+    )
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    out = exported(handout, tmp_path, "command")
+    text = (out / "README.md").read_text()
+    assert "| `{micro_batch=4}` | `2` |\n| `{grad_accum=2}` | `4` |" in text
+    assert "Nothing is changed" not in text
+    assert started(out) == "a.py --b 2 --s 4"
 
 
 def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
