@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.app.consent import refuse_code_of_others
 from autotune.base.errors import StudyError
-from autotune.contract import Origin
+from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
@@ -18,6 +18,7 @@ from autotune.fleet.transports.local import HERE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.job.observed import OBSERVED_FILE, CommandNow, Observed, file_digest, text_digest
+from autotune.patch.own import with_own_files
 from autotune.patch.patch import Patched, patched_all, write_patched
 from autotune.patch.wanted import wanted_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
@@ -36,6 +37,7 @@ from autotune.record.study import Study, Trial
 from autotune.search.objective import figure_of
 from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
+from autotune.trial.guest.edits import DESCRIPTION_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,8 @@ def find_chosen(
         soak=_soak_of(study, candidate, engine),
         hosts=_hosts_of(trials[number]),
     )
+    if job.script is not None:
+        handout = with_own_files(handout, engine, carried=_carried_in(trials[number]))
     if claim:
         note(_about(answer, claim, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
@@ -234,6 +238,15 @@ def _patched(
             )
     written = {name: one.after for name, one in known.items()}
     return CommandNow.of(script, project, written) if written else script
+
+
+def _carried_in(trial: Trial) -> list[str]:
+    """Keys that a trial of a user's command saw arrive from the user's own files."""
+    try:
+        said = read_json(trial.folder / RANKS_DIR / DESCRIPTION_FILE)
+    except ContractError:
+        return []
+    return [str(key) for key in said.get("arrived") or ()]
 
 
 def _hosts_of(trial: Trial) -> list[str]:

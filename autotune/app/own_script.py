@@ -242,7 +242,8 @@ def observe(
                 "the command, as it is, was measured but did not say what it trains",
                 f"see {study.folder / FIRST_RUN / STDERR_FILE}",
             )
-        sources = sources_of(command, Path(folder), seen.get("files", []))
+        read = [one["file"] for one in seen.get("sources") or ()]
+        sources = sources_of(command, Path(folder), [*read, *seen.get("files", [])])
         script = Observed(
             command=list(command),
             folder=folder,

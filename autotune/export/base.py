@@ -5,7 +5,7 @@ by name under the entry-point groups `autotune.dialects` and `autotune.launchers
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,6 +85,10 @@ class Handout:
     """Prediction of the cost model; None: it was not asked."""
     overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
+    carried: Collection[str] = ()
+    """Keys of the configuration of a user's command that its trial saw arrive from their files."""
+    own_files: Mapping[str, str] = field(default_factory=dict)
+    """Path of a file that such a command reads its configuration from -> its text with them."""
     hosts: Sequence[str] = ()
     """Names of the nodes on which its figures were measured, as their fleet reaches them; empty:
     they are this machine's, or nobody's."""

@@ -21,6 +21,8 @@ def files_of_command(
 ) -> dict[str, str]:
     """The files of an export of a user's own command: path below the folder -> text.
 
+    No `launch.sh` where the command and the files cannot carry all that was measured.
+
     Raises:
         RenderError: The job has no command, or the command cannot be told so.
     """
@@ -33,17 +35,21 @@ def files_of_command(
         "variables": sorted(handout.variables.items()),
         "configuration": sorted(own.edits.configuration.items()),
         "arguments": sorted(own.edits.arguments.items()),
+        "trial": None if handout.figures is None else handout.figures.trial,
+        "new_words": [
+            (f"{{{name}={script.placeholders[name]}}}", str(value))
+            for name, value in own.in_words.items()
+        ],
         "in_code": sorted(made.in_code.items()),
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),
         "overridden": [],  # they are the changes at the top
     }
-    return {
-        **made.files,
-        "launch.sh": templates.text("command/launch.sh.j2", values),
-        "README.md": templates.text("command/README.md.j2", values),
-    }
+    files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
+    if not made.in_code:  # else it would start another training than was measured
+        files["launch.sh"] = templates.text("command/launch.sh.j2", values)
+    return files
 
 
 def training_of(handout: Handout, folder: Path) -> OwnTraining:
@@ -65,6 +71,8 @@ def training_of(handout: Handout, folder: Path) -> OwnTraining:
         arrived=json.loads(handout.files[CONFIG_FILE]),
         values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},
         folder=folder,
+        carried=frozenset(handout.carried),
+        own_files=handout.own_files,
     )
 
 

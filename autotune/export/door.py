@@ -149,8 +149,17 @@ def export_handout(
     if handout.job.script is not None:
         _check_reads(dialect, handout.job.script, to)
         files = files_of_command(dialect, handout, templates, folder)
-        launch = _launch_of_command(handout, files["launch.sh"], templates, launcher=launcher)
-        files |= launch.files
+        script = files.get("launch.sh", "")
+        launch = _launch_of_command(handout, script, templates, launcher=launcher)
+        if script:
+            files |= launch.files
+        elif launcher is not None:
+            raise RenderError(
+                f"--launcher {launcher}: your command and its files cannot carry all settings",
+                "leave --launcher out: the README of the export says what to change where",
+            )
+        else:
+            launch = None
     else:
         launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
         if launch is None and launcher is not None:

@@ -65,6 +65,10 @@ class OwnTraining:
     """The candidate's, for placeholders."""
     folder: Path
     """The export's."""
+    carried: frozenset[str] = frozenset()
+    """Keys of the configuration that the candidate's trial saw arrive from the user's files."""
+    own_files: Mapping[str, str] = field(default_factory=dict)
+    """Path of a file that the script reads its configuration from -> its text with those."""
 
     # ------------------------------------------------ DeepSpeed's configuration
 
@@ -167,7 +171,17 @@ class OwnTraining:
     @cached_property
     def words(self) -> list[str]:
         """The command, every placeholder filled in."""
-        return filled_in(self.script.command, self.values)
+        return self.script.filled(self.values)
+
+    @property
+    def in_words(self) -> dict[str, KnobValue]:
+        """Knobs whose placeholder in the command has another value than the user's."""
+        named, values = self.script.placeholders, self.values
+        return {
+            name: values[name]
+            for name, theirs in named.items()
+            if name in values and filled_in([f"{{{name}={theirs}}}"], values) != [theirs]
+        }
 
     @cached_property
     def parts(self) -> LineParts:
@@ -185,8 +199,11 @@ class OwnTraining:
         words = self.words
         if self.names_config:
             config = script.description["config_file"]
-            words = [_with_config(word, config, script.folder) for word in words]
-        elif self.takes("deepspeed") and any(self.in_file()):
+            words = self._with_file(words, config, CONFIG_FILE)
+        elif script.sources_of_config:
+            for path, name in self.names_of_files.items():
+                words = self._with_file(words, path, name)
+        elif self.takes_file and any(self.in_file()):
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
         for name, value in edits.arguments.items():
             if self.takes(name):
@@ -212,16 +229,102 @@ class OwnTraining:
         for name, value in self.edits.arguments.items():
             if not self.takes(name):
                 yield name, value
-        if not self.names_config and not self.takes("deepspeed"):
-            for key, value in self.in_file():
-                yield f"DeepSpeed's configuration: {key}", value
+        for key, value in self.in_file():
+            if not self._is_carried(key):
+                yield self._where(key), value
+
+    def _is_carried(self, key: str) -> bool:
+        """Whether the command as it is handed out brings a key of the configuration."""
+        if self.names_config:
+            return True
+        if key not in self.carried:
+            return self.takes_file
+        place = self.script.place_of(key)  # what no file has came by the words of the command
+        return place is None or (place[0] in self.own_files and self._names(place[0]))
+
+    def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
+        """The user's file that brings a key, as its trial saw, and its place there."""
+        place = self.script.place_of(key)
+        if place is None or key not in self.carried or place[0] not in self.own_files:
+            return None
+        return place
+
+    def changes_of_files(self) -> dict[str, list[tuple[list[str], Any]]]:
+        """Edits that the user's own files bring: path -> keys and value of each."""
+        edits, config = dict(self.in_file()), self.script.description.get("config_file")
+        if config:
+            return {config: [(key.split("."), value) for key, value in edits.items()]}
+        brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
+        found = self.script.in_files(brought)
+        return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
+
+    def left_to_code(self) -> dict[str, Any]:
+        """Edits of the configuration that neither a file nor a word of the command brings."""
+        if self.script.description.get("config_file"):
+            return {}
+        return {
+            key: value
+            for key, value in self.in_file()
+            if not self._arrives_from(key) and not self._is_carried(key)
+        }
+
+    def _where(self, key: str) -> str:
+        """The place of a key that the command does not carry, for the README."""
+        place, config = self._arrives_from(key), self.script.description.get("config_file")
+        if place is None and config:
+            place = str(config), tuple(key.split("."))
+        if place is None:
+            return f"the configuration in your code: {key}"
+        return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"
+
+    @cached_property
+    def names_of_files(self) -> dict[str, str]:
+        """Path of each of `own_files` -> its name in the export."""
+        names: dict[str, str] = {}
+        for path in self.own_files:
+            folders = (os.path.dirname(first) for first in self.own_files)
+            folder = next(one for one in folders if path.startswith(one + os.sep))
+            name = os.path.relpath(path, folder)
+            if name in names.values():
+                name = f"{os.path.basename(folder)}-{name}"
+            names[path] = name
+        return names
+
+    def _names(self, path: str) -> bool:
+        """Whether a word of the command is a file."""
+        return self._with_file(self.script.command, path, "") != self.script.command
+
+    def _with_file(self, words: list[str], path: str, name: str) -> list[str]:
+        """Words in which a file of the export stands for one of the user's."""
+        found = []
+        for word in words:
+            flag, equals, named = word.rpartition("=")
+            is_it = named and os.path.abspath(os.path.join(self.script.folder, named)) == path
+            found.append(f"{flag}{equals}{HERE}/{name}" if is_it else word)
+        return found
 
     @cached_property
     def names_config(self) -> bool:
         """Whether a word of the command is DeepSpeed's file."""
+        config = self.script.description.get("config_file", "")
+        return bool(config) and self._names(config)
+
+    @property
+    def is_set_up_by_accelerate(self) -> bool:
+        """Whether `accelerate launch` sets DeepSpeed up, by settings and not by a file."""
         script = self.script
-        config = script.description.get("config_file", "")
-        return any(_with_config(word, config, script.folder) != word for word in script.command)
+        is_accelerates = script.framework == self.launcher == "accelerate"
+        is_in_code = script.description.get("brings_plugin") or script.sources_of_config
+        return is_accelerates and not is_in_code and not self.names_config
+
+    @property
+    def takes_file(self) -> bool:
+        """Whether Trainer's argument `deepspeed` on the command line brings the configuration.
+
+        To a script of DeepSpeed's own a flag of that name is a switch.
+        """
+        is_read = self.script.is_trainer and not self.script.sources_of_config
+        return is_read and self.takes("deepspeed")
 
     @property
     def takes_arguments(self) -> bool:
@@ -270,7 +373,15 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
         text: What that is, for the README.
     """
     files, about = {CONFIG_FILE: canonical_json(config)}, {CONFIG_FILE: text}
-    if not own.takes_arguments and own.argument_file is not None:
+    if not own.edits.configuration and not own.edits.arguments:
+        return OwnFiles(files=files, command=own.words, about=about)
+    for path, name in own.names_of_files.items():
+        files[name] = own.own_files[path]
+        theirs = f"your `{os.path.relpath(path, own.script.folder)}`"
+        is_edited = any(at for at in own.changes_of_files().get(path, ()))
+        about[name] = f"{theirs} with the edits" if is_edited else f"{theirs}, as it is"
+    reads_arguments = own.script.is_trainer and not own.takes_arguments
+    if reads_arguments and not own.script.sources_of_config and own.argument_file is not None:
         name, edited = own.edited_arguments()
         return OwnFiles(
             files={**files, name: edited},
@@ -278,13 +389,10 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
             about={**about, name: "your file of arguments with the edits"},
         )
     in_code = dict(own.in_code())
-    by_files = "`export --to accelerate` writes files that carry what stands above"
-    is_accelerates = own.script.framework == "accelerate" and in_code
     return OwnFiles(
         files=files,
         command=own.command(),
         about=about,
-        notes=[by_files] if is_accelerates else (),
         in_code=in_code,
     )
 
@@ -344,13 +452,6 @@ def _with_flag(words: list[str], name: str, text: str) -> list[str]:
         if word.partition("=")[0] in flags and "=" in word:
             return [*words[:index], f"{word.partition('=')[0]}={text}", *words[index + 1 :]]
     return [*words, flags[0], text]
-
-
-def _with_config(word: str, config: str, folder: str) -> str:
-    flag, equals, path = word.rpartition("=")
-    if path and config and os.path.abspath(os.path.join(folder, path)) == config:
-        return f"{flag}{equals}{HERE}/{CONFIG_FILE}"
-    return word
 
 
 def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

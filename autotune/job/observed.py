@@ -34,6 +34,13 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+))?\}")
 _LARGEST_SOURCE_BYTES = 2**20
 _TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
+_READ_BACK = {
+    "zero.stage": "stage",
+    "precision": "dtype",
+    "attention": "attention",
+    "offload.optimizer": "offload_optimizer",
+}
+"""Knobs that a placeholder may name -> what is read back of them."""
 FRAMEWORKS: Mapping[str, str] = {
     "deepspeed": "a script that calls deepspeed.initialize itself",
     "accelerate": "accelerate",
@@ -103,6 +110,57 @@ class Observed(Stored):
     def config(self) -> Mapping[str, Any]:
         """DeepSpeed's configuration as it arrived, every "auto" filled in."""
         return cast(Mapping[str, Any], self.description["config"])
+
+    @property
+    def sources_of_config(self) -> list[dict[str, Any]]:
+        """Files that the script read its configuration from before it handed over a dict.
+
+        Empty where it handed over a file's path, and where the dict is of its own code. The keys
+        of each are those of `autotune.trial.guest.reading.sources_of`.
+        """
+        said = self.description
+        return [] if said.get("config_file") else list(said.get("sources") or ())
+
+    @property
+    def reads_config(self) -> bool:
+        """Whether the script itself reads or makes its configuration, and may use keys of it."""
+        said = self.description
+        file = said.get("config_file")
+        if self.framework != "deepspeed" and not self.sources_of_config:
+            return False  # the framework does
+        return not file or file in (said.get("settings_read") or ())
+
+    def place_of(self, key: str) -> tuple[str, tuple[str, ...]] | None:
+        """The file, and the path of keys in it, where a dotted key of the configuration belongs.
+
+        None: no file has it. Whether it arrives from there, a trial of it shows.
+        """
+        found = self.sources_of_config
+        section, _, rest = key.partition(".")
+        at = tuple(key.split("."))
+        for one in found:
+            if _has(one["same"], key):
+                return one["file"], (*one["at"], *at)
+        if any(_has(one["other"], key) for one in found):
+            return None
+        for one in found:
+            # A reader may refuse what it does not know: new keys stand beside those of DeepSpeed.
+            if (rest and section in one["sections"]) or one["is_whole"]:
+                return one["file"], (*one["at"], *at)
+        return None
+
+    def in_files(self, configuration: Mapping[str, Any]) -> dict[str, list[tuple[list[str], Any]]]:
+        """Changes of the files that hold a configuration: file -> path of keys and its value.
+
+        Args:
+            configuration: Dotted key -> value; None: it goes.
+        """
+        found: dict[str, list[tuple[list[str], Any]]] = {}
+        for key, value in configuration.items():
+            if (place := self.place_of(key)) is not None:
+                file, at = place
+                found.setdefault(file, []).append((list(at), value))
+        return found
 
     @property
     def framework(self) -> str:
@@ -176,6 +234,35 @@ class Observed(Stored):
         """Whether the script makes several passes where DeepSpeed was told of fewer."""
         return bool(self.grad_accum != self.measured.read_back.get("grad_accum", self.grad_accum))
 
+    @cached_property
+    def placeholders(self) -> dict[str, str]:
+        """Placeholders of the command whose value is what its run had: name -> that value."""
+        named, ran = placeholders_of(self.command), self._ran
+        return {n: own for n, own in named.items() if n not in ran or _is_text_of(own, ran[n])}
+
+    @property
+    def placeholders_left_alone(self) -> dict[str, str]:
+        """The other placeholders: name -> what its value is not."""
+        ran, what = self._ran, {"micro_batch": "samples that arrive", "grad_accum": "passes"}
+        return {
+            name: f"{{{name}={own}}} in the command is left alone: its run had {ran[name]} "
+            f"{what.get(name, '')}".rstrip()
+            for name, own in placeholders_of(self.command).items()
+            if name not in self.placeholders
+        }
+
+    def filled(self, values: Mapping[str, KnobValue]) -> list[str]:
+        """The command with a candidate's values in those of its placeholders that mean them."""
+        meant = {name: value for name, value in values.items() if name in self.placeholders}
+        return filled_in(self.command, meant)
+
+    @property
+    def _ran(self) -> dict[str, KnobValue]:
+        """Knobs as the first run had them, as far as it was counted or read back."""
+        said = self.measured.read_back
+        back = {knob: said[name] for knob, name in _READ_BACK.items() if name in said}
+        return {**back, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum}
+
     @property
     def dp(self) -> int:
         """Replicas of the model."""
@@ -214,7 +301,8 @@ class Observed(Stored):
     def origins(self) -> dict[str, str]:
         """Where each setting came from: a file, an argument, or the script itself."""
         written = self.description.get("config_written") or {}
-        file = Path(str(self.description.get("config_file") or "")).name
+        read = [str(one["file"]) for one in self.sources_of_config[:1]]
+        file = Path(str(self.description.get("config_file") or "".join(read))).name
         own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
         by_file = file or own
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
@@ -362,7 +450,17 @@ class CommandNow(Observed):
                 "command": [self._now(word) for word in self.command],
                 "sources": self.places,
                 "source_digests": {self._now(n): d for n, d in self.source_digests.items()},
-                "description": {**self.description, "config_file": self._now(config)},
+                "description": {
+                    **self.description,
+                    "config_file": self._now(config),
+                    "settings_read": [
+                        self._now(file) for file in self.description.get("settings_read") or ()
+                    ],
+                    "sources": [
+                        {**one, "file": self._now(one["file"])}
+                        for one in self.description.get("sources") or ()
+                    ],
+                },
             }
         )
 
@@ -370,6 +468,10 @@ class CommandNow(Observed):
         if text == self.folder:
             return self.now_in
         return text.replace(self.folder + os.sep, self.now_in + os.sep)
+
+
+def _has(keys: Sequence[str], key: str) -> bool:
+    return any(one == key or one.startswith(f"{key}.") for one in keys)
 
 
 def digest_of(command: list[str], sources: list[str], places: Sequence[str] | None = None) -> str:
@@ -404,13 +506,28 @@ def text_digest(text: bytes) -> str:
 
 
 def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
-    """A command with its placeholders replaced: by a candidate's values, else by their own."""
+    """A command with its placeholders replaced: by a candidate's values, else by their own.
+
+    A value that is the user's own stays in the user's words.
+    """
 
     def value(match: re.Match[str]) -> str:
         name, own = match.groups()
-        return str(values.get(name, own if own is not None else match[0]))
+        chosen = values.get(name)
+        if chosen is None or (own is not None and _is_text_of(own, chosen)):
+            return str(own if own is not None else match[0])
+        return str(chosen)
 
     return [PLACEHOLDER.sub(value, part) for part in command]
+
+
+def _is_text_of(text: str, value: KnobValue) -> bool:
+    if isinstance(value, bool | str):
+        return text.lower() == str(value).lower()
+    try:
+        return float(text) == value
+    except ValueError:
+        return False
 
 
 def placeholders_of(command: list[str]) -> dict[str, str]:

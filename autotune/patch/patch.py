@@ -28,6 +28,7 @@ from autotune.patch.arguments import ArgumentChanges, of_script
 from autotune.patch.configs import ConfigChanges, config_changes
 from autotune.patch.line import edited_line
 from autotune.patch.wanted import FileChange, Left, Wanted
+from autotune.trial.guest.edits import value_at
 
 _FIELDS = {key: name for name, key in KEYS.items()}
 """Key of a ds_config -> what accelerate's section calls it."""
@@ -208,8 +209,12 @@ def _the_launch(text: str, path: Path) -> tuple[Command, LaunchLine]:
 
 
 def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], list[Left]]:
+    if any(_is_same(path, own) for own in wanted.own_files):
+        return _of_own_files(path, text, wanted)
     line = None
     if is_shell(text, path):
+        if wanted.own_files and not launches_in(text, path):
+            return _of_own_files(path, text, wanted)  # the line that starts the command
         line = _the_launch(text, path)[1]
     try:
         sources = read_sources(path, text=text)
@@ -225,6 +230,19 @@ def _changes(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], l
             "name a file that holds one of them",
         )
     return _PatchPlan(path, text, sources[0], line, wanted).made()
+
+
+def _of_own_files(path: Path, text: str, wanted: Wanted) -> tuple[list[FileChange], list[Left]]:
+    """The files that a command of the user's takes its configuration from, by any flag."""
+    data = {} if is_shell(text, path) else _data(path, text)
+    changes = [
+        replace(change, path=path if _is_same(path, own) else own)
+        for own, all_changes in wanted.own_files.items()
+        for change in all_changes
+        if not _is_same(path, own) or value_at(data, change.at) != change.value
+    ]
+    left = [*wanted.own_left, *of_script(wanted, has_arguments=True), *_in_environment(wanted)]
+    return changes, left
 
 
 def _of_arguments_alone(

@@ -1,7 +1,7 @@
 """What a patch brings: a candidate, as it was rendered, and what the values of its knobs mean."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from autotune.engines.base import Engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.command_files import training_of
-from autotune.job.observed import placeholders_of
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -39,6 +38,11 @@ class Wanted:
     """Trainer's arguments that the script of such a command sets itself."""
     in_words: Mapping[str, KnobValue] = field(default_factory=dict)
     """Knobs that stand in such a command as words of its script's own -> their values."""
+
+    own_files: "Mapping[Path, Sequence[FileChange]]" = field(default_factory=dict)
+    """Files that such a command takes its configuration from -> what changes in them."""
+    own_left: "Sequence[Left]" = ()
+    """What none of those files brings."""
 
     def alone(self, name: str, value: KnobValue | None) -> KnobValue | None:
         """What a knob is with some value, the others being the candidate's.
@@ -86,16 +90,22 @@ def wanted_of(handout: Handout, engine: Engine) -> Wanted:
     if not isinstance(engine, ScriptEngine):
         return wanted
     own = training_of(handout, Path())
-    named = placeholders_of(own.script.command)
+    files: dict[Path, Sequence[FileChange]] = {}
+    left: list[Left] = []
+    if own.script.framework == "deepspeed" or own.script.sources_of_config:
+        for file, changes in own.changes_of_files().items():
+            path = Path(file)
+            files[path] = [FileChange(path=path, at=tuple(at), value=v) for at, v in changes]
+        for key, value in own.left_to_code().items():
+            what = str(FileChange(path=Path(), at=(key,), value=value))
+            left.append(Left(what=what, place="the configuration that your code makes"))
     return replace(
         wanted,
         own=engine.own,
+        own_files=files,
+        own_left=left,
         in_code=frozenset(name for name in own.edits.arguments if not own.takes(name)),
-        in_words={
-            name: value
-            for name, value in own.values.items()
-            if name in named and str(value) != named[name]
-        },
+        in_words=own.in_words,
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue, Workload
 from autotune.job.job import Job
-from autotune.job.observed import Observed, filled_in, placeholders_of
+from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.workload import Reach, Way, WorkloadPlugin
 from autotune.trial.guest.frameworks import FACTORY_ATTENTION, RECOMPUTE_NAMES
@@ -43,7 +43,7 @@ class Script(WorkloadPlugin):
             seq_len=job.seq_len * (script.rows_per_sample or 1),
             precision=candidate.precision(job.precision),
             seed=job.seed,
-            command=filled_in(script.command, _values(candidate)),
+            command=script.filled(_values(candidate)),
             folder=script.folder,
             digest=script.digest(),
         )
@@ -61,8 +61,9 @@ def reach_of(script: Observed) -> Reach:
         left_out["zero.stage"] = "the script builds its model under zero.Init, for stage 3 alone"
     # What it splits its model by acts as it stands: no candidate has another value.
     ways |= dict.fromkeys(layout_of(script), "code")
-    named = placeholders_of(script.command)
+    named = script.placeholders
     ways |= dict.fromkeys(named.keys() - {"grad_accum"}, "placeholders")
+    left_out |= script.placeholders_left_alone
     if "attention" not in ways:
         if (
             script.is_trainer
@@ -73,8 +74,13 @@ def reach_of(script: Observed) -> Reach:
         else:
             left_out["attention"] = _why_no_attention(script)
     if script.accumulates_by_hand:
-        left_out["micro_batch"] = "the script accumulates gradients by hand"
-    elif "micro_batch" not in ways:
+        if "grad_accum" not in named:
+            ways.pop("micro_batch", None)
+        left_out.setdefault("micro_batch", "the script accumulates gradients by hand")
+    elif "grad_accum" in left_out:
+        ways.pop("micro_batch", None)
+        left_out["micro_batch"] = "the global batch would change with it"
+    elif "micro_batch" not in {*ways, *left_out}:
         way = _way_of_micro_batch(script)
         if way is None:
             left_out["micro_batch"] = (

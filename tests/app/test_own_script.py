@@ -191,7 +191,7 @@ def test_what_a_study_s_own_patch_wrote_makes_it_no_other_study(tuned: Study) ->
     assert json.loads(Path("ds.json").read_text())["zero_optimization"]["stage"] == 1
     assert not patch(tuned, "ds.json"), "a second run changes nothing"
     patch(tuned, "run.sh")
-    export_study(tuned, out, to="hf", launcher="slurm", trial=1)
+    export_study(tuned, out, to="hf", trial=1)
     after = Path("ds.json").read_text()
     project = Path.cwd().rename(tuned.root / "moved")
     export_study(tuned, out, trial=1, project=project)

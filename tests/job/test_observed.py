@@ -201,3 +201,90 @@ def test_the_model_is_the_same_one_from_every_folder(
     monkeypatch.chdir(tmp_path)
     script = observed(RAW)
     assert script.model(Path("results/x")) == script.model(tmp_path / "results" / "x")
+
+
+def by_hand_of(command: str) -> Observed:
+    """A script that makes three passes of four samples, and tells DeepSpeed of one."""
+    passes = {**RAW, "micro_batches": [4, 4, 4], "asks_micro_batch": False}
+    return observed(passes, command=command.split(), read_back={"grad_accum": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (
+            "--batch {micro_batch=4} --steps {grad_accum=3}",
+            {"micro_batch": "4", "grad_accum": "3"},
+        ),
+        ("--first {micro_batch=3}", {}),
+        ("--batch {micro_batch=4} --steps {grad_accum=2}", {"micro_batch": "4"}),
+        ("--stage {zero.stage=3} --many {world=2}", {"world": "2"}),
+    ],
+)
+def test_a_placeholder_that_is_not_what_ran_is_left_alone(
+    words: str, meant: dict[str, str]
+) -> None:
+    script = by_hand_of(f"torchrun train.py {words}")
+    assert script.placeholders == meant
+    told = script.placeholders_left_alone
+    assert told.keys() == placeholders_of(script.command).keys() - meant.keys()
+    if "micro_batch" in told:
+        assert told["micro_batch"].endswith("its run had 4 samples that arrive")
+    chosen = {"micro_batch": 8, "grad_accum": 1, "zero.stage": 0}
+    for name, theirs in placeholders_of(script.command).items():
+        is_meant = name in meant and name in chosen
+        assert (str(chosen[name]) if is_meant else theirs) in script.filled(chosen)
+
+
+def test_what_is_the_user_s_own_stays_in_the_user_s_words() -> None:
+    command = ["a.py", "{gradient_clipping=1}", "{overlap_comm=true}", "{lr=1e-4}"]
+    own = {"gradient_clipping": 1.0, "overlap_comm": True, "lr": 0.0001}
+    assert filled_in(command, own) == ["a.py", "1", "true", "1e-4"]
+    assert filled_in(command, {**own, "overlap_comm": False})[2] == "False"
+
+
+SOURCES = [
+    {
+        "file": "/p/conf/run.yaml",
+        "at": ["engine"],
+        "same": ["zero_optimization.stage", "optimizer.params.lr"],
+        "other": ["train_batch_size"],
+        "sections": ["zero_optimization", "optimizer"],
+        "is_whole": False,
+    },
+    {
+        "file": "/p/base.json",
+        "at": [],
+        "same": ["gradient_clipping"],
+        "other": [],
+        "sections": [],
+        "is_whole": False,
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("zero_optimization.stage", ("/p/conf/run.yaml", "engine.zero_optimization.stage")),
+        ("zero_optimization.new", ("/p/conf/run.yaml", "engine.zero_optimization.new")),
+        ("optimizer", ("/p/conf/run.yaml", "engine.optimizer")),
+        ("gradient_clipping", ("/p/base.json", "gradient_clipping")),
+        ("train_batch_size", None),
+        ("bf16.enabled", None),
+    ],
+)
+def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str] | None) -> None:
+    script = observed({**RAW, "sources": SOURCES})
+    found = script.place_of(key)
+    assert (found and (found[0], ".".join(found[1]))) == place
+    whole = [{**SOURCES[0], "is_whole": True}]
+    assert observed({**RAW, "sources": whole}).place_of("bf16.enabled") is not None
+    by_path = observed({**RAW, "sources": SOURCES, "config_file": "/p/ds.json"})
+    assert by_path.place_of(key) is None, "DeepSpeed reads it itself"
+
+
+def test_a_configuration_comes_from_the_file_that_the_script_read() -> None:
+    written = {"zero_optimization": {"stage": 1}}
+    script = observed({**RAW, "sources": SOURCES, "config_written": written})
+    assert script.origins["zero.stage"] == "run.yaml"

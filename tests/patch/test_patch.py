@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +16,9 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.door import export_handout, handout_of
+from autotune.patch.own import with_own_files
 from autotune.patch.patch import patched, patched_all, write_patched
-from autotune.patch.wanted import wanted_of
+from autotune.patch.wanted import Wanted, wanted_of
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
@@ -647,3 +649,59 @@ def test_another_engine_is_told(folder):
     handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
     with pytest.raises(JobError, match="megatron"):
         wanted_of(replace(handout, engine="megatron", files={}), engine)
+
+
+READ = """\
+# my experiment
+name: first
+engine:
+  train_batch_size: 16  # never changes
+  zero_optimization:
+    stage: 1   # enough
+"""
+
+
+def own_of(folder: Path, **said: Any) -> Wanted:
+    """Stage 2 and eight samples of a command whose script reads a file under a flag of its own."""
+    described = {**RAW, "gives_data": True, **said}
+    script = replace(observed(described, command=["torchrun", "a.py", "--e", "run.yaml"]))
+    script = replace(script, folder=str(folder))
+    job = job_of(script, folder)
+    engine = ScriptEngine(job, CPU)
+    values = {**engine.own.values, "zero.stage": 2, "micro_batch": 8}
+    candidate = Candidate.of(values, world=2, global_batch=16)
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    edits = engine.edits(candidate)
+    carried = [key for key in edits.configuration if not key.startswith("gradient")]
+    return wanted_of(with_own_files(handout, engine, carried=carried), engine)
+
+
+def test_a_file_that_a_command_reads_under_any_flag_gets_what_arrives_from_it(folder):
+    path = write(folder, READ, "run.yaml")
+    source = {
+        **{"file": str(path), "at": ["engine"], "other": [], "is_whole": True},
+        "same": ["train_batch_size", "zero_optimization.stage"],
+        "sections": ["zero_optimization"],
+    }
+    brought = own_of(folder, sources=[source])
+    made = patched(path, brought)
+    expected = READ.replace("stage: 1", "stage: 2")
+    assert made.after == expected + "  train_micro_batch_size_per_gpu: 8\n"
+    assert said(made) == ["gradient_accumulation_steps=1: the configuration that your code makes"]
+    start = write(folder, "torchrun --nproc-per-node 2 a.py --e run.yaml\n", "run.sh")
+    line = patched(start, brought)
+    assert not line.is_changed
+    assert f"engine.zero_optimization.stage=2: {path}: --patch {path} writes it there" in said(
+        line
+    )
+
+
+def test_a_configuration_under_any_flag_is_deepspeed_s(folder):
+    path = write(folder, '{"zero_optimization": {"stage": 1}}', "of_mine.json")
+    made = patched(path, own_of(folder, config_file=str(path)))
+    assert json.loads(made.after) == {
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 1,
+    }
+    assert not made.left

@@ -54,6 +54,24 @@ def test_accumulation_by_hand_leaves_the_batch_out() -> None:
     assert "by hand" in reach.left_out["micro_batch"]
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("--batch {micro_batch=4} --steps {grad_accum=3}", "placeholders"),
+        ("--batch {micro_batch=4}", None),
+        ("--batch {micro_batch=4} --steps {grad_accum=2}", None),
+        ("--first {micro_batch=3} --steps {grad_accum=3}", None),
+    ],
+)
+def test_a_batch_by_hand_needs_a_word_for_its_steps(words: str, way: str | None) -> None:
+    """Else the global batch would change with it."""
+    passes = {**RAW, "micro_batches": [4, 4, 4], "asks_micro_batch": False}
+    command = f"torchrun train.py {words}".split()
+    reach = reach_of(observed(passes, command=command, read_back={"grad_accum": 1}))
+    assert reach.ways.get("micro_batch") == way
+    assert ("micro_batch" in reach.left_out) == (way is None)
+
+
 @pytest.mark.parametrize("knob", ["tp", "pp", "sp", "loss_chunk_tokens", "attention", "recompute"])
 def test_what_a_raw_script_decides_itself_is_left_out_with_the_reason(knob: str) -> None:
     reach = reach_of(observed(RAW))

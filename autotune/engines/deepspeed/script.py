@@ -30,8 +30,9 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.zero import inert_keys
+from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.job.job import Job
-from autotune.job.observed import Observed, placeholders_of
+from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knobs import canonical
@@ -193,6 +194,7 @@ class ScriptEngine(DeepSpeedEngine):
             "configuration": edits.configuration,
             "arguments": edits.arguments,
             "rows_per_sample": edits.rows_per_sample,
+            **({"files": edits.files} if edits.files else {}),
         }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
@@ -209,10 +211,14 @@ class ScriptEngine(DeepSpeedEngine):
             for key, value in _differences(before, after)
             # The global batch is no knob, and what is not there need not be removed.
             if key != "train_batch_size"
+            and not (self._script.accumulates_by_hand and key in _BATCH_KEYS)
             and not (self._switches_optimizer and key.startswith("optimizer."))
             and (value is not None or look_up(self._script.config, key) is not None)
         }
-        configuration |= self._inert_at(configuration)
+        if not self._script.reads_config:
+            configuration |= self._inert_at(configuration)
+        else:
+            configuration = self._without_inert(configuration)
         arguments: dict[str, KnobValue] = {}
         if self._reach.ways.get("micro_batch") == "arguments" and (
             candidate.micro_batch != self.own.micro_batch
@@ -237,6 +243,7 @@ class ScriptEngine(DeepSpeedEngine):
         return Edits(
             configuration=configuration,
             arguments=arguments,
+            files=self._script.in_files(configuration),
             rows_per_sample=self._script.rows_per_sample,
         )
 
@@ -252,6 +259,17 @@ class ScriptEngine(DeepSpeedEngine):
         now = inert_keys(after.get("zero_optimization", {}))
         return {f"zero_optimization.{name}": None for name in now if name not in was}
 
+    def _without_inert(self, configuration: dict[str, Any]) -> dict[str, Any]:
+        """Edits that leave the script a key which it may use, and which acts no more."""
+        zero = dict(self._script.config.get("zero_optimization", {}))
+        zero["stage"] = configuration.get("zero_optimization.stage", zero.get("stage", 0))
+        inert = {f"zero_optimization.{name}" for name in inert_keys(zero)}
+        return {
+            key: value
+            for key, value in configuration.items()
+            if value is not None or key not in inert
+        }
+
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must say: what it said of the command, but for what is edited.
 
@@ -259,6 +277,8 @@ class ScriptEngine(DeepSpeedEngine):
         """
         said = self._script.measured.read_back
         of_own, asked = self._foretold(self.own), self._foretold(candidate)
+        if self._script.accumulates_by_hand:  # DeepSpeed is told what it always was
+            asked |= {name: of_own[name] for name in ("micro_batch", "grad_accum")}
         found = {
             name: said[name] if name in said and of_own.get(name) == value else value
             for name, value in asked.items()
@@ -294,22 +314,33 @@ class ScriptEngine(DeepSpeedEngine):
     def edits_in_words(self, candidate: Candidate) -> list[str]:
         """See `Engine.edits_in_words`: the file and key, or the argument, with its new value."""
         edits = self.edits(candidate)
-        where = Path(str(self._script.description.get("config_file") or "")).name
-        of_config = where or "the configuration in your code"
-        lines = [
-            f"{of_config}: " + (f"remove {key}" if value is None else f"{key}: {_json(value)}")
-            for key, value in edits.configuration.items()
-            if not (edits.arguments and key in _BATCH_KEYS)
-        ]
+        lines = []
+        for key, value in edits.configuration.items():
+            if edits.arguments and key in _BATCH_KEYS:
+                continue
+            where, named = self._named(key)
+            lines.append(
+                f"{where}: " + (f"remove {named}" if value is None else f"{named}: {_json(value)}")
+            )
         lines += [f"argument: {name}={_json(value)}" for name, value in edits.arguments.items()]
         variables = self.ranks(candidate).environment
         return lines + [f"environment: {name}={value}" for name, value in variables.items()]
 
+    def _named(self, key: str) -> tuple[str, str]:
+        """The user's file that a key of the configuration belongs into, and its name there."""
+        if (place := self._script.place_of(key)) is not None:
+            return Path(place[0]).name, ".".join(place[1])
+        where = Path(str(self._script.description.get("config_file") or "")).name
+        return where or "the configuration in your code", key
+
     def remarks(self) -> list[str]:
         """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""
+        setup = self.setup(self.own)
+        if self._script.reads_config:  # keys of its own are none of DeepSpeed's
+            setup = setup.with_config(own_keys(setup.ds_config))
         found = [
             f"{violation.message}; {violation.fix}"
-            for violation in judge(self.setup(self.own))
+            for violation in judge(setup)
             # The script makes its batches: more steps in the file would change what it trains.
             if violation.rule != _GLOBAL_BATCH
         ]
@@ -347,6 +378,7 @@ class ScriptEngine(DeepSpeedEngine):
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
                 "DeepSpeed reduces the gradients after each of them"
             )
+        found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:
             found.append(f"a sample goes through the model as {n_rows} rows; samples are counted")
         elif not n_rows:
@@ -403,6 +435,12 @@ class ScriptEngine(DeepSpeedEngine):
     def _edited(self, candidate: Candidate) -> dict[str, Any]:
         config: dict[str, Any] = copy.deepcopy(dict(self._script.config))
         self.edits(candidate).apply(config, drops_product=True)
+        if self._script.reads_config and candidate != self.own:
+            zero = config.get("zero_optimization", {})
+            before = inert_keys(self._script.config.get("zero_optimization", {}))
+            for name in inert_keys(zero):
+                if name not in before:
+                    del zero[name]  # nothing acts on what stays in the user's own
         return config
 
     def _rendered(self, candidate: Candidate) -> dict[str, Any]:
@@ -460,7 +498,7 @@ def _in_placeholders(script: Observed) -> dict[str, KnobValue]:
     """Knobs that the command names, as they are in it."""
     return {
         name: KNOBS[name].check(own, where=f"{{{name}={own}}} in the command")
-        for name, own in placeholders_of(script.command).items()
+        for name, own in script.placeholders.items()
         if own and name in KNOBS
     }
 

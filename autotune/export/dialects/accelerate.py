@@ -83,5 +83,7 @@ def _by_script(handout: Handout, config: dict[str, Any]) -> tuple[dict[str, Any]
 
 
 def _in_code(own: OwnTraining) -> dict[str, Any]:
-    """Arguments that the command does not take; the configuration reaches it by the files."""
+    """What the command does not take; the configuration reaches it by the files, in most."""
+    if own.script.description.get("brings_plugin"):
+        return dict(own.in_code())  # it is made in the script's own code
     return {name: value for name, value in own.edits.arguments.items() if not own.takes(name)}

@@ -5,6 +5,7 @@ from pathlib import Path
 from autotune.base.templates import Templates
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.command_files import files_of_command
+from autotune.export.dialects.accelerate import AccelerateFiles
 from autotune.export.own import OwnFiles, OwnTraining, config_of_command
 from autotune.job.observed import FRAMEWORKS
 
@@ -23,6 +24,11 @@ class OwnCommand(Dialect):
 
     def of_command(self, own: OwnTraining) -> OwnFiles:
         """See `Dialect.of_command`."""
+        if own.is_set_up_by_accelerate and any(own.in_file()):
+            return AccelerateFiles().of_command(own)
         where = own.script.description.get("config_file") or ""
         theirs = f"your `{where}`" if where else "your configuration"
-        return config_of_command(own, own.config, f'{theirs} with the edits, every "auto" kept')
+        text = f'{theirs} with the edits, every "auto" kept'
+        if own.own_files:
+            text = "what DeepSpeed gets by them, for you to read"
+        return config_of_command(own, own.config, text)

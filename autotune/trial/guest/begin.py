@@ -13,8 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autotune.contract import ContractError
 from autotune.trial.descent import has_ended
+from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.guest.reading import watch_reading
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
 """Folder of the trial: set where the user's command is started, and for all below it."""
@@ -38,6 +41,8 @@ def begin() -> None:
     folder = Path(os.environ[GUEST_ENV])
     with contextlib.suppress(OSError):
         (folder / "ranks" / REACHED_FILE).touch()
+    with contextlib.suppress(ContractError):  # a rank says what is wrong with it
+        watch_reading(Edits.of_trial(folder).files)
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
         if take_rank(folder, int(number)):

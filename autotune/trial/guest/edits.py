@@ -7,7 +7,7 @@ import base64
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ DESCRIPTION_FILE = "description.json"
 """File below `RANKS_DIR`: what the command trains, as its first rank saw it."""
 
 
+Changes = Sequence[tuple[Sequence[str], Any]]
+"""Path of keys in a file, and the value there; None: the key goes."""
+
+
 @dataclass(frozen=True)
 class Edits:
     """What a candidate changes of what the user's command runs with."""
@@ -28,6 +32,8 @@ class Edits:
     """Dotted key of DeepSpeed's configuration -> its value; None: the key is removed."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Name of a field of TrainingArguments -> its value."""
+    files: Mapping[str, Changes] = field(default_factory=dict)
+    """Path of a file that the script takes its configuration from -> the edits in it."""
     rows_per_sample: int = 1
     """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
     observes: bool = False
@@ -37,6 +43,14 @@ class Edits:
     def of_trial(cls, folder: Path) -> "Edits":
         """Read those of the trial in a folder."""
         return cls(**read_json(folder / CONFIG_DIR / EDITS_FILE))
+
+    def arrived_in(self, config: Mapping[str, Any]) -> list[str]:
+        """Keys of the configuration's edits that it has already, be it by a file."""
+        return [
+            key
+            for key, value in self.configuration.items()
+            if value_at(config, key.split(".")) == value
+        ]
 
     def apply(self, config: dict[str, Any], *, drops_product: bool) -> None:
         """Change a configuration in place; a second time changes nothing.
@@ -48,21 +62,31 @@ class Edits:
                 and it would refuse the product.
         """
         for key, value in self.configuration.items():
-            *sections, name = key.split(".")
-            section: Any = config
-            for each in sections:
-                if not isinstance(section.get(each), dict):
-                    if value is None:
-                        break
-                    section[each] = {}
-                section = section[each]
-            else:
-                if value is None:
-                    section.pop(name, None)
-                else:
-                    section[name] = copy.deepcopy(value)
+            put(config, key.split("."), value)
         if drops_product and "train_micro_batch_size_per_gpu" in self.configuration:
             config.pop("train_batch_size", None)
+
+
+def put(data: dict[str, Any], at: Sequence[str], value: Any) -> None:
+    """Set the value at a path of keys, its sections made where they are none; None: it goes."""
+    *sections, name = at
+    for each in sections:
+        if not isinstance(data.get(each), dict):
+            if value is None:
+                return
+            data[each] = {}
+        data = data[each]
+    if value is None:
+        data.pop(name, None)
+    else:
+        data[name] = copy.deepcopy(value)
+
+
+def value_at(config: Any, path: Sequence[str]) -> Any:
+    """The value at a path of keys; None: there is none."""
+    for name in path:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 def configuration_of(given: Any) -> tuple[dict[str, Any], str]:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -35,18 +35,21 @@ from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, call_after_imports, combined
+from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import MIN_SAMPLES
 from autotune.trial.variables import BUILT_ENV, CAPACITY_ENV, SUBMITTED_ENV
 from autotune.trial.wrapper import segments, versions
 
-_OF_FILE = ("config_file", "config_written")
+_OF_FILE = ("config_file", "config_written", "sources", "settings_read", "arrived")
 """What is known of a configuration where it is read, before Trainer or accelerate fill it in."""
 _PARSERS = {
     "transformers.hf_argparser": ("HfArgumentParser", "parse_args_into_dataclasses"),
     "trl.scripts.utils": ("TrlParser", "parse_args_and_config"),
 }
 """Where a script reads Trainer's arguments off its command line: class and method, by module."""
+_PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
+"""Arguments of Accelerator with which a script sets DeepSpeed up in its code."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _NO_SCRIPTS = ("deepspeed", "accelerate", "transformers", "torch", __name__.partition(".")[0])
@@ -196,7 +199,8 @@ class Guest:
 
         @functools.wraps(parse)
         def noting(parser: Any, args: Any = None, *more: Any, **kwargs: Any) -> Any:
-            self.seen["parses_arguments"] |= args is None or args == sys.argv[1:]
+            is_of_line = args is None or args == sys.argv[1:]
+            self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
             return parse(parser, args, *more, **kwargs)
 
         setattr(kind, method, noting)
@@ -208,10 +212,12 @@ class Guest:
 
         @functools.wraps(read)
         def edited(config: Any, config_file_or_dict: Any, *args: Any, **kwargs: Any) -> None:
+            stop_watching()
             read(config, config_file_or_dict, *args, **kwargs)
             if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
                 self.seen["config_file"] = os.path.abspath(config_file_or_dict)
-            self.seen.setdefault("config_written", _plain(config.config))
+            if "config_written" not in self.seen:
+                self.seen.update(self._origin(config.config))
             self.edits.apply(config.config, drops_product=True)
             config.set_stage_and_offload()
 
@@ -221,10 +227,13 @@ class Guest:
         """No trackers, and no folder of theirs for a project."""
         kind = module.Accelerator
         make = kind.__init__
+        parameters = inspect.signature(make)
 
         @functools.wraps(make)
         def quietly(accelerator: Any, *args: Any, **kwargs: Any) -> None:
             self._note_framework("accelerate")
+            given = parameters.bind_partial(accelerator, *args, **kwargs).arguments
+            self.seen["brings_plugin"] = any(given.get(name) for name in _PLUGINS)
             if kwargs.get("log_with") is not None:
                 kwargs["log_with"] = None
             make(accelerator, *args, **kwargs)
@@ -259,6 +268,7 @@ class Guest:
 
     def _edit(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Edit what an engine is made with, and tell of it; None: it has nothing to train with."""
+        stop_watching()
         of_script = arguments.get("args")
         in_arguments = getattr(of_script, "deepspeed_config", None)
         given = arguments.get("config")
@@ -271,7 +281,7 @@ class Guest:
         config, file = configuration_of(given)
         if arguments.get("optimizer") is None and not config.get("optimizer"):
             return None
-        facts = {"config_file": file, "config_written": _plain(config)}
+        facts = {"config_file": file, **self._origin(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -285,6 +295,16 @@ class Guest:
             "client_optimizer": _class_of(arguments.get("optimizer")),
             "client_scheduler": _class_of(arguments.get("lr_scheduler")),
             "gives_data": arguments.get("training_data") is not None,
+        }
+
+    def _origin(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What a configuration was before it is edited here, and which files it came from."""
+        written = _plain(dict(config))
+        return {
+            "config_written": written,
+            "sources": sources_of(written) if self.edits.observes else [],
+            "settings_read": settings_read() if self.edits.observes else [],
+            "arrived": self.edits.arrived_in(config),
         }
 
     def _wait_for(self, engine: Any, facts: dict[str, Any]) -> None:
@@ -479,6 +499,13 @@ def _is_called_by_script(here: FrameType | None) -> bool:
     caller = here.f_back if here is not None else None
     package = "" if caller is None else caller.f_globals.get("__name__", "").partition(".")[0]
     return package not in _NO_SCRIPTS
+
+
+def _fills_training_arguments(parser: Any) -> bool:
+    """Whether a parser makes Trainer's arguments, and not only others of the script's own."""
+    kinds = getattr(parser, "dataclass_types", ())
+    fields = [getattr(kind, "__dataclass_fields__", {}) for kind in kinds]
+    return any("per_device_train_batch_size" in each for each in fields)
 
 
 def _is_partitioned(model: Any) -> bool:

@@ -91,6 +91,60 @@ def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(
     assert "set gradient_accumulation_steps" not in said
 
 
+def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path) -> None:
+    """It divides its loss itself: steps of DeepSpeed's beside would halve every gradient."""
+    by_hand = {**RAW, "micro_batches": [4, 4], "asks_micro_batch": False}
+    engine = ScriptEngine(
+        job_of(
+            observed(
+                {**by_hand, "config": {**RAW["config"], "gradient_accumulation_steps": 1}},
+                command=["a.py", "--batch", "{micro_batch=4}", "--steps", "{grad_accum=2}"],
+                read_back={"grad_accum": 1},
+            ),
+            tmp_path,
+        ),
+        CPU,
+    )
+    values = {**engine.own.values, "micro_batch": 2, "zero.stage": 2}
+    candidate = Candidate.of(values, world=2, global_batch=16)
+    assert candidate.grad_accum == 4
+    assert engine.edits(candidate).configuration == {"zero_optimization.stage": 2}
+    expected = engine.expected(candidate)
+    assert (expected["micro_batch"], expected["grad_accum"]) == (4, 1)
+
+
+READ = {
+    "file": "/p/run.yaml",
+    "at": ["engine"],
+    "same": ["zero_optimization.stage", "zero_optimization.overlap_comm"],
+    "other": [],
+    "sections": ["zero_optimization"],
+    "is_whole": True,
+}
+
+
+def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(
+    tmp_path: Path,
+) -> None:
+    zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
+    config = {
+        **RAW["config"],
+        "zero_optimization": zero,
+        "n_tokens": 7,
+        "wall_clock_breakdwn": True,
+    }
+    engine = engine_of(tmp_path, {**RAW, "config": config, "sources": [READ]})
+    candidate = changed(engine, zero__stage=0)
+    edits = engine.edits(candidate)
+    assert edits.configuration == {"zero_optimization.stage": 0}
+    assert edits.files == {"/p/run.yaml": [(["engine", "zero_optimization", "stage"], 0)]}
+    assert not engine.judge(candidate)
+    assert engine.edits_in_words(candidate)[0] == "run.yaml: engine.zero_optimization.stage: 0"
+    said = " ".join(engine.remarks())
+    assert "n_tokens" not in said, "it is the program's"
+    assert "did you mean wall_clock_breakdown?" in said
+
+
 def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(
     tmp_path: Path,
 ) -> None:

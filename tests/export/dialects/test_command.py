@@ -13,6 +13,7 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.door import export_handout, handout_of
 from autotune.export.own import OwnTraining
+from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
 from tests.observed import RAW, TRAINER, job_of, observed
 from tests.trials import CPU
@@ -163,7 +164,7 @@ def test_what_is_set_in_code_is_listed() -> None:
     assert dict(own.in_code()) == {
         "per_device_train_batch_size": 8,
         "gradient_checkpointing": False,
-        "DeepSpeed's configuration: zero_optimization.stage": 1,
+        "the configuration in your code: zero_optimization.stage": 1,
     }
 
 
@@ -250,7 +251,7 @@ def test_arguments_in_code_are_written_down(tmp_path: Path) -> None:
     text = (exported(handout, tmp_path, "hf") / "README.md").read_text()
     assert "TrainingArguments(..., deepspeed='ds_config.json'" in text
     assert "per_device_train_batch_size=8" in text
-    assert "- `DeepSpeed's configuration: zero_optimization.stage`: `1`" in text
+    assert "| `the configuration in your code: zero_optimization.stage` | `1` |" in text
 
 
 def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_the_readme_says_that_an_extension_may_be_compiled_first(tmp_path: Path)
 
 
 def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "torchrun train.py --deepspeed ds_config.json", "trainer")
+    handout = handed_out(tmp_path, TRAINS, "trainer", parses_arguments=True)
     variables = {"MALLOC_TRIM_THRESHOLD_": "1073741824"}
     out = exported(dataclasses.replace(handout, variables=variables), tmp_path, "command")
     assert "export MALLOC_TRIM_THRESHOLD_=1073741824\n" in (out / "launch.sh").read_text()
@@ -275,14 +276,72 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names_file", [True, False])
-def test_a_start_that_does_not_carry_all_settings_says_so(
-    tmp_path: Path, names_file: bool
-) -> None:
+def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_file: bool) -> None:
     config = str(tmp_path / "ds.json")
     command = f"torchrun train.py --deepspeed_config {config}" if names_file else "torchrun a.py"
     handout = handed_out(tmp_path, command, "deepspeed", config_file=config if names_file else "")
-    text = (exported(handout, tmp_path, "command") / "launch.sh").read_text()
-    assert ("carries only some of the new settings" in text) == (not names_file)
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() == names_file
+    assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
+
+
+def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
+    """DeepSpeed's own arguments have `--deepspeed`, which is on or off."""
+    handout = handed_out(tmp_path, "torchrun train.py --deepspeed", "deepspeed")
+    assert not (exported(handout, tmp_path, "command") / "launch.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "carried", "is_started"),
+    [
+        ("torchrun t.py --run=conf/mine.yaml", True, True),
+        ("torchrun t.py --run=conf/mine.yaml", False, False),
+        ("torchrun t.py", True, False),
+    ],
+    ids=["named", "changed by the code", "not named"],
+)
+def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
+    tmp_path: Path, command: str, carried: bool, is_started: bool
+) -> None:
+    mine, beside = f"{tmp_path}/conf/mine.yaml", f"{tmp_path}/conf/model/small.yaml"
+    source = {
+        **{"file": mine, "at": ["ds"], "same": ["zero_optimization.stage"], "other": []},
+        **{"sections": ["zero_optimization"], "is_whole": True},
+    }
+    handout = dataclasses.replace(
+        handed_out(tmp_path, command, "deepspeed", sources=[source]),
+        carried=["zero_optimization.stage"] if carried else [],
+        own_files={mine: "ds: {} # mine\n", beside: "layers: 2\n"} if carried else {},
+    )
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() == is_started
+    if is_started:
+        assert started(out) == f"torchrun t.py --run={out}/mine.yaml"
+        assert (out / "mine.yaml").read_text() == "ds: {} # mine\n"
+        assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
+    elif carried:
+        assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
+
+
+def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
+    """It once said that nothing is changed."""
+    script = observed(
+        {**RAW, "asks_micro_batch": False},
+        command=["a.py", "--b", "{micro_batch=4}", "--s", "{grad_accum=2}"],
+        read_back={"grad_accum": 1},
+    )
+    script = dataclasses.replace(script, folder=str(tmp_path))
+    job = job_of(script, tmp_path)
+    engine = ScriptEngine(job, CPU)
+    candidate = Candidate.of(
+        {**engine.own.values, "micro_batch": 2}, world=2, global_batch=job.global_batch
+    )
+    handout = handout_of(candidate, engine=engine, job=job, environment=CPU)
+    out = exported(handout, tmp_path, "command")
+    text = (out / "README.md").read_text()
+    assert "| `{micro_batch=4}` | `2` |\n| `{grad_accum=2}` | `4` |" in text
+    assert "Nothing is changed" not in text
+    assert started(out) == "a.py --b 2 --s 4"
 
 
 def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
@@ -304,11 +363,17 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path, to: s
     assert started(out) == f"torchrun run.py {out}/args.json"
 
 
-def test_what_accelerate_s_own_command_cannot_carry_its_files_can(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "accelerate launch --zero_stage 2 t.py", "accelerate")
-    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
-    assert "zero_optimization.stage`: `1`" in text
-    assert "`export --to accelerate` writes files that carry" in text
+@pytest.mark.parametrize("brings_plugin", [False, True])
+def test_settings_of_accelerate_s_launcher_become_its_files(
+    tmp_path: Path, brings_plugin: bool
+) -> None:
+    """A plugin in the script's code stands above them."""
+    command = "accelerate launch --zero_stage 2 t.py"
+    handout = handed_out(tmp_path, command, "accelerate", brings_plugin=brings_plugin)
+    out = exported(handout, tmp_path, "command")
+    assert (out / "launch.sh").exists() != brings_plugin
+    if not brings_plugin:
+        assert started(out).startswith(f"accelerate launch --config_file {out}/accelerate.yaml")
 
 
 @pytest.mark.parametrize(
@@ -397,12 +462,15 @@ def test_lightning_s_command_line_reads_one_file_more(
     assert told["accumulate_grad_batches"] == 1
     assert told["strategy"]["class_path"].startswith(kind)
     assert told["strategy"]["init_args"] == {"config": str(out / "ds_config.json")}
-    assert started(out) == command + (f" --config {out}/trainer.yaml" if is_read else "")
-    assert ("zero_optimization.stage`: `1`" in (out / "README.md").read_text()) != is_read
+    assert (out / "launch.sh").exists() == is_read
+    if is_read:
+        assert started(out) == f"{command} --config {out}/trainer.yaml"
 
 
 def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> None:
-    handout = handed_out(tmp_path, "torchrun train.py", "deepspeed")
+    config_file = str(tmp_path / "ds.json")
+    command = f"torchrun train.py --ds {config_file}"
+    handout = handed_out(tmp_path, command, "deepspeed", config_file=config_file)
     out = exported(handout, tmp_path, "deepspeed", "slurm")
     config = json.loads((out / "ds_config.json").read_text())
     assert config == {**ARRIVED, "zero_optimization": {"stage": 1}}
@@ -416,6 +484,7 @@ def test_a_raw_script_gets_numbers_and_a_job_of_a_cluster(tmp_path: Path) -> Non
         ("trainer", "llama-factory", None, "accelerate, command, deepspeed, hf"),
         ("trainer", "megatron", None, "deepspeed"),
         ("trainer", "hf", "accelerate", "starts its ranks by torchrun"),
+        ("trainer", "hf", "slurm", "cannot carry all settings"),
     ],
 )
 def test_what_nothing_in_the_command_reads_is_refused(

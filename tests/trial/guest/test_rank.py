@@ -1,12 +1,13 @@
 """What a rank of a user's script notes of how the script builds its model."""
 
-from types import ModuleType
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from autotune.trial.guest.rank import Guest, _is_partitioned
+from autotune.trial.guest.rank import Guest, _fills_training_arguments, _is_partitioned
 
 
 class Split(torch.nn.Linear):
@@ -43,3 +44,19 @@ def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(caller: str, is_o
     exec("init('context', 'module')", vars(module))
     assert guest._splits_models == is_own
     assert made == [("context", "module")]
+
+
+@dataclass
+class Own:
+    d_model: int = 8
+
+
+@dataclass
+class Training(Own):
+    per_device_train_batch_size: int = 8
+
+
+def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
+    """`--per_device_train_batch_size 8` would end the script."""
+    assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[Own]))
+    assert _fills_training_arguments(SimpleNamespace(dataclass_types=[Own, Training]))

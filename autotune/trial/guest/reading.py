@@ -1,0 +1,217 @@
+"""The files that a script's configuration comes from: which it read, and a candidate in them.
+
+A script may read a file under any flag, and hand DeepSpeed a dict. The first run sees which files
+hold what was handed over. A trial then lets the script read them as a candidate has them: what
+arrives that way, before anything else is edited, is what the files carry.
+"""
+
+import builtins
+import contextlib
+import functools
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from autotune.trial.guest.edits import Changes, put, value_at
+
+_SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
+_YAML = (".yaml", ".yml")
+_LARGEST_BYTES = 2**20
+_MOST_FILES = 200
+_MOST_SECTIONS = 500
+_MOST_LEVELS = 6
+_TELLING = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+"""Keys of DeepSpeed's, one of which a configuration has, whoever wrote it."""
+
+_read: dict[str, None] = {}
+"""Files of settings that this process has opened, in their order."""
+_is_over = False
+
+
+def watch_reading(changed: Mapping[str, Changes]) -> None:
+    """Note from now on which files of settings are read, and give some of them with changes.
+
+    Args:
+        changed: Path of a file -> what is changed in it.
+    """
+    sys.addaudithook(_on_event)
+    if changed:
+        copies: dict[str, str | None] = {}
+        by_path = {os.path.realpath(path): changes for path, changes in changed.items()}
+        opens = _changing(builtins.open, by_path, copies)
+        builtins.open = opens
+        io.open = opens  # what pathlib opens by
+
+
+def stop_watching() -> None:
+    """Note no more files: the configuration was handed over."""
+    global _is_over
+    _is_over = True
+
+
+def settings_read() -> list[str]:
+    """Files of settings that the script has read, in their order."""
+    return list(_read)
+
+
+def sources_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The files that were read and hold values of a configuration, that with most of them first.
+
+    Returns:
+        Of each file: `file`, its path; `at`, the keys of its section that is the configuration;
+        `same` and `other`, dotted keys that it has with the configuration's value, and with
+        another; `sections`, its keys that hold sections; `is_whole`, whether it holds most of
+        the configuration.
+    """
+    wanted = {path: value for path, value in _leaves(config) if path}
+    found = [_source(path, wanted) for path in settings_read()]
+    return sorted((one for one in found if one), key=lambda one: -len(one["same"]))
+
+
+def _source(path: str, wanted: Mapping[tuple[str, ...], Any]) -> dict[str, Any] | None:
+    data = _data(path)
+    best: tuple[int, tuple[str, ...], Mapping[str, Any]] | None = None
+    for at, section in _sections(data or {}):
+        n_same = sum(_is_same(value_at(section, key), value) for key, value in wanted.items())
+        if n_same and (best is None or n_same > best[0]):
+            best = n_same, at, section
+    if best is None:
+        return None
+    n_same, at, section = best
+    there = [key for key in wanted if value_at(section, key) is not None]
+    if not any(key[0] in _TELLING for key in there):
+        return None
+    same = [key for key in there if _is_same(value_at(section, key), wanted[key])]
+    return {
+        "file": path,
+        "at": list(at),
+        "same": [".".join(key) for key in same],
+        "other": [".".join(key) for key in there if key not in same],
+        "sections": [name for name, value in section.items() if isinstance(value, Mapping)],
+        "is_whole": 2 * len(same) >= len(wanted),
+    }
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open" or _is_over:
+        return
+    path, mode = args[0], args[1]
+    is_named = isinstance(path, str | os.PathLike) and (mode is None or _reads(mode))
+    if not is_named or len(_read) >= _MOST_FILES:
+        return
+    name = os.path.abspath(os.fspath(path))
+    if isinstance(name, str) and name not in _read and _is_settings(name):
+        _read[name] = None
+
+
+def _is_settings(path: str) -> bool:
+    if not path.endswith(_SUFFIXES) or "site-packages" in path or path.startswith(sys.prefix):
+        return False
+    with contextlib.suppress(OSError):
+        return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES
+    return False
+
+
+def _reads(mode: Any) -> bool:
+    return isinstance(mode, str) and not set(mode) & set("wax+")
+
+
+def _changing(
+    opens: Callable[..., Any], changed: Mapping[str, Changes], copies: dict[str, str | None]
+) -> Callable[..., Any]:
+    """`open`, which gives a changed copy of some files to whoever reads them."""
+
+    @functools.wraps(opens)
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, str | os.PathLike) and _reads(mode):
+            path = os.path.realpath(os.fspath(file))
+            if path in changed and path not in copies:
+                copies[path] = path  # the copy is made of the file itself
+                copies[path] = _copy(path, changed[path])
+            file = copies.get(path) or file
+        return opens(file, mode, *args, **kwargs)
+
+    return opened
+
+
+def _copy(path: str, changes: Changes) -> str | None:
+    """A copy of a file with changes in it; None where its text is none that is read here."""
+    data = _data(path)
+    if data is None:
+        return None
+    for at, value in changes:
+        put(data, at, value)
+    folder = tempfile.mkdtemp(prefix="autotune-read-")  # goes with the trial's temporary files
+    copied = os.path.join(folder, os.path.basename(path))
+    with open(copied, "w", encoding="utf-8") as file:
+        if path.endswith(_YAML):
+            import yaml
+
+            yaml.safe_dump(data, file, sort_keys=False, allow_unicode=True)
+        else:
+            json.dump(data, file, indent=2)
+    return copied
+
+
+def _data(path: str) -> dict[str, Any] | None:
+    """The mapping in a file, read as its user's packages do; None: it holds none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        if path.endswith(_YAML):
+            import yaml  # of the script, which reads it
+
+            found = yaml.safe_load(text)
+        else:
+            found = _json(text)
+    except Exception:  # whoever it is for reads it otherwise, or nobody does
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        import hjson  # as DeepSpeed reads its file
+
+        return json.loads(json.dumps(hjson.loads(text)))
+
+
+def _sections(
+    data: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """All sections of a file with their paths, the outermost first."""
+    level: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [(at, data)]
+    n_left = _MOST_SECTIONS
+    while level and n_left > 0 and len(level[0][0]) <= _MOST_LEVELS:
+        yield from level
+        n_left -= len(level)
+        level = [
+            ((*path, str(name)), value)
+            for path, section in level
+            for name, value in section.items()
+            if isinstance(value, Mapping)
+        ]
+
+
+def _leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, (*at, str(name)))
+    else:
+        yield at, value
+
+
+def _is_same(there: Any, value: Any) -> bool:
+    """Whether a file's value is one that was handed over; YAML 1.1 takes 1e-5 for text."""
+    if there is None or isinstance(there, bool) != isinstance(value, bool):
+        return False
+    if isinstance(there, str) and isinstance(value, float):
+        with contextlib.suppress(ValueError):
+            return float(there) == value
+    return bool(there == value)

@@ -1,0 +1,99 @@
+"""Which files a configuration came from, and what a script reads in their place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.trial.guest import reading
+from autotune.trial.guest.reading import sources_of
+
+HANDED = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 500},
+}
+
+
+def found_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[dict[str, Any]]:
+    """Sources of `HANDED` after files were read; `__` in a name stands for its dot."""
+    paths = {str(folder / name.replace("__", ".")): text for name, text in texts.items()}
+    for path, text in paths.items():
+        Path(path).write_text(text)
+    monkeypatch.setattr(reading, "_read", dict.fromkeys(paths))
+    found = sources_of(HANDED)
+    return [{**one, "file": Path(one["file"]).name} for one in found]
+
+
+def test_the_section_that_holds_the_most_of_it_is_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = {"seed": 2, "eval": {"train_micro_batch_size_per_gpu": 2}, "model": {"ds": HANDED}}
+    (one,) = found_in(tmp_path, monkeypatch, mine__json=json.dumps(mine))
+    assert (one["file"], one["at"], one["other"]) == ("mine.json", ["model", "ds"], [])
+    assert "zero_optimization.stage" in one["same"]
+    assert one["is_whole"]
+
+
+def test_a_value_that_the_code_has_changed_is_none_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "optimizer: {params: {lr: 1e-5}}\nzero_optimization: {stage: 3}\n"
+    (one,) = found_in(tmp_path, monkeypatch, mine__yaml=text)
+    assert one["same"] == ["optimizer.params.lr"], "text to YAML 1.1"
+    assert one["other"] == ["zero_optimization.stage"]
+    assert not one["is_whole"]
+
+
+def test_what_holds_other_settings_or_no_mapping_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = json.dumps({"layers": 2, "optimizer": {"type": "AdamW"}})
+    said = found_in(
+        tmp_path, monkeypatch, model__json=model, list__json="[1, 2]", broken__yaml="a: [\n"
+    )
+    assert not said
+
+
+READS = """
+import json, sys
+from pathlib import Path
+from autotune.trial.guest.reading import settings_read, stop_watching, watch_reading
+ours, theirs = sys.argv[1:]
+watch_reading({ours: [(["zero_optimization", "stage"], 2), (["a"], None), (["b", "c"], 1)]})
+with open(ours) as file:
+    by_open = json.load(file)
+by_path = json.loads(Path(ours).read_text())
+other = json.loads(open(theirs, "rb").read())
+open(theirs, "a").close()
+stop_watching()
+open(ours + ".yaml", "w").write("a: 1")
+open(ours + ".yaml").close()
+print(json.dumps([by_open, by_path, other, settings_read()]))
+"""
+
+
+def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
+    text = json.dumps({"zero_optimization": {"stage": 1}, "a": 3, "mine": [1]})
+    ours.write_text(text)
+    theirs.write_text('{"kept": true}')
+    ran = subprocess.run(
+        [sys.executable, "-c", READS, str(ours), str(theirs)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+    )
+    by_open, by_path, other, read = json.loads(ran.stdout)
+    edited = {"zero_optimization": {"stage": 2}, "mine": [1], "b": {"c": 1}}
+    assert by_open == by_path == edited
+    assert other == {"kept": True}
+    assert ours.read_text() == text
+    assert read[:1] == [str(ours)]
+    assert str(theirs) in read
+    assert f"{ours}.yaml" not in read, "after the engine was made"
