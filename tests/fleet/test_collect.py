@@ -92,6 +92,16 @@ def test_sigkill_is_out_of_memory_only_if_the_kernel_says_so(tmp_path, oom_kille
     reports = [report(0), report(1)]
     result = result_of(tmp_path, reports, ending(exit_codes={"1": -9}, oom_killed=oom_killed))
     assert result.outcome is outcome
+    assert ("may have sent it" in result.evidence) == (not oom_killed)
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(137, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (255, "ended with code 255")],
+)
+def test_a_launcher_that_ends_without_a_word_says_how(tmp_path, code, how):
+    result = result_of(tmp_path, [], ending(launcher_code=code))
+    assert (result.outcome, result.evidence) == (Outcome.LAUNCH, f"the launcher {how}")
 
 
 @pytest.mark.parametrize(
