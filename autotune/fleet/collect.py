@@ -133,6 +133,7 @@ def collect(
         environment=ending.nodes[0].environment,
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
+        log_bytes_left_out=sum(node.log_bytes_left_out for node in ending.nodes),
         own_log=next((r.own_log for r in reversed(reports) if r.own_log is not None), None),
     )
     return _with_figures(result, spec, reports, ending) if outcome.is_measured else result

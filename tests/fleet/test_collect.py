@@ -50,6 +50,10 @@ def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
     assert (result.evidence, result.evidence_source) == ("can't allocate", "rank 1 in engine_init")
 
 
+def test_what_is_cut_out_of_the_logs_is_recorded(tmp_path):
+    assert result_of(tmp_path, [], ending(log_bytes_left_out=9)).log_bytes_left_out == 9
+
+
 def test_a_driver_that_stopped_answering_is_said_and_the_outcome_stays(tmp_path):
     oom = report(1, outcome=Outcome.OOM, evidence="can't allocate")
     result = result_of(tmp_path, [report(0), oom], ending(driver_error="GPU is lost"))
