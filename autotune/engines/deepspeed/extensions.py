@@ -160,8 +160,8 @@ def build(
                 builder.kill()
             for builder in builders.values():
                 builder.end()
-            for path in _lock_files(folder):
-                path.unlink(missing_ok=True)
+            _remove(_lock_files(folder), lambda _: None)
+            _remove_compilers(folder)
 
 
 def _check_room(folder: Path) -> None:
@@ -427,9 +427,13 @@ def _prepared(folder: Path) -> Iterator[int]:
     folder.mkdir(parents=True, exist_ok=True)
     _check_own(folder)
     with _held(folder, blocking=True) as lock:
-        for left in folder.glob(f"{COMPILER_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_compilers(folder)
         yield lock
+
+
+def _remove_compilers(folder: Path) -> None:
+    for left in folder.glob(f"{COMPILER_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _missing(accelerator: str, nvme: bool) -> list[str]:
