@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.app.session import CPU_WORLD, Session, find_place, open_session
-from autotune.base.errors import JobError, StudyError
+from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.base.files import try_folder, write_text
 from autotune.base.secrecy import scrubbed
 from autotune.base.templates import canonical_json
@@ -258,8 +258,8 @@ def observe(
         text = canonical_json(dataclasses.asdict(script))
         write_text(study.folder / OBSERVED_FILE, text, error=StudyError, hint=hint)
         return script
-    except KeyboardInterrupt:
-        if is_new:  # there is no study yet, and no failure to look into
+    except (KeyboardInterrupt, FleetError):
+        if is_new:  # there is no study yet, and no failure of the command to look into
             shutil.rmtree(study.folder, ignore_errors=True)
         raise
     finally:

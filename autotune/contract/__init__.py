@@ -28,6 +28,7 @@ from autotune.contract.files import (
     open_regular,
     read_bounded,
     read_json,
+    read_tail,
     read_text,
     write_json,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "parts_of",
     "read_bounded",
     "read_json",
+    "read_tail",
     "read_text",
     "settings_of",
     "to_dict",

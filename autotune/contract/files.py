@@ -183,6 +183,21 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     return read_bounded(path, most_bytes).decode("utf-8", "replace")
 
 
+def read_tail(path: Path, most_bytes: int) -> str:
+    """The last text of a file, read as `open_regular` opens it; what is not UTF-8 is replaced.
+
+    A first line that would be cut is left out.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open(open_regular(path), "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size_bytes - most_bytes))
+        text = file.read(most_bytes).decode("utf-8", "replace")
+    return text.partition("\n")[2] if size_bytes > most_bytes and "\n" in text else text
+
+
 def is_count(text: str) -> bool:
     """Whether a text is a small whole number: a few digits, from 0 to 9 alone."""
     return _COUNT.fullmatch(text) is not None

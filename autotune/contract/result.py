@@ -294,6 +294,9 @@ class NodeReport(Stored):
     those that had either."""
     undrained_bytes: int = 0
     """Device memory that was in use after the trial and not before it."""
+    log_bytes_left_out: int = 0
+    """Bytes that its logs had in the middle and lost at the end of the trial: see
+    `autotune.fleet.node.ranks.shorten_log`."""
     driver_error: str = ""
     """What the driver said when it was asked for that; empty: it answered."""
     gpu: GpuUse | None = None
@@ -310,7 +313,8 @@ class NodeReport(Stored):
             if not all(rank.isdecimal() and len(rank) < 9 for rank in held):
                 raise ContractError(f"NodeReport: memory of no ranks: {sorted(held)}")
             check_figures("NodeReport: memory of ranks", held.values())
-        check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
+        left_bytes = [self.undrained_bytes, self.log_bytes_left_out]
+        check_figures("NodeReport: undrained_bytes, log_bytes_left_out", left_bytes, zero=True)
 
 
 COORDINATOR_ENDED = "the coordinator ended before the trial did"
@@ -396,6 +400,8 @@ class TrialResult(Stored):
     """None: there was no diagnostic pass."""
     own_log: OwnLog | None = None
     """None: the engine keeps none."""
+    log_bytes_left_out: int = 0
+    """Bytes that were cut out of the middle of its logs, where its ranks printed too much."""
     origin: Origin = Origin.MEASURED
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
@@ -410,3 +416,4 @@ class TrialResult(Stored):
         figures = (self.step_time_s, self.step_time_low_s, self.step_time_high_s)
         rates = (self.samples_per_s, self.samples_per_s_low, self.samples_per_s_high)
         check_figures("TrialResult: figures", (*self.step_times_s, *figures, *rates))
+        check_figures("TrialResult: log_bytes_left_out", [self.log_bytes_left_out], zero=True)

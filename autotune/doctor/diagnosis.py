@@ -110,6 +110,8 @@ class Speed:
     """Seconds that the measurement took, start of the processes included."""
     problem: str = ""
     """Why there are no figures; the line that says so."""
+    fix: str = ""
+    """What to do about that problem."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,7 @@ def _speed(speed: Speed, n_devices: int) -> Iterator[Remark]:
         yield _fail(
             "communication",
             f"the matrix product and all-reduce did not run: {speed.problem}",
-            "the line names the cause: a busy device, a driver, or the loopback interface",
+            speed.fix,
         )
         return
     median = statistics.median(speed.matmul_flops)

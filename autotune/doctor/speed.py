@@ -22,7 +22,7 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     """
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()
-    problem, reports = "", []
+    problem, fix, reports = "", "", []
     try:
         reports = measure_on_ranks(
             "autotune.doctor.rank",
@@ -31,7 +31,7 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
             timeout_s=TIMEOUT_S,
         )
     except FleetError as error:
-        problem = error.message
+        problem, fix = error.message, error.hint
     wall_s = time.monotonic() - started_at_s
     return Speed(
         devices=chosen,
@@ -41,6 +41,7 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
         all_reduce_busbw=_busbw(reports),
         wall_s=wall_s,
         problem=problem,
+        fix=fix,
     )
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
+END = b'{"command": "end"}\n'
+"""Line on the standard input of a build that ends it."""
 _PERIOD_S = 0.02
+_END_WAIT_S = 10.0
+"""Time that a build has to end its compilers in and to remove what they leave."""
 
 
 def started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:
@@ -55,6 +59,9 @@ class Builds:
     def wait(self, meanwhile: Callable[[], None]) -> None:
         """Wait until all have ended, and call `meanwhile` all the time.
 
+        The first interrupt waits for their end. The second one asks them to end, and kills those
+        that have not after `_END_WAIT_S`.
+
         Raises:
             FleetError: One failed: the first of these.
             KeyboardInterrupt: It came before they had ended.
@@ -67,12 +74,27 @@ class Builds:
             except AutotuneError as error:
                 self._fail(error)
             except KeyboardInterrupt:
+                if self._was_interrupted:
+                    self._end()
+                    raise
                 self._was_interrupted = True
-                self._note("the build is not interrupted half way: ending once it is done")
+                self._note("ending once the build is done; Ctrl-C again ends it at once")
         if self._was_interrupted:
             raise KeyboardInterrupt
         if self._error is not None:
             raise self._error
+
+    def _end(self) -> None:
+        running, until_s = self._running, time.monotonic() + _END_WAIT_S
+        for build in running:
+            build.process.send(END)
+        while running and time.monotonic() < until_s:
+            time.sleep(_PERIOD_S)
+            for build in running:
+                build.hear()
+            running = [build for build in running if build.code is None]
+        for build in running:
+            build.process.end()
 
     def _listen(self) -> None:
         for build in list(self._running):
@@ -94,7 +116,7 @@ class _NodeBuild:
 
     def __init__(self, process: NodeProcess, where: str) -> None:
         self.code: int | None = None
-        self._process = process
+        self.process = process
         self._where = where
         self._unread = b""
         self._last = ""
@@ -102,8 +124,8 @@ class _NodeBuild:
 
     def hear(self) -> list[str]:
         """Lines that it has written meanwhile, without that error."""
-        self.code = self._process.poll()
-        *lines, self._unread = (self._unread + self._process.receive()).split(b"\n")
+        self.code = self.process.poll()
+        *lines, self._unread = (self._unread + self.process.receive()).split(b"\n")
         texts = [f"{self._where}{x.decode(errors='replace')}" for x in lines if x.strip()]
         if texts:
             # It may have come before its end was seen.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import re
 import signal
 import statistics
@@ -24,7 +23,7 @@ from autotune.contract import (
     Start,
     TrialResult,
     TrialSpec,
-    open_regular,
+    read_tail,
     read_text,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
@@ -48,6 +47,10 @@ _EVIDENCE_LINE = re.compile(
     re.IGNORECASE,
 )
 _TAIL_BYTES = 64 * 1024
+_UNKNOWN_KILLER = (
+    "no kill for memory was counted here: a scheduler, a limit outside of this container or a "
+    "person may have sent it"
+)
 
 _IN_A_COLLECTIVE = ", at distributed_c10d.py:"
 
@@ -130,6 +133,7 @@ def collect(
         environment=ending.nodes[0].environment,
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
+        log_bytes_left_out=sum(node.log_bytes_left_out for node in ending.nodes),
         own_log=next((r.own_log for r in reversed(reports) if r.own_log is not None), None),
     )
     return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
@@ -173,7 +177,10 @@ def _outcome(
     evidence, source = _last_error_line(folder / STDERR_FILE)
     codes = [node.launcher_code for node in ending.nodes]
     code = next((code for code in codes if code), codes[0])
-    evidence = evidence or ending.problem or f"the launcher ended with code {code}"
+    how = f"ended with code {code}"
+    if code is not None and (number := -code if code < 0 else code - 128) in set(signal.Signals):
+        how = f"was ended by {_signal_name(number)}"
+    evidence = evidence or ending.problem or f"the launcher {how}"
     return Outcome.LAUNCH, evidence, source
 
 
@@ -192,10 +199,14 @@ def _killed_silently(
             where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
             if code == -9 and node.oom_killed:
                 return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where
-            known = -code in {each.value for each in signal.Signals}
-            name = signal.Signals(-code).name if known else f"signal {-code}"
-            return Outcome.CRASH, f"ended by {name}", where
+            by_whom = f"; {_UNKNOWN_KILLER}" if code == -9 else ""
+            return Outcome.CRASH, f"ended by {_signal_name(-code)}{by_whom}", where
     return None
+
+
+def _signal_name(number: int) -> str:
+    known = number in {each.value for each in signal.Signals}
+    return signal.Signals(number).name if known else f"signal {number}"
 
 
 def _timeout(
@@ -243,9 +254,7 @@ def _stopped_at(folder: Path, rank: int) -> str:
 
 def _last_error_line(log: Path) -> tuple[str, str]:
     try:
-        with open(open_regular(log), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = read_tail(log, _TAIL_BYTES).splitlines()
     except OSError:
         return "", ""
     for line in reversed(lines):

@@ -158,8 +158,8 @@ class GangFleet:
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
         """See `Fleet.prepare`.
 
-        An interrupt waits for its end, and so does a build that fails for those of other nodes:
-        what compiles is not left half way.
+        The first interrupt waits for its end, and so does a build that fails for those of other
+        nodes. The second interrupt ends it.
         """
         for problem in self._transport.problems():
             note(problem)

@@ -12,7 +12,9 @@ from autotune.base.errors import JobError
 from autotune.job.model_shape import ModelShape
 from autotune.trial.transformer_shape import attention_window
 
-_ABSURD = 2**31
+_MOST = 2**31 - 1
+_MOST_LAYERS = 100_000
+"""A hundred times those of the deepest model; ten million take minutes to plan for."""
 
 
 def has_closed_form(config: Mapping[str, Any]) -> bool:
@@ -61,18 +63,20 @@ class _Keys:
         self._config = config
         self._where = where
 
-    def size(self, key: str, *, also: str = "", default: int | None = None) -> int:
-        """A count of at least one; `also` is another spelling that transformers takes."""
+    def size(
+        self, key: str, *, also: str = "", default: int | None = None, most: int = _MOST
+    ) -> int:
+        """A count from 1 to `most`; `also` is another spelling that transformers takes."""
         name = also if also and key not in self._config else key
         value = self._config.get(name)
         if value is None and default is not None:
             return default
         if value is None:
             raise JobError(f"{self._where}: {key} is missing", f"a {self._family} config needs it")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _ABSURD:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise JobError(
                 f"{self._where}: {name}: {value!r} is not a size",
-                f"it is a whole number from 1 to {_ABSURD - 1}",
+                f"it is a whole number from 1 to {most}",
             )
         return value
 
@@ -100,7 +104,7 @@ class _Keys:
 def _gpt2(config: Mapping[str, Any], where: str) -> ModelShape:
     """GPT-2: learned positions, LayerNorm and linear layers with biases, one fused QKV."""
     keys = _Keys(config, where)
-    layers = keys.size("n_layer", also="num_hidden_layers")
+    layers = keys.size("n_layer", also="num_hidden_layers", most=_MOST_LAYERS)
     hidden = keys.size("n_embd", also="hidden_size")
     heads = keys.size("n_head", also="num_attention_heads")
     positions = keys.size("n_positions", also="max_position_embeddings")
@@ -250,7 +254,7 @@ def _rotary(
         is_tied: Whether embeddings are tied where the config does not say.
     """
     keys = _Keys(config, where)
-    layers = keys.size("num_hidden_layers")
+    layers = keys.size("num_hidden_layers", most=_MOST_LAYERS)
     hidden = keys.size("hidden_size")
     ffn = ffn or keys.size("intermediate_size")
     heads = keys.size("num_attention_heads")

@@ -602,8 +602,9 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         )
     if "EOF when reading" in result.evidence:
         hint = "let it ask nothing: a trial has no terminal, and its standard input is empty"
+    where = f" [{result.evidence_source}]" if result.evidence_source else ""
     raise JobError(
-        f"the command, as it is, was not measured: {result.outcome}: {result.evidence} "
+        f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "
         f"(log: {log})",
         hint,
     )

@@ -27,7 +27,7 @@ from autotune.app.own_script import (
 from autotune.app.run import begin_study
 from autotune.app.session import plan_search
 from autotune.app.studies import find_study
-from autotune.base.errors import JobError, StudyError
+from autotune.base.errors import FleetError, JobError, StudyError
 from autotune.base.units import format_bytes
 from autotune.contract import Role, read_json, to_dict, write_json
 from autotune.engines.base import Engine
@@ -357,13 +357,14 @@ def test_a_script_that_is_not_there_is_refused(
         refuse_missing_script(line.split(), tmp_path)
 
 
-class Interrupted(Place):
-    """A place whose first trial is interrupted."""
+class Refusing(Place):
+    """A place where no first run comes about."""
 
     is_elsewhere = True  # nothing is compiled for it here
+    error: type[BaseException] = KeyboardInterrupt
 
     def gangs(self, world: int) -> Fleet:
-        raise KeyboardInterrupt
+        raise self.error("the ranks cannot meet", "mend it")
 
     def remarks(self, world: int) -> Sequence[str]:
         return ("somebody else measures here",)
@@ -372,16 +373,21 @@ class Interrupted(Place):
         raise AssertionError("no search begins")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FleetError])
 @pytest.mark.parametrize("was_there", [False, True])
-def test_an_interrupted_first_run_leaves_what_it_found(tmp_path: Path, was_there: bool) -> None:
+def test_a_first_run_that_never_was_leaves_what_it_found(
+    tmp_path: Path, was_there: bool, error: type[BaseException]
+) -> None:
+    place = Refusing(CPU, {})
+    place.error = error
     study, said = Study(tmp_path, "own"), list[str]()
     if was_there:
         study.folder.mkdir()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         observe(
             ["python", "train.py"],
             {},
-            place=Interrupted(CPU, {}),
+            place=place,
             study=study,
             folder=str(tmp_path),
             note=said.append,

@@ -50,6 +50,10 @@ def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
     assert (result.evidence, result.evidence_source) == ("can't allocate", "rank 1 in engine_init")
 
 
+def test_what_is_cut_out_of_the_logs_is_recorded(tmp_path):
+    assert result_of(tmp_path, [], ending(log_bytes_left_out=9)).log_bytes_left_out == 9
+
+
 def test_a_driver_that_stopped_answering_is_said_and_the_outcome_stays(tmp_path):
     oom = report(1, outcome=Outcome.OOM, evidence="can't allocate")
     result = result_of(tmp_path, [report(0), oom], ending(driver_error="GPU is lost"))
@@ -92,6 +96,16 @@ def test_sigkill_is_out_of_memory_only_if_the_kernel_says_so(tmp_path, oom_kille
     reports = [report(0), report(1)]
     result = result_of(tmp_path, reports, ending(exit_codes={"1": -9}, oom_killed=oom_killed))
     assert result.outcome is outcome
+    assert ("may have sent it" in result.evidence) == (not oom_killed)
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(137, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (255, "ended with code 255")],
+)
+def test_a_launcher_that_ends_without_a_word_says_how(tmp_path, code, how):
+    result = result_of(tmp_path, [], ending(launcher_code=code))
+    assert (result.outcome, result.evidence) == (Outcome.LAUNCH, f"the launcher {how}")
 
 
 @pytest.mark.parametrize(

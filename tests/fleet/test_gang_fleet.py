@@ -22,7 +22,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.fleet import gang_fleet
+from autotune.fleet import builds, gang_fleet
 from autotune.fleet.gang_fleet import GangFleet, rank_places
 from autotune.fleet.transports.base import Node
 from tests.trials import spec
@@ -548,7 +548,26 @@ def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gang_fleet.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         GangFleet(rack, world=2).prepare(("builder",), said.append)
-    assert "ending once it is done" in said[-1]
+    assert said[-1] == "ending once the build is done; Ctrl-C again ends it at once"
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_second_interrupt_ends_what_is_built(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rack, interrupts = Rack(1), iter(range(2))
+
+    def interrupted(_: float) -> None:
+        if next(interrupts, None) is not None:
+            raise KeyboardInterrupt
+        rack.agent().code = 130
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", interrupted)
+    monkeypatch.setattr(builds, "_END_WAIT_S", 10.0 if listens else 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        GangFleet(rack, world=2).prepare(("builder",), lambda _: None)
+    assert rack.agent().told == [{"command": "end"}]
+    assert rack.agent().code == (130 if listens else -9)
 
 
 def said_started(rack: Rack, folder: Path, node: int = 0) -> None:

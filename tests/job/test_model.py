@@ -263,6 +263,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
     [
         ({"num_hidden_layers": None}, "num_hidden_layers", "missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "0 is not a size"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers", "10000000 is not a size"),
         ({"vocab_size": "many"}, "vocab_size", "'many' is not a size"),
         ({"vocab_size": True}, "vocab_size", "True is not a size"),
         ({"hidden_size": 1e3}, "hidden_size", "1000.0 is not a size"),

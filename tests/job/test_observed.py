@@ -183,7 +183,8 @@ def test_a_first_run_that_measured_nothing_says_what_helps(
     outcome: Outcome, evidence: str, helps: str
 ) -> None:
     said: dict[str, Any] = {**observed().result, "outcome": outcome, "evidence": evidence}
-    with pytest.raises(JobError, match="was not measured") as caught:
+    said["evidence_source"] = "rank 1 in model"
+    with pytest.raises(JobError, match=r"was not measured: .* \[rank 1 in model\]") as caught:
         refuse_unobserved(TrialResult.from_dict(said), Path("/somewhere/stderr.log"))
     assert helps in caught.value.hint
     assert evidence in caught.value.message

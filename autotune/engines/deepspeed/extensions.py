@@ -14,7 +14,9 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.base.kept_process import Kept
+from autotune.base.kept_process import Kept, temporary_root
 from autotune.base.private import (
     PreparedError,
     check_code_folder,
@@ -32,7 +34,7 @@ from autotune.base.private import (
     open_new,
     user_cache,
 )
-from autotune.base.units import format_seconds
+from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import read_text
 from autotune.trial.prebuilt import BUILT_FILE, COMPILER_PREFIX, NEEDED
 
@@ -46,6 +48,8 @@ _LONGEST_BUILD_S = 3600.0
 """Time of one extension's build; minutes are usual."""
 TOLD_EVERY_S = 15.0
 """Time after which a log is told again what compiles."""
+_ROOM_BYTES = 32 * 2**20
+"""Room that a build takes on a disk: 4 MiB on CPU, more with CUDA, and as much in TMPDIR."""
 _LOOK_S = 1.0
 """Time between two looks at the compilers."""
 
@@ -110,24 +114,28 @@ def build(
     *,
     nvme: bool = False,
     on_progress: Callable[[str], None] | None = None,
+    has_to_end: Callable[[], bool] = lambda: False,
 ) -> None:
     """Build what is missing, and remove stale locks; returns at once if all is built.
 
     It returns at once even while another process builds extensions that are not asked for here.
 
-    The compilers run in sessions of their own, so that an interrupt never kills one half way. If
-    this process is killed they end with it, and hold the lock until all of them have: the next
-    build finds torch's lock files stale, and begins those extensions anew.
+    The compilers run in sessions of their own, and the first interrupt waits for them. The second
+    one ends them, and leaves none of torch's lock files. If this process is killed they end with
+    it, and hold the lock until all of them have: the next build finds torch's lock files stale,
+    and begins those extensions anew.
 
     Args:
         accelerator: `cpu` or `cuda`.
         on_line: Takes a line of what happens; of a compiler at work every `TOLD_EVERY_S`.
         nvme: Whether trials swap to a disk.
         on_progress: Takes the latter instead, every second: whoever redraws a line of a terminal.
+        has_to_end: Whether to end at once, as by the second interrupt; asked every second.
 
     Raises:
         FleetError: A build failed; the message names its log, and the hint is for the cause. Or
-            the folder is another user's.
+            the disk is full, or the folder is another user's.
+        KeyboardInterrupt: It was interrupted.
     """
     folder = extensions_folder(accelerator)
     _check_own(folder)
@@ -139,10 +147,36 @@ def build(
         missing = _missing(accelerator, nvme)
         if not missing:
             return
+        _check_room(folder)
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
-        builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
-        progress = _Compilation(builders, on_line, on_progress)
-        _wait_for(builders, folder, on_line, progress.tell)
+        builders: dict[str, Kept] = {}
+        try:
+            for name in missing:
+                builders[name] = _start_build(name, accelerator, folder, lock)
+            progress = _Compilation(builders, on_line, on_progress)
+            _wait_for(builders, folder, on_line, progress.tell, has_to_end)
+        finally:
+            for builder in builders.values():
+                builder.kill()
+            for builder in builders.values():
+                builder.end()
+            _remove(_lock_files(folder), lambda _: None)
+            _remove_compilers(folder)
+
+
+def _check_room(folder: Path) -> None:
+    """See that the disks that a build writes to are not full.
+
+    It is asked again after a failure: on a full disk even the log is empty.
+    """
+    for place, variable in ((folder, "TORCH_EXTENSIONS_DIR"), (Path(temporary_root()), "TMPDIR")):
+        free_bytes = shutil.disk_usage(place).free
+        if free_bytes < _ROOM_BYTES:
+            raise FleetError(
+                f"the disk of {place} is full: {format_bytes(free_bytes)} are free, and building "
+                f"DeepSpeed's extensions takes up to {format_bytes(_ROOM_BYTES)}",
+                f"make room there, or name a folder on another disk with {variable}",
+            )
 
 
 def _check_own(folder: Path) -> None:
@@ -171,12 +205,26 @@ def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Build what the arguments name, and say what happens, or what went wrong, a line each."""
+    """Build what the arguments name, and say what happens, or what went wrong, a line each.
+
+    Whoever started it ends it by a word on its standard input.
+    """
     try:
-        build(sys.argv[1], lambda line: print(line, flush=True), nvme="nvme" in sys.argv[2:])
+        build(
+            sys.argv[1],
+            lambda line: print(line, flush=True),
+            nvme="nvme" in sys.argv[2:],
+            has_to_end=_is_told_to_end,
+        )
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except FleetError as error:
         print(f"{error.message}; {error.hint}", flush=True)
         sys.exit(1)
+
+
+def _is_told_to_end() -> bool:
+    return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 1))
 
 
 def _remove_stale_locks(accelerator: str, on_line: Callable[[str], None]) -> None:
@@ -288,6 +336,7 @@ def _wait_for(
     folder: Path,
     on_line: Callable[[str], None],
     meanwhile: Callable[[], None],
+    has_to_end: Callable[[], bool],
 ) -> None:
     interrupted = False
     for name, builder in builders.items():
@@ -297,19 +346,26 @@ def _wait_for(
                 code = builder.wait(_LOOK_S)
                 break
             except subprocess.TimeoutExpired:
-                continue
+                if has_to_end():
+                    raise KeyboardInterrupt from None
             except KeyboardInterrupt:
+                if interrupted:
+                    raise
                 interrupted = True
-                on_line("the compiler is not interrupted half way: ending once it is done")
+                on_line("ending once the compilers are done; Ctrl-C again ends them at once")
         if code != 0:
             log = folder / f"{name}.log"
             lines = read_text(log).strip().splitlines()
-            said, advice = _cause_in(lines, folder)
-            if advice is None:
-                said = lines[-1] if lines else f"exit code {code}"
+            line, number = _cause_in(lines)
+            if number in (None, errno.ENOSPC):
+                _check_room(folder)
+            if number is None:
+                line = lines[-1] if lines else f"exit code {code}"
                 advice = _TOOLS_FOR_DISKS if name in _NVME else _TOOLS
+            else:
+                advice = _OF_THE_DISK[number].format(folder=folder)
             raise FleetError(
-                f"DeepSpeed's extension {name} could not be built: {said} (log: {log})", advice
+                f"DeepSpeed's extension {name} could not be built: {line} (log: {log})", advice
             )
     if interrupted:
         raise KeyboardInterrupt
@@ -344,12 +400,12 @@ _WORDS_OF_CAUSES: tuple[tuple[str, int], ...] = (
 """Error lines of compilers, linkers and Python, the surest first."""
 
 
-def _cause_in(lines: Sequence[str], folder: Path) -> tuple[str, str | None]:
-    """The line of a log that tells a cause besides the compiler, and the advice for it."""
+def _cause_in(lines: Sequence[str]) -> tuple[str, int | None]:
+    """The line of a log that tells a cause besides the compiler, and that cause."""
     for words, number in _WORDS_OF_CAUSES:
         for line in reversed(lines[-_LAST_LINES:]):
             if words in line:
-                return line.strip(), _OF_THE_DISK[number].format(folder=folder)
+                return line.strip(), number
     return "", None
 
 
@@ -371,9 +427,13 @@ def _prepared(folder: Path) -> Iterator[int]:
     folder.mkdir(parents=True, exist_ok=True)
     _check_own(folder)
     with _held(folder, blocking=True) as lock:
-        for left in folder.glob(f"{COMPILER_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_compilers(folder)
         yield lock
+
+
+def _remove_compilers(folder: Path) -> None:
+    for left in folder.glob(f"{COMPILER_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _missing(accelerator: str, nvme: bool) -> list[str]:

@@ -23,6 +23,7 @@ from autotune.trial.rendezvous import LOOPBACK, family_of
 PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
 _PORT = re.compile("[0-9]{5}")
+_CONNECT_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -44,8 +45,10 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
     """Find a port of an address of this node that nobody listens on and nobody leased.
 
     Raises:
-        FleetError: None of 200 random ports is free, or the folder of leases cannot be written.
+        FleetError: None of 200 random ports is free, the folder of leases cannot be written, or
+            see `check_reachable`.
     """
+    check_reachable(address)
     for port in random.sample(PORTS, 200):
         try:
             lease = _try_lease(port, address)
@@ -65,6 +68,31 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
         f"no free port found from {PORTS[0]} to {PORTS[-1]}",
         "end the programs that listen on so many ports",
     )
+
+
+def check_reachable(address: str = LOOPBACK) -> None:
+    """See that processes here meet at an address of this machine, as the ranks of a trial do.
+
+    Raises:
+        FleetError: It is no address of this machine, or its interface is down.
+    """
+    try:
+        with (
+            socket.create_server((address, 0), family=family_of(address)) as server,
+            socket.create_connection(server.getsockname()[:2], timeout=_CONNECT_S),
+        ):
+            return
+    except OSError as error:
+        is_loopback = address == LOOPBACK
+        fix = (
+            "ip link set lo up; if the address is still missing: ip addr add 127.0.0.1/8 dev lo "
+            "(::1 alone is not enough)"
+        )
+        raise FleetError(
+            f"the ranks of a trial cannot meet at {address}, an address that this machine has to "
+            f"have: {error.strerror or error}",
+            fix if is_loopback else "see that the interface with this address is up",
+        ) from error
 
 
 def remove_segments(port: int, address: str = LOOPBACK) -> None:

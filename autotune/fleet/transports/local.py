@@ -28,6 +28,7 @@ from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, rank_places
 from autotune.fleet.node.places import core_places, gpu_places
+from autotune.fleet.node.ports import check_reachable
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
@@ -113,8 +114,9 @@ def local_fleet(environment: Environment, *, world: int, is_exclusive: bool = Fa
     """A fleet of this machine alone; exclusive as of `GangFleet`.
 
     Raises:
-        FleetError: The machine has fewer GPUs than the job has ranks.
+        FleetError: The machine has fewer GPUs than the job has ranks, or its ranks cannot meet.
     """
+    check_reachable()
     transport = LocalTransport(environment, world=world)
     return GangFleet(transport, world=world, is_exclusive=is_exclusive)
 

@@ -1,6 +1,5 @@
 """The trials of a study: a row each, and what a row opens."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from autotune.base.units import (
     format_rate,
     format_seconds,
 )
-from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, open_regular
+from autotune.contract import STDERR_FILE, STDOUT_FILE, Outcome, Phase, Role, read_tail
 from autotune.record.facts import baseline_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
@@ -221,15 +220,9 @@ def _log_of(trial: Trial) -> tuple[str, str]:
 def _tail(path: Path) -> str:
     """The last lines of a file, without secrets; empty where it cannot be read."""
     try:
-        handle = open_regular(path)
+        # Where a line is cut, what is left of a secret would not look like one.
+        text = read_tail(path, _READ_BYTES)
     except OSError:
         return ""
-    with open(handle, "rb") as file:
-        size_bytes = os.fstat(handle).st_size
-        file.seek(max(0, size_bytes - _READ_BYTES))
-        text = file.read(_READ_BYTES).decode("utf-8", "replace")
-    # The first line was cut: what is left of a secret would not look like one.
-    if size_bytes > _READ_BYTES:
-        text = text.partition("\n")[2]
     kept = lines(scrubbed_text(text)).rstrip().splitlines()[-_LOG_LINES:]
     return "\n".join(kept)[-_LOG_CHARACTERS:]

@@ -7,6 +7,7 @@ arguments are the trial's; its interpreter and packages are the user's. What it 
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -19,13 +20,17 @@ from autotune.contract import (
     PARENT_ENV,
     RANKS_DIR,
     SPEC_FILE,
+    STDERR_FILE,
     TRIAL_ENV,
     ContractError,
     Phase,
     TrialSpec,
     read_json,
+    read_tail,
+    write_json,
 )
 from autotune.trial.descent import adopt_orphans, below, end_all_below, end_with_parent
+from autotune.trial.forks import EXIT_FILE
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, REACHED_FILE, owner_of
 from autotune.trial.guest.quiet import VARIABLES
 from autotune.trial.rendezvous import LOOPBACK
@@ -41,6 +46,19 @@ LINGER_S = 10.0
 _TORCH = b"libtorch_python"
 """Library that a process has mapped once it has imported torch."""
 _UNREACHED = "was not reached through PYTHONPATH"
+_ROOT_CAUSE = re.compile(
+    r"^Root Cause \(first observed failure\):\n(?:.*\n){1,4}? *rank +: (?P<rank>\d+) .*\n"
+    r" *exitcode +: -(?P<signal>\d+) ",
+    re.MULTILINE,
+)
+"""Last words of torchrun and what starts it: torch/distributed/elastic/multiprocessing/errors."""
+_DIED_WITH = re.compile(
+    r"^subprocess\.CalledProcessError: .* died with <Signals\.\w+: (?P<signal>\d+)>", re.MULTILINE
+)
+"""Last words of `accelerate launch` with one process."""
+_TAIL_BYTES = 64 * 1024
+_EXIT_CODE = 48
+"""Place of `exit_code` among the fields of /proc/PID/stat that follow the state: see proc(5)."""
 _PORTS = ("PET_MASTER_PORT", "MASTER_PORT", "MAIN_PROCESS_PORT")
 """Variables by which torchrun, bare scripts and others learn the port to meet at."""
 
@@ -88,20 +106,50 @@ def wait(process: "subprocess.Popen[bytes]", folder: Path, n_ranks: int) -> int:
     """
     with contextlib.ExitStack() as closing:
         watch = _RanksWatch(process, folder / RANKS_DIR, closing)
-        while not watch.ended:
-            if watch.command_ends_within(LOOK_S):
-                code = process.wait()
-                return _say(_no_rank(folder)) if not code and not watch.n_ranks else code
-            if watch.n_ranks < n_ranks and (rank := _unreached_rank(folder)) is not None:
-                return _say(f"rank {rank} {_UNREACHED}")
-        until_s = time.monotonic() + LINGER_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            if len(watch.ended) == n_ranks and all(map(_has_told_all, watch.ended)):
-                return 0
-            if watch.command_ends_within(left_s):
-                return process.wait()
+        code = _wait(process, folder, n_ranks, watch)
+        signalled = watch.signalled or _signalled_as_told(folder, code, n_ranks)
+    if signalled:
+        codes = {str(rank): -number for rank, number in signalled.items()}
+        write_json(folder / RANKS_DIR / EXIT_FILE.format(node=0), codes)
+    return code
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", folder: Path, n_ranks: int, watch: "_RanksWatch"
+) -> int:
+    while not watch.ended:
+        if watch.command_ends_within(LOOK_S):
+            code = process.wait()
+            return _say(_no_rank(folder)) if not code and not watch.n_ranks else code
+        if watch.n_ranks < n_ranks and (rank := _unreached_rank(folder)) is not None:
+            return _say(f"rank {rank} {_UNREACHED}")
+    until_s = time.monotonic() + LINGER_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        if len(watch.ended) == n_ranks and all(map(_has_told_all, watch.ended)):
+            return 0
+        if watch.command_ends_within(left_s):
+            return process.wait()
     print(f"launcher: the command was ended {LINGER_S:.0f} s after its ranks", file=sys.stderr)
     return 1
+
+
+def _signalled_as_told(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
+    """The rank that a signal ended, and the signal, as the command's own launcher tells it.
+
+    The last words of torchrun name both. With one rank the signal is enough: it is in the last
+    words of `accelerate launch`, or in the exit code of the command or of its shell.
+    """
+    text = ""
+    with contextlib.suppress(OSError):
+        text = read_tail(folder / STDERR_FILE, _TAIL_BYTES)
+    if told := _ROOT_CAUSE.search(text):
+        return {int(told["rank"]): int(told["signal"])}
+    if n_ranks > 1:
+        return {}
+    if told := _DIED_WITH.search(text):
+        return {0: int(told["signal"])}
+    number = -code if code < 0 else code - 128
+    return {0: number} if number in set(signal.Signals) else {}
 
 
 class _RanksWatch:
@@ -120,6 +168,9 @@ class _RanksWatch:
         """Descriptor of a rank's process -> its owner's file."""
         self.ended: set[Path] = set()
         """Owners' files of the ranks that have ended."""
+        self.signalled: dict[int, int] = {}
+        """Signals that ended the first ranks, by rank: those that end later may have got theirs
+        from a launcher that ends all."""
 
     @property
     def n_ranks(self) -> int:
@@ -129,7 +180,11 @@ class _RanksWatch:
     def command_ends_within(self, most_s: float) -> bool:
         """Wait until the command or a rank ends; whether the command has."""
         heard = select.select([self._command, *self._running], [], [], most_s)[0]
-        self.ended.update(self._running.pop(each) for each in heard if each in self._running)
+        ended = {self._running.pop(each) for each in heard if each in self._running}
+        if not self.ended:
+            found = {int(path.stem): _signal_that_ended(path) for path in ended}
+            self.signalled = {rank: number for rank, number in found.items() if number}
+        self.ended |= ended
         known = {*self._running.values(), *self.ended}
         for path in set(self._folder.glob(OWNER_FILES)) - known:
             if (pid := owner_of(path)) is None:
@@ -145,6 +200,19 @@ class _RanksWatch:
         descriptor = os.pidfd_open(pid)
         self._closing.callback(os.close, descriptor)
         return descriptor
+
+
+def _signal_that_ended(owner: Path) -> int:
+    """The signal that ended the rank of an owner's file; 0: none did, or that is not known.
+
+    The kernel tells it as long as the rank's parent has not asked for it.
+    """
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{owner_of(owner)}/stat").read_text(encoding="utf-8", errors="replace")
+        # A command's name may hold anything: the fields come after the last parenthesis.
+        state, *fields = stat.rpartition(")")[2].split()
+        return os.WTERMSIG(int(fields[_EXIT_CODE])) if state == "Z" else 0
+    return 0
 
 
 def _has_told_all(owner: Path) -> bool:

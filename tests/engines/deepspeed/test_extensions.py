@@ -1,10 +1,14 @@
+import contextlib
 import errno
 import fcntl
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
 from torch.utils.file_baton import FileBaton
@@ -163,7 +167,7 @@ def test_an_extension_that_the_release_lacks_is_not_needed(monkeypatch, tmp_path
 
 def test_the_command_builds_wherever_it_is_run(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(extensions, "build", lambda *a, nvme: asked.append((a[0], nvme)))
+    monkeypatch.setattr(extensions, "build", lambda *a, nvme, **_: asked.append((a[0], nvme)))
     for nvme in (False, True):
         module, *arguments = extensions.build_command("cpu", nvme=nvme)
         assert module == extensions.__name__
@@ -205,7 +209,8 @@ def compiles(command, **options):
     return Kept(["sh", "-c", script, "sh", name, folder], **options)
 
 extensions.Kept = compiles
-extensions.build("cpu", print)
+sys.argv = ["", "cpu"]
+extensions.main()
 """
 """A build whose compilers, one of them in a session of its own, do not end."""
 
@@ -231,6 +236,65 @@ def test_a_build_dies_with_its_parent_and_the_next_one_does_not_wait(folder, mon
     assert said[:2] == stale
     assert extensions.built("cpu") == list(extensions.needed("cpu"))
     assert list(folder.glob("*/lock")) == []
+
+
+@pytest.mark.parametrize("way", ["second interrupt", "word of the coordinator"])
+def test_a_build_that_has_to_end_leaves_neither_compilers_nor_locks(folder, way):
+    name = extensions.needed("cpu")[0]
+    (folder / name / BUILT_FILE).unlink()
+    build = subprocess.Popen(
+        [sys.executable, "-c", _BUILDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    wait_until((folder / name / "lock").exists, "it builds")
+    program = psutil.Process(build.pid)
+
+    def compilers():
+        found = []
+        for each in program.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [each] if each.name() == "sleep" else []
+        return found
+
+    wait_until(lambda: len(compilers()) == 2, "its compilers run")
+    running = compilers()
+    if way == "second interrupt":
+        build.send_signal(signal.SIGINT)
+        lines = iter(build.stdout.readline, "")
+        assert any("Ctrl-C again ends them at once" in line for line in lines)
+        assert all(map(psutil.Process.is_running, running))
+        build.send_signal(signal.SIGINT)
+    else:
+        build.stdin.write("end\n")
+        build.stdin.flush()
+    assert build.wait(60) == 130
+    assert not any(map(psutil.Process.is_running, running))
+    assert list(folder.glob("*/lock")) == []
+
+
+@pytest.mark.parametrize(
+    ("full", "variable"), [("folder", "TORCH_EXTENSIONS_DIR"), ("temporary", "TMPDIR")]
+)
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_full_disk_is_told_with_its_place(folder, tmp_path, monkeypatch, full, variable, when):
+    """On a full disk the compilers' log is empty, so it is the disk that is asked."""
+    (folder / "cpu_adam" / BUILT_FILE).unlink()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(extensions, "temporary_root", lambda: str(temporary))
+    monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
+    place = folder if full == "folder" else temporary
+    usage, started = shutil.disk_usage, []
+
+    def disk_usage(path):
+        is_full = path == place and (when == "before" or started)
+        return usage(path)._replace(free=4096) if is_full else usage(path)
+
+    monkeypatch.setattr(extensions.shutil, "disk_usage", disk_usage)
+    with pytest.raises(FleetError) as told:
+        extensions.build("cpu", started.append)
+    assert told.value.message.startswith(f"the disk of {place} is full: 4 KiB are free")
+    assert variable in told.value.hint
+    assert bool(started) == (when == "meanwhile")
 
 
 def simulate_two_compilers(folder, monkeypatch):

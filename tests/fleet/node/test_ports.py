@@ -1,5 +1,7 @@
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -8,6 +10,7 @@ from autotune.base import private
 from autotune.base.errors import FleetError
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
+from tests.namespaces import needs_namespaces
 
 
 def test_leases_at_the_same_time_differ_and_can_be_bound():
@@ -30,6 +33,36 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         lease = lease_port()
         assert lease.port == free.port
         lease.release()
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("loopback", "why"),
+    [
+        ("true", "Network is unreachable"),
+        ("ip link set lo up && ip addr del 127.0.0.1/8 dev lo", "Cannot assign requested address"),
+    ],
+    ids=["down", "::1 alone"],
+)
+def test_a_machine_without_loopback_is_told_what_is_missing(loopback, why):
+    script = (
+        "from autotune.fleet.node.ports import lease_port\n"
+        "from autotune.base.errors import FleetError\n"
+        "try: lease_port()\n"
+        "except FleetError as error: print(error.message, error.hint)\n"
+    )
+    command = f'{loopback}; exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", command, sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (
+        f"cannot meet at 127.0.0.1, an address that this machine has to have: {why}" in done.stdout
+    )
+    assert "ip link set lo up" in done.stdout
 
 
 def test_shared_memory_of_ended_trials_goes_and_that_of_running_ones_stays(tmp_path, monkeypatch):

@@ -171,6 +171,35 @@ def test_a_disk_that_is_full_keeps_no_port(
     assert machine.ranks.advance(), "there is nothing left to do"
 
 
+def test_a_long_log_keeps_its_start_and_its_end_and_says_what_is_missing(machine: Machine) -> None:
+    lines = [b"step %07d of a run that prints too much\n" % i for i in range(150_000)]
+    log = machine.ranks.folder / "stdout.log"
+    log.write_bytes(b"".join(lines))
+    machine.process.code = 0
+    while not machine.ranks.advance():
+        pass
+    kept = log.read_bytes().splitlines(keepends=True)
+    cut = next(i for i, line in enumerate(kept) if line not in lines[i : i + 1])
+    n_after = len(kept) - cut - 1
+    assert kept[:cut] + kept[cut + 1 :] == lines[:cut] + lines[-n_after:]
+    left_out = sum(map(len, lines[cut:-n_after]))
+    assert machine.report().log_bytes_left_out == left_out
+    assert kept[cut].startswith(b"[autotune: 2.15 MiB")
+    assert b"MiB are left out here" in kept[cut]
+    assert len(b"".join(kept)) < ranks.HEAD_BYTES + ranks.TAIL_BYTES + 200
+
+
+def test_a_log_of_one_line_is_shortened_too(tmp_path: Path) -> None:
+    log, bar = tmp_path / "stderr.log", b"\r99%" * 2**21
+    log.write_bytes(bar)
+    assert ranks.shorten_log(log) == len(bar) - ranks.HEAD_BYTES - ranks.TAIL_BYTES
+    assert ranks.shorten_log(tmp_path / "none.log") == 0
+    short = tmp_path / "short.log"
+    short.write_bytes(bar[: 4 * 2**20])
+    assert ranks.shorten_log(short) == 0
+    assert short.read_bytes() == bar[: 4 * 2**20]
+
+
 def gpus(*used_mib: int) -> list[Gpu]:
     return [
         Gpu(

@@ -1,16 +1,31 @@
 """What a command does around its ranks, with real processes."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from autotune.contract import RANKS_DIR, Phase, RankReport, to_dict, write_json
+from autotune.contract import (
+    RANKS_DIR,
+    STDERR_FILE,
+    Phase,
+    RankReport,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.trial.forks import EXIT_FILE
 from autotune.trial.guest import launcher
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_text
+from tests.trials import wait_until
+
+ENDED_PID = 2**22 + 1
+"""Number that no process has: above the kernel's largest."""
 
 
 @pytest.fixture
@@ -81,6 +96,106 @@ def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
     finally:
         process.kill()
         process.wait()
+
+
+ROOT_CAUSE = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-28_06:02:21
+  host      : node
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 411)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 411
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_06:02:20
+  host      : node
+  rank      : 3 (local_rank: 3)
+  exitcode  : {code} (pid: 414)  (SIGBUS)
+  error_file: <N/A>
+  traceback : Signal 7 (SIGBUS) received by PID 414
+============================================================
+"""
+DIED_WITH = (
+    "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGBUS: 7>."
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "program", "n_ranks", "codes"),
+    [
+        (ROOT_CAUSE.format(code=-7), "exit 1", 4, {"3": -7}),
+        (ROOT_CAUSE.format(code=1), "exit 1", 4, None),
+        (DIED_WITH, "exit 1", 1, {"0": -7}),
+        (DIED_WITH, "exit 1", 2, None),
+        ("", "kill -BUS $$", 1, {"0": -7}),
+        ("", "exit 135", 1, {"0": -7}),
+        ("", "exit 135", 2, None),
+        ("", "exit 255", 1, None),
+    ],
+    ids=["torchrun", "of itself", "accelerate", "which", "killed", "shell", "which", "no signal"],
+)
+def test_the_rank_that_a_signal_ended_is_read_from_its_launcher(
+    folder: Path, log: str, program: str, n_ranks: int, codes: dict[str, int] | None
+) -> None:
+    """None of these ranks was seen before it had ended."""
+    (folder / STDERR_FILE).write_text(log)
+    for rank in range(n_ranks):
+        own(folder, ENDED_PID, rank)
+    launcher.wait(subprocess.Popen(["sh", "-c", program]), folder, n_ranks)
+    exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)
+    assert (read_json(exit_file) if exit_file.exists() else None) == codes
+
+
+def test_the_kernel_says_which_rank_a_signal_ended_whatever_started_it(folder: Path) -> None:
+    """A launcher that says nothing and asks late; it ends the other rank by the same signal."""
+    script = (
+        "import subprocess, time\n"
+        "ranks = [subprocess.Popen(['sleep', '60']) for _ in range(2)]\n"
+        "print(*(rank.pid for rank in ranks), flush=True)\n"
+        "input()\n"
+        "ranks[0].kill()\n"
+        "raise SystemExit(1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pids = list(map(int, process.stdout.readline().split()))
+    for rank, pid in enumerate(pids):
+        own(folder, pid, rank)
+    told = process.stdin
+
+    def end_one_then_the_other() -> None:
+        os.kill(pids[1], signal.SIGSEGV)
+        wait_until((folder / "seen").exists, "its end is seen")
+        told.write("\n")
+        told.close()
+
+    heard = launcher._RanksWatch.command_ends_within
+
+    def command_ends_within(watch: launcher._RanksWatch, most_s: float) -> bool:
+        ends = heard(watch, most_s)
+        if watch.n_ranks == 2 and not killer.is_alive() and not watch.ended:
+            killer.start()
+        if watch.ended:
+            (folder / "seen").touch()
+        return ends
+
+    killer = threading.Thread(target=end_one_then_the_other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher._RanksWatch, "command_ends_within", command_ends_within)
+        patch.setattr(launcher, "LINGER_S", 60.0)
+        assert launcher.wait(process, folder, 2) == 1
+    killer.join()
+    assert read_json(folder / RANKS_DIR / EXIT_FILE.format(node=0)) == {"1": -signal.SIGSEGV}
 
 
 @pytest.mark.parametrize(
