@@ -23,6 +23,7 @@ pytestmark = pytest.mark.real
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts" / "ways"
 TORCHRUN = ("torchrun", "--nproc-per-node", "1")
+ACCELERATE = ("accelerate", "launch", "--config_file", "conf/accelerate.yaml")
 LONGEST_S = 600.0
 
 
@@ -91,7 +92,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any] | str]] = 
     ),
     "json under a flag": ((*TORCHRUN, "json_flag.py", "--ds", "conf/ds.json"), LARGER, TAKES),
     "accelerate's settings": (
-        *(("accelerate", "launch", "--config_file", "conf/accelerate.yaml", "by_accelerate.py"),),
+        (*ACCELERATE, "by_accelerate.py"),
         {"zero.stage": 2},
         {"stage": 2, "micro_batch": 2, "grad_accum": 2, "offload": "none"},
     ),
@@ -121,7 +122,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any] | str]] = 
         {**TAKES, "grad_accum": 4},
     ),
     "accelerate's plugin": (
-        *(("accelerate", "launch", "--use_deepspeed", "by_accelerate.py", "--plugin"),),
+        (*ACCELERATE, "by_accelerate.py", "--plugin"),
         {"zero.stage": 2},
         "the configuration in your code: zero_optimization.stage",
     ),
