@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,18 @@ from autotune.check.edit_yaml import edited_yaml
 from autotune.check.ignored import MEGATRON_PREFIX, Ignored, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import CheckReport, Found
+from autotune.check.rule_list import FileRule
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.source import Source
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
 from autotune.engines.megatron.argument_rules.making import as_word, flag_name
 from autotune.engines.megatron.argument_rules.ranks import CONNECTIONS, asks_for_connections
-from autotune.engines.megatron.launch_rules import WORD_RULES, changed, judge_launch
+from autotune.engines.megatron.launch_rules import changed, judge_launch
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.yaml_fields import home_of
-from autotune.space.rule import NotJudged, Violation
+from autotune.space.rule import NotJudged, Violation, level_of
 
 _MOST_ROUNDS = 50
 """Changes that one launch is mended with: each makes a rule silent, and few ask for another."""
@@ -36,6 +38,41 @@ _BETWEEN = re.compile(r"(?:[ \t]|\\\n)+")
 _USED = re.compile(r"(?:[ \t]|\\\n)+(?:\"\$\{?\w+\}?\"|\$\{?\w+\}?)")
 """A variable behind a flag."""
 _BLANK = re.compile(r"[ \t]*\\?")
+_PARSER = "megatron/training/arguments.py, parse_args"
+_YAML_PARSER = "megatron/training/yaml_arguments.py, validate_yaml"
+_WORD_RULES: Mapping[str, FileRule] = {
+    "flags.unknown": FileRule(
+        says="A flag that the release's parser does not have.", level="error", source=_PARSER
+    ),
+    "flags.own": FileRule(
+        says="A flag of no release, where the script is another than pretrain_gpt.py and may add "
+        "it.",
+        level="warning",
+        source=_PARSER,
+    ),
+    "flags.lost_line": FileRule(
+        says="A line that begins with a flag: the launch above it lost its backslash.",
+        level="warning",
+        source="the launch line",
+    ),
+    "flags.value": FileRule(
+        says="A value that its parser does not take.", level="error", source=_PARSER
+    ),
+    "flags.stray_word": FileRule(
+        says="A word that is neither a flag nor a flag's value.", level="error", source=_PARSER
+    ),
+    "yaml.unknown": FileRule(
+        says="A field of a YAML that no release reads, spelled almost as one that is read.",
+        level="warning",
+        source=_YAML_PARSER,
+    ),
+    "yaml.missing": FileRule(
+        says="A field that a --yaml-cfg has to have: nothing has a default then.",
+        level="error",
+        source=_YAML_PARSER,
+    ),
+}
+"""What is said of words of a command line and fields of a YAML."""
 _BY_HAND = "its text has no place of their own for the words that change; change them by hand"
 
 
@@ -212,24 +249,15 @@ def _spelled_right(launch: MegatronLaunch, number: int) -> MegatronLaunch:
     )
 
 
-def says_of(name: str) -> tuple[str, str]:
-    """The subject of a rule by its name here, and its source."""
-    bare = name.removeprefix(MEGATRON_PREFIX)
-    if bare in WORD_RULES:
-        is_yamls = bare.startswith("yaml.")
-        source = "yaml_arguments.py, validate_yaml" if is_yamls else "arguments.py, parse_args"
-        return WORD_RULES[bare], f"megatron/training/{source}"
-    told = {rule.name: (rule.says, rule.source) for rule in RULES}
-    told |= {rule.name: (rule.says, rule.source) for rule in ARGUMENT_RULES}
-    return told[bare]
-
-
-def megatron_rules() -> list[str]:
-    """Names of all rules of Megatron's, of launches and of layouts, in the order of asking."""
-    of_arguments = (rule.name for rule in ARGUMENT_RULES)
-    of_layouts = (rule.name for rule in RULES)
-    names = dict.fromkeys((*WORD_RULES, *of_arguments, *of_layouts))
-    return [f"{MEGATRON_PREFIX}{name}" for name in names]
+@cache
+def megatron_rules() -> Mapping[str, FileRule]:
+    """All rules of Megatron's by their names here: of words, arguments and layouts, as asked."""
+    found = dict(_WORD_RULES)
+    for rule in (*ARGUMENT_RULES, *RULES):
+        says = f"{rule.says.removesuffix('.')}."
+        of_rule = FileRule(says=says, level=level_of(rule.consequence), source=rule.source)
+        found.setdefault(rule.name, of_rule)
+    return {f"{MEGATRON_PREFIX}{name}": rule for name, rule in found.items()}
 
 
 def _wanted(

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.base.nested import merge
 from autotune.check.fixes import reworded
 from autotune.check.ignored import MEGATRON_PREFIX
-from autotune.check.rule_list import FILE_RULES, no_such_rule, rule_names
+from autotune.check.rule_list import FILE_RULES, FileRule, no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, COMMUNICATION_RULES, Rule
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.engines.deepspeed.rules.plain import setup_of
@@ -23,15 +23,6 @@ from autotune.space.rule import Finding, Level
 
 _MOST_EXAMPLES = 4
 """Most witnesses of a rule that are shown; the others break it in the same way."""
-
-IGNORED_BY_MEGATRON = frozenset(
-    f"{MEGATRON_PREFIX}{name}"
-    for name in (
-        *("sequence_parallel.tp", "model.kv_heads_unused", "yaml.unknown"),
-        *("vp.one_chunk", "recompute.one_way"),
-    )
-)
-"""Rules of what Megatron turns off, or does not read, without a word."""
 
 _UNWITNESSED = "Arithmetic alone decides it, so there is no example."
 
@@ -79,10 +70,7 @@ def page_of(name: str) -> RulePage:
     Raises:
         JobError: There is no such rule.
     """
-    if name.startswith(MEGATRON_PREFIX):
-        return _page_of_megatrons(name)
-    if name in FILE_RULES:
-        one = FILE_RULES[name]
+    if (one := _described(name).get(name)) is not None:
         return RulePage(name=name, level=one.level, source=one.source, says=one.says, examples=())
     shared = next((rule for rule in COMMUNICATION_RULES if rule.name == name), None)
     if shared is not None:
@@ -124,20 +112,13 @@ def all_names() -> list[str]:
     return [*rule_names(), *megatron_rules()]
 
 
-def _page_of_megatrons(name: str) -> RulePage:
-    from autotune.check.megatron import megatron_rules, says_of  # brings NumPy
+def _described(name: str) -> Mapping[str, FileRule]:
+    """The rules without examples among which a name is, if it is one of theirs."""
+    if not name.startswith(MEGATRON_PREFIX):
+        return FILE_RULES
+    from autotune.check.megatron import megatron_rules  # brings NumPy
 
-    if name not in megatron_rules():
-        raise no_such_rule(name)
-    says, source = says_of(name)
-    level: Level = "warning" if name in IGNORED_BY_MEGATRON else "error"
-    return RulePage(
-        name=name,
-        level=level,
-        source=source,
-        says=says if says.endswith(".") else f"{says}.",
-        examples=(),
-    )
+    return megatron_rules()
 
 
 def _told(example: RuleExample) -> Iterator[str]:

@@ -126,9 +126,14 @@ class Violation:
     @property
     def level(self) -> Level:
         """How much it weighs."""
-        if self.is_note or self.consequence == "converted":
-            return "note"
-        return "error" if self.consequence == "raised" else "warning"
+        return "note" if self.is_note else level_of(self.consequence)
+
+
+def level_of(consequence: Consequence) -> Level:
+    """How much a clash weighs of which the engine makes that."""
+    if consequence == "converted":
+        return "note"
+    return "error" if consequence == "raised" else "warning"
 
 
 class Proof(Protocol):
@@ -153,6 +158,8 @@ class Rule(Generic[S]):
     """Where the engine says so: a file, an issue, a measurement."""
     says: str = ""
     """Its subject, where it has no witnesses."""
+    consequence: Consequence = "raised"
+    """What the engine does with a clash, where it has no witnesses."""
     reads: tuple[str, ...] = ()
     """Columns that `holds` looks at."""
     holds: "Callable[[S], NDArray[np.bool_]] | None" = None
@@ -194,7 +201,7 @@ class Rule(Generic[S]):
 
     @property
     def _consequence(self) -> Consequence:
-        return self.witnesses[0].consequence if self.witnesses else "raised"
+        return self.witnesses[0].consequence if self.witnesses else self.consequence
 
 
 def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Answer]], Rule[S]]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
+from autotune.check.rules_page import page_of
 from autotune.devices import accelerators
 from autotune.engines.megatron.yaml_fields import home_of
 from autotune.report.check.sarif import sarif_log
@@ -392,6 +393,7 @@ def test_a_flag_of_no_release_is_told_of_a_script_that_may_have_it(tmp_path, mon
     report = checked(Path("run.sh"), line)
     (found,) = report.found
     assert (found.violation.rule, found.violation.level) == ("megatron.flags.own", "warning")
+    assert page_of(found.violation.rule).level == "warning"
     assert "--sequence-paralel (did you mean --sequence-parallel?), --our-way" in (
         found.violation.message
     )
@@ -405,6 +407,7 @@ def test_a_line_that_a_lost_backslash_cut_off_is_told(tmp_path):
     report = checked(tmp_path / "run.sh", f"{line}\n  --seq-length 4096 --swiglu\n")
     found = next(one for one in report.found if one.violation.rule == "megatron.flags.lost_line")
     assert found.place.line == line.count("\n") + 2
+    assert page_of(found.violation.rule).level == found.violation.level
     assert "starts without --seq-length, --swiglu" in found.violation.message
 
 

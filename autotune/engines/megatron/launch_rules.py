@@ -30,17 +30,6 @@ _NOT_ASKED = frozenset(
 )
 """Rules of layouts that a rule of arguments here says more exactly."""
 _EVERY_DEVICE = 2**31 - 1
-WORD_RULES = {
-    "flags.unknown": "A flag that the release's parser does not have.",
-    "flags.own": "A flag of no release, where the script is another than pretrain_gpt.py and may "
-    "add it.",
-    "flags.lost_line": "A line that begins with a flag: the launch above it lost its backslash.",
-    "flags.value": "A value that its parser does not take.",
-    "flags.stray_word": "A word that is neither a flag nor a flag's value.",
-    "yaml.unknown": "A field of a YAML that no release reads, spelled almost as one that is read.",
-    "yaml.missing": "A field that a --yaml-cfg has to have: nothing has a default then.",
-}
-"""What is said of words of a command line and fields of a YAML, by the name of the rule."""
 
 
 def judge_launch(launch: MegatronLaunch, unknown: set[str] | None = None) -> list[Violation]:

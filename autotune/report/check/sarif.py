@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from autotune import __version__
 from autotune.check import CheckReport, Found
-from autotune.check.ignored import MEGATRON_PREFIX
 from autotune.check.rules_page import markdown_of, page_of
 from autotune.check.run import CheckRun
 from autotune.space.rule import Level
@@ -56,12 +55,6 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    if name.startswith(MEGATRON_PREFIX):
-        from autotune.check.megatron import says_of  # brings NumPy
-
-        subject, source = says_of(name)
-        told = f"{subject}\n\nSource: {source}."
-        return {"id": name, "shortDescription": {"text": subject}, "help": {"text": told}}
     page = page_of(name)
     said = page.says or next((one.says for one in page.examples if one.says), name)
     text = markdown_of(page)

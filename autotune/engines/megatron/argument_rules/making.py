@@ -51,16 +51,11 @@ def _made(
         words = all_in_words(changes)
         named = (flag.replace("-", "_") for flag in _FLAG.findall(message))
         at = tuple(each for each in (*named, *changes) if each in launch.given)
-        return Finding(
-            message=message,
-            changes=changes,
-            words=words,
-            advice=advice,
-            at=at,
-            consequence=consequence,
-        )
+        return Finding(message=message, changes=changes, words=words, advice=advice, at=at)
 
-    return Rule(name=name, check=check, witnesses=(), source=source, says=says)
+    return Rule(
+        name=name, check=check, witnesses=(), source=source, says=says, consequence=consequence
+    )
 
 
 def all_in_words(changes: Patch) -> str:
