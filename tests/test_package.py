@@ -99,12 +99,6 @@ def test_a_package_index_would_take_both(built: Path, wheel: Path) -> None:
     assert names >= {"LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs/job.md"}
 
 
-def test_nothing_that_a_user_reads_has_a_blank_for_who_publishes_it() -> None:
-    files = [*REPOSITORY.glob("*.*"), *(REPOSITORY / "docs").rglob("*.md")]
-    texts = {path: path.read_text("utf-8") for path in files if path.is_file()}
-    assert not [str(path) for path, text in texts.items() if "/OWNER/" in text]
-
-
 def test_the_version_is_the_same_wherever_it_is_said() -> None:
     cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == autotune.__version__

@@ -1,9 +1,10 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.app.own_baseline import not_carried
 from autotune.app.own_megatron import open_command_session
 from autotune.app.own_script import adopt_first_run, own_candidate
 from autotune.app.run import begin_study
@@ -169,7 +170,7 @@ def _diagnose_told(
         row=_row_of(study),
         memory_bytes=_memory_of(session, own),
         explanation=explanation,
-        remarks=tuple(_not_carried(engine, own)),
+        remarks=tuple(not_carried(engine, own, "your command")),
         is_predicted=steering is not None,
         changes=()
         if steering is None
@@ -192,11 +193,6 @@ def _row_of(study: Study) -> dict[str, Any]:
     report = read_report(study)
     frame = make_table(report.study, report.recorded, report.facts)
     return {str(key): value for key, value in frame.iloc[0].items()}
-
-
-def _not_carried(engine: Engine, own: Candidate) -> Iterator[str]:
-    for name, (theirs, ours) in engine.overridden(own).items():
-        yield f"{name} {theirs}: it was run with {'nothing' if ours is None else ours}"
 
 
 def _run_own(

@@ -10,7 +10,7 @@ from autotune.check import NotADsConfigError, Source, check, read_sources
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.search.recorded import Task
+from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
 _BY_THE_JOB = "batch."
@@ -42,14 +42,17 @@ def check_baseline(job: Job, engine: Engine, environment: Environment) -> None:
     _refuse(path, [(v.message, v.fix) for v in own.judge(candidate)])
 
 
-def not_carried(task: Task) -> Iterator[str]:
-    """What a trial of the user's own baseline does not carry of its file, a key a line."""
-    if task.users is None:
-        return
-    engine, candidate = task.users
+def not_carried(engine: Engine, candidate: Candidate, where: object) -> Iterator[str]:
+    """What trials of a user's own configuration do not carry of it, a key a line.
+
+    Args:
+        engine: The one that renders it.
+        candidate: The user's configuration.
+        where: The file or the command that it is of.
+    """
     for key, (theirs, ours) in engine.overridden(candidate).items():
         instead = "without it" if ours is None else f"with {ours!r}"
-        yield f"{task.job.baseline}: has {key}={theirs!r}, and its trials run {instead}"
+        yield f"{where}: has {key}={theirs!r}, and its trials run {instead}"
 
 
 def _broken(source: Source, environment: Environment) -> Iterator[tuple[str, str]]:

@@ -1,23 +1,20 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.app.consent import agree_to_job
-from autotune.app.session import check_space_is_read, read_job
+from autotune.app.session import check_space_is_read, read_job_on
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson, read_lessons
-from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import read_accelerators_of
 from autotune.planning.lattice import lattice_of
-from autotune.planning.outlook import FleetWishes, Outlook, described
+from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_as_dict
 
@@ -49,12 +46,9 @@ def open_outlook(
     """
     find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    own = wishes.accelerators or flags.get("accelerators")
-    table = read_accelerators_of(job_file, own, agreed=agreed)
-    environment = detect_environment() if wishes.gpu is None else described(wishes, table)
-    job, keys = read_job(job_file, {**flags, "engine": engine}, environment, agreed=agreed)
-    if wishes.accelerators is not None:
-        job = dataclasses.replace(job, accelerators=wishes.accelerators)
+    job, keys, environment = read_job_on(
+        wishes, job_file, {**flags, "engine": engine}, agreed=agreed
+    )
     lattice = lattice_of(job, bind_engine(job, environment))
     check_space_is_read(lattice, keys)
     return Outlook(

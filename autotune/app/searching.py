@@ -293,7 +293,8 @@ def _remarks(
             f"no --model is given: the built-in {session.job.model.name} is tuned. For your own "
             "training: python -m autotune search -- torchrun train.py --deepspeed ds.json"
         )
-    yield from not_carried(session)
+    if session.users is not None:
+        yield from not_carried(*session.users, session.job.baseline)
     yield from session.place.remarks(session.job.world)
 
 

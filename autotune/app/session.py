@@ -304,19 +304,7 @@ def render(
     """
     wishes = wishes or FleetWishes()
     is_described = wishes.gpu is not None
-    if is_described:
-        table = read_accelerators_of(job_file, wishes.accelerators, agreed=agreed)
-        environment = described(wishes, table)
-    elif wishes.per_node is not None:
-        raise JobError(
-            f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
-            "name them, such as --gpu H100",
-        )
-    else:
-        environment = detect_environment()
-    job, _ = read_job(job_file, flags, environment, agreed=agreed)
-    if wishes.accelerators is not None:
-        job = replace(job, accelerators=wishes.accelerators)
+    job, _, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
     engine = bind_engine(job, environment)
     context = engine.context
     values = parse_settings(settings, context.knobs)
@@ -347,6 +335,35 @@ def render(
         for key, (theirs, ours) in handout.overridden.items()
     ]
     return files, notes
+
+
+def read_job_on(
+    wishes: FleetWishes,
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    agreed: Mapping[str, Any] | None = None,
+) -> tuple[Job, dict[str, Any], Environment]:
+    """Read a job for a fleet that is described, or for this machine where no GPU is named.
+
+    Returns:
+        What `read_job` does, and the devices.
+
+    Raises:
+        JobError: The job, the table or the description is not valid.
+    """
+    if wishes.gpu is None and wishes.per_node is not None:
+        raise JobError(
+            f"--per-node {wishes.per_node}: of accelerators that no --gpu names",
+            "name them, such as --gpu H100",
+        )
+    named = wishes.accelerators or flags.get("accelerators")
+    table = read_accelerators_of(job_file, named, agreed=agreed)
+    environment = detect_environment() if wishes.gpu is None else described(wishes, table)
+    job, keys = read_job(job_file, flags, environment, agreed=agreed)
+    if wishes.accelerators is not None:
+        job = replace(job, accelerators=wishes.accelerators)
+    return job, keys, environment
 
 
 def read_job(

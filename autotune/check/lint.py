@@ -36,6 +36,8 @@ from autotune.space.rule import (
     listed,
 )
 
+WITHOUT_WORLD = NotJudged(what="what the number of ranks decides", why="give it with --world")
+"""What rules about ranks leave open where nobody says how many there are."""
 _KEY_TWICE = "file.key_twice"
 
 
@@ -225,7 +227,7 @@ class _Looked:
 
     violations: tuple[Violation, ...]
     unknown: frozenset[tuple[str, ...]]
-    asked: frozenset[str]
+    unknown_facts: frozenset[str]
     """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
@@ -447,8 +449,8 @@ def _look(
     taken, because = _world(after, source, mute)
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
-    asked: set[str] = set()
-    violations = judge(setup, asked)
+    unknown_facts: set[str] = set()
+    violations = judge(setup, unknown_facts)
     if _may_read_itself(source) and (whole := numbers_read.as_read(after)) is not after:
         read = judge(_setup(whole, source, environment, world, unknown))
         violations = numbers_read.joined(read, violations)
@@ -474,7 +476,7 @@ def _look(
             replace(one, fix=reworded(config, one.changes, one.fix)) for one in violations
         ),
         unknown=frozenset(unknown),
-        asked=frozenset(asked),
+        unknown_facts=frozenset(unknown_facts),
         world=world,
         world_because=because,
     )
@@ -483,8 +485,8 @@ def _look(
 def _not_judged(source: Source, looked: _Looked) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
-    if "world" in looked.asked:
-        yield NotJudged(what="what the number of ranks decides", why="give it with --world")
+    if "world" in looked.unknown_facts:
+        yield WITHOUT_WORLD
     if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:
         yield NotJudged(
             what="autotuning",
@@ -493,7 +495,7 @@ def _not_judged(source: Source, looked: _Looked) -> Iterator[NotJudged]:
         )
     for path in sorted(source.unknown):
         value = look_up(source.config, dotted(path))
-        if dotted(path) in looked.asked and value != AUTO:
+        if dotted(path) in looked.unknown_facts and value != AUTO:
             yield NotJudged(what=dotted(path), why=f"{value} is put in at run time")
     yield from huggingface.not_compared(source)
 

@@ -15,7 +15,7 @@ from autotune.check.edit import Edit, spliced
 from autotune.check.edit_yaml import edited_yaml
 from autotune.check.ignored import MEGATRON_PREFIX, Ignored, ignored_in
 from autotune.check.key_positions import TextPlace
-from autotune.check.lint import CheckReport, Found
+from autotune.check.lint import WITHOUT_WORLD, CheckReport, Found
 from autotune.check.rule_list import FileRule
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.sources.consumers import Consumer
@@ -139,8 +139,8 @@ def check_launch(
         found = [replace(each, rule=f"{MEGATRON_PREFIX}{each.rule}") for each in judge_launch(one)]
         return _wanted(found, ignored, place)
 
-    asked: set[str] = set()
-    judge_launch(launch, asked)
+    unknown_facts: set[str] = set()
+    judge_launch(launch, unknown_facts)
     before = look(launch)
     spelled = _spelled_right(launch, number)
     after, left = spelled, before if spelled is launch else look(spelled)
@@ -181,7 +181,7 @@ def check_launch(
         left=tuple(left if text is not None or not is_changed else before),
         questions=(),
         unknown=tuple(sorted(launch.unknown)),
-        not_judged=tuple(_not_judged(launch, asked)),
+        not_judged=tuple(_not_judged(launch, unknown_facts)),
         fixed_text=text,
         not_edited=not_edited,
         ignored=tuple(
@@ -266,19 +266,19 @@ def _wanted(
     return [each for each in found if not ignored.holds(each.rule, place(each).line)]
 
 
-def _not_judged(launch: MegatronLaunch, asked: set[str]) -> Iterator[NotJudged]:
-    """What Megatron asks for, and the file does not tell; `asked`: what rules asked for."""
+def _not_judged(launch: MegatronLaunch, unknown_facts: set[str]) -> Iterator[NotJudged]:
+    """What Megatron asks for, and the file does not tell."""
     why = "; ".join(("only the shell knows it", *launch.unread))
     for start, word in launch.open_words.items():
         number = launch.text.count("\n", 0, start) + 1
         yield NotJudged(what=f"what {word} of line {number} adds", why=why)
     if launch.is_overrides:
         yield NotJudged(what="what the line does not override", why="the recipe is not read")
-    for name in sorted(asked & launch.unknown):
+    for name in sorted(unknown_facts & launch.unknown):
         given = flag_name(name) if not (launch.is_yaml or launch.is_overrides) else name
         yield NotJudged(what=given, why=why)
-    if "world" in asked:
-        yield NotJudged(what="what the number of ranks decides", why="give it with --world")
+    if "world" in unknown_facts:
+        yield WITHOUT_WORLD
     is_asked = not launch.is_yaml and asks_for_connections(launch)
     lacks = is_asked and CONNECTIONS not in launch.variables
     offloads = "offload_modules" in launch.given and _OFFLOAD not in launch.variables

@@ -21,7 +21,7 @@ from autotune.contract import KnobValue
 from autotune.engines.deepspeed.sources.reading import Parsed, has_arguments, parsed
 from autotune.engines.launches.line import LineParts, flags_of, parts_of
 from autotune.export.trainer_keys import AUTO, FOLLOWING, OWNED
-from autotune.job.observed import Observed, filled_in
+from autotune.job.observed import Observed, is_text_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.frameworks import told
@@ -176,11 +176,10 @@ class OwnTraining:
     @property
     def in_words(self) -> dict[str, KnobValue]:
         """Knobs whose placeholder in the command has another value than the user's."""
-        named, values = self.script.placeholders, self.values
         return {
-            name: values[name]
-            for name, theirs in named.items()
-            if name in values and filled_in([f"{{{name}={theirs}}}"], values) != [theirs]
+            name: self.values[name]
+            for name, word in self.script.placeholders.items()
+            if name in self.values and not is_text_of(word, self.values[name])
         }
 
     @cached_property

@@ -238,7 +238,7 @@ class Observed(Stored):
     def placeholders(self) -> dict[str, str]:
         """Placeholders of the command whose value is what its run had: name -> that value."""
         named, ran = placeholders_of(self.command), self._ran
-        return {n: own for n, own in named.items() if n not in ran or _is_text_of(own, ran[n])}
+        return {n: own for n, own in named.items() if n not in ran or is_text_of(own, ran[n])}
 
     @property
     def placeholders_left_alone(self) -> dict[str, str]:
@@ -514,14 +514,15 @@ def filled_in(command: list[str], values: Mapping[str, KnobValue]) -> list[str]:
     def value(match: re.Match[str]) -> str:
         name, own = match.groups()
         chosen = values.get(name)
-        if chosen is None or (own is not None and _is_text_of(own, chosen)):
+        if chosen is None or (own is not None and is_text_of(own, chosen)):
             return str(own if own is not None else match[0])
         return str(chosen)
 
     return [PLACEHOLDER.sub(value, part) for part in command]
 
 
-def _is_text_of(text: str, value: KnobValue) -> bool:
+def is_text_of(text: str, value: KnobValue) -> bool:
+    """Whether a word of a command means a knob's value."""
     if isinstance(value, bool | str):
         return text.lower() == str(value).lower()
     try:

@@ -165,26 +165,26 @@ class Rule(Generic[S]):
     holds: "Callable[[S], NDArray[np.bool_]] | None" = None
     """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
-    def findings(self, setup: S, unknown: set[str] | None = None) -> Sequence[Finding]:
+    def findings(self, setup: S, unknown_facts: set[str] | None = None) -> Sequence[Finding]:
         """Objections of the rule to a setup; none where it asks for what is not known.
 
         Args:
             setup: What to judge.
-            unknown: Takes the name of the fact that was asked for and is not known.
+            unknown_facts: Takes the name of the fact that was asked for and is not known.
         """
         try:
             answer = self.check(setup)
         except UnknownFactError as error:
-            if unknown is not None:
-                unknown.add(str(error))
+            if unknown_facts is not None:
+                unknown_facts.add(str(error))
             return ()
         if not answer:
             return ()
         return (answer,) if isinstance(answer, Finding) else answer
 
-    def violations(self, setup: S, unknown: set[str] | None = None) -> list[Violation]:
+    def violations(self, setup: S, unknown_facts: set[str] | None = None) -> list[Violation]:
         """The same under the rule's name."""
-        found = self.findings(setup, unknown)
+        found = self.findings(setup, unknown_facts)
         return [self._named(finding) for finding in found] if found else []
 
     def _named(self, finding: Finding) -> Violation:
@@ -223,13 +223,13 @@ def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
 
 
 def judge_by(
-    rules: Iterable[Rule[S]], setup: S, unknown: set[str] | None = None
+    rules: Iterable[Rule[S]], setup: S, unknown_facts: set[str] | None = None
 ) -> list[Violation]:
     """Objections of some rules to a setup, in their order; empty: they allow it.
 
-    `unknown` takes the facts that they asked for in vain.
+    `unknown_facts` takes the facts that they asked for in vain.
     """
-    return [found for rule in rules for found in rule.violations(setup, unknown)]
+    return [found for rule in rules for found in rule.violations(setup, unknown_facts)]
 
 
 def nothing_legal(

@@ -311,7 +311,7 @@ def test_nothing_of_this_machine_decides_for_another(tmp_path, monkeypatch):
     def nobody():
         raise AssertionError("this machine was looked at")
 
-    monkeypatch.setattr("autotune.app.planning.detect_environment", nobody)
+    monkeypatch.setattr("autotune.app.session.detect_environment", nobody)
     monkeypatch.setattr("autotune.devices.hardware.is_importable", lambda name: False)
     outlook = small(tmp_path)
     flash = estimate_candidate(outlook, ["attention=flash_attention_2"])

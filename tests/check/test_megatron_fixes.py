@@ -105,7 +105,7 @@ def interleaves(path: Path) -> bool:
 
 
 @settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

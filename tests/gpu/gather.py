@@ -5,7 +5,6 @@ of the device's own, and the tables of docs/gpu.md are written anew from all tha
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from tests.gpu.piece import ANSWERS_FILE, MACHINE_FILE, STAGES_FILE, TRIALS_FILE
+from tests.gpu.piece import ANSWERS_FILE, STAGES_FILE, TRIALS_FILE, device_names, read_json
 from tests.gpu.stages import GPU, LISTED, REPOSITORY, stages_of
 
 RECORDED = REPOSITORY / "results" / "recorded" / "gpu"
@@ -58,18 +57,15 @@ def record(folder: Path, recorded: Path) -> None:
 
 def device_of(folder: Path) -> str:
     """Short name of the device that a piece was measured on, such as `h200`."""
-    path = folder / MACHINE_FILE
-    machine = json.loads(path.read_text("utf-8"))["machine"] if path.is_file() else {}
-    devices = machine.get("devices") or [{"name": "unknown"}]
-    words = re.findall(r"[A-Za-z]*\d+[A-Za-z]*", devices[0]["name"])
-    return (words[0] if words else devices[0]["name"].replace(" ", "-")).lower()
+    name = (device_names(folder) or ["unknown"])[0]
+    words = re.findall(r"[A-Za-z]*\d+[A-Za-z]*", name)
+    return (words[0] if words else name.replace(" ", "-")).lower()
 
 
 def _stages(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each stage that ran: how it ended, and the gain that its search found."""
-    path = folder / ANSWERS_FILE
-    answers = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    for stage in json.loads((folder / STAGES_FILE).read_text(encoding="utf-8")):
+    answers = read_json(folder / ANSWERS_FILE, {})
+    for stage in read_json(folder / STAGES_FILE, []):
         answer = answers.get(stage["name"])
         found = answer if isinstance(answer, dict) else {}
         best, baseline = (found.get(name) or {} for name in ("best", "baseline"))
@@ -119,7 +115,7 @@ def tables(recorded: Path) -> Iterator[str]:
             "best",
             "baseline",
         ),
-        (row for device, frame in stages.items() for row in _gains(device, frame, trials[device])),
+        (row for device in stages for row in _gains(device, stages[device], trials.get(device))),
     )
     yield "\nSearches that were cut off:\n"
     yield from (line for device, frame in trials.items() for line in _cut(device, frame, stages))
@@ -147,7 +143,11 @@ def _frames(recorded: Path, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield path.name.removesuffix(f"-{kind}.csv").upper(), pd.read_csv(path)
 
 
-def _gains(device: str, stages: pd.DataFrame, trials: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+def _gains(
+    device: str, stages: pd.DataFrame, trials: pd.DataFrame | None
+) -> Iterator[tuple[str, ...]]:
+    if trials is None:
+        return
     compared = trials[trials["role"] == "confirm"].groupby("study")["candidate_hash"].nunique()
     for _, row in stages[stages["command"].str.contains(" search ")].iterrows():
         if not row["was_cut"] and pd.notna(row["speedup"]):

@@ -4,11 +4,12 @@ A machine that is lent may be gone at any moment, and one folder is all that out
 file is written aside and moved, whenever a trial has ended. The next piece reads them and goes on.
 """
 
+import contextlib
 import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,8 @@ class Piece:
         """Read back what earlier pieces left in the folder of results."""
         results.mkdir(parents=True, exist_ok=True)
         piece = cls(results, work)
-        if (stages := results / STAGES_FILE).is_file():
-            ended = [Ended(**entry) for entry in json.loads(stages.read_text(encoding="utf-8"))]
-            piece.stages = {stage.name: stage for stage in ended}
+        for entry in read_json(results / STAGES_FILE, []):
+            piece.stages[entry["name"]] = Ended(**entry)
         if (record := results / RECORD_FILE).is_file():
             with tarfile.open(record) as archive:
                 archive.extractall(work, filter="data")
@@ -78,9 +78,7 @@ class Piece:
 
     def other_device(self) -> str | None:
         """The device that earlier pieces measured, where this machine has another; else None."""
-        path = self.work / MACHINE_FILE
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        names = [device["name"] for device in found.get("machine", {}).get("devices", [])]
+        names = device_names(self.work)
         here = [gpu.name for gpu in visible_gpus()]
         return names[0] if names and here and names[0] not in here else None
 
@@ -91,19 +89,12 @@ class Piece:
         heading = f"== {stage.name}: {stage.command} ({how}, {stage.seconds:.0f} s)"
         with (self.work / TERMINAL_FILE).open("a", encoding="utf-8") as terminal:
             terminal.write(f"{heading}\n{stderr}{_without_json(stdout)}\n")
-        answers = self.answers()
         if (answer := _json_of(stdout)) is not None:
-            answers[stage.name] = answer
-        (self.work / ANSWERS_FILE).write_text(json.dumps(answers, indent=1) + "\n", "utf-8")
-        if stage.name == "machine" and answer is not None:
-            (self.work / MACHINE_FILE).write_text(json.dumps(answer, indent=1) + "\n", "utf-8")
+            answers = read_json(self.work / ANSWERS_FILE, {})
+            (self.work / ANSWERS_FILE).write_bytes(_json({**answers, stage.name: answer}))
+            if stage.name == "machine":
+                (self.work / MACHINE_FILE).write_bytes(_json(answer))
         self.save()
-
-    def answers(self) -> dict[str, Any]:
-        """JSON of each stage that printed some."""
-        path = self.work / ANSWERS_FILE
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return found
 
     def save_if_changed(self) -> None:
         """Save where a trial has ended since; looked at every second."""
@@ -139,11 +130,8 @@ class Piece:
             if not folder.is_dir() or folder.name in _NO_RECORD:
                 continue
             for file in folder.rglob("*"):
-                is_large = file.suffix == ".log" and file.stat().st_size > _LARGEST_LOG_BYTES
-                if not is_large and not set(file.relative_to(folder).parts) & {
-                    "best",
-                    *_NO_RECORD,
-                }:
+                is_kept = not {"best", *_NO_RECORD} & set(file.relative_to(folder).parts)
+                if is_kept and not (file.suffix == ".log" and _is_large(file)):
                     yield file
 
     def _write(self, name: str, content: bytes) -> None:
@@ -156,20 +144,26 @@ def _archive(root: Path, files: Iterable[Path]) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=3) as archive:
         for file in sorted(files):
-            _tolerant(archive.add)(file, arcname=str(file.relative_to(root)), recursive=False)
+            with contextlib.suppress(FileNotFoundError):  # a running stage has removed it
+                archive.add(file, arcname=str(file.relative_to(root)), recursive=False)
     return target.getvalue()
 
 
-def _tolerant(add: Callable[..., None]) -> Callable[..., None]:
-    """A file that a running stage has removed meanwhile is passed over."""
+def _is_large(log: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return log.stat().st_size > _LARGEST_LOG_BYTES
+    return False
 
-    def added(*args: Any, **kwargs: Any) -> None:
-        try:
-            add(*args, **kwargs)
-        except FileNotFoundError:
-            return
 
-    return added
+def read_json(path: Path, default: Any) -> Any:
+    """What a file of a piece holds; the default where it is not there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
+
+
+def device_names(folder: Path) -> list[str]:
+    """Names of the devices that a folder's figures were measured on; empty: none is known."""
+    machine = read_json(folder / MACHINE_FILE, {}).get("machine", {})
+    return [device["name"] for device in machine.get("devices", [])]
 
 
 def _json(value: Any) -> bytes:

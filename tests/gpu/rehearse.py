@@ -7,6 +7,7 @@ results, and the second piece must go on from it.
 """
 
 import argparse
+import contextlib
 import csv
 import importlib.metadata
 import json
@@ -27,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 from autotune.contract import RESULT_FILE
 from tests.gpu import offline, wheels
-from tests.gpu.piece import FILES, STAGES_FILE, TRIALS_FILE
+from tests.gpu.piece import FILES, STAGES_FILE, TRIALS_FILE, read_json
 from tests.gpu.stages import REPOSITORY
 
 FOLDER = REPOSITORY / "build" / "gpu-rehearsal"
@@ -167,26 +168,15 @@ def cut(command: Sequence[str], results: Path, after_s: float) -> set[str]:
         while process.poll() is None and time.monotonic() < ends_s:
             time.sleep(0.2)
         limit_s = time.time() - SAVING_S
-        for each in (process, *_below(process)):
-            _kill(each)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = process.children(recursive=True)
+            for each in (process, *below):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
         process.wait()
         ended = [f for f in Path(scratch).rglob(RESULT_FILE) if f.stat().st_mtime < limit_s]
         studies = (f for f in ended if f.parents[1].name == "trials" and "listed" not in str(f))
         return {_started(json.loads(file.read_text("utf-8"))) for file in studies}
-
-
-def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
 
 
 def _started(result: dict[str, float]) -> str:
@@ -215,8 +205,7 @@ def _seconds(date: str) -> str:
 
 
 def _all_answered(results: Path) -> bool:
-    path = results / STAGES_FILE
-    stages = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    stages = read_json(results / STAGES_FILE, [])
     return bool(stages) and all(stage["is_answered"] for stage in stages)
 
 

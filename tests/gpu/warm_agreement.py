@@ -3,11 +3,11 @@
 COLD and WARM are studies of one job. Trials of the same candidate, seed and order of data are put
 side by side: the losses of their first steps must agree. A warm trial proves more by having run:
 its template refuses to fork with a second thread, or after it has asked CUDA's driver. The exit
-code is 1 where losses differ, 3 where there is nothing to compare.
+code is 1 where losses differ, 3 where there is nothing to compare. What a warm start
+saves is in the tables of `tests.gpu.gather`.
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,6 @@ def main(arguments: list[str]) -> int:
         "pairs": pairs,
         "largest_difference": worst,
         "tolerance": TOLERANCE,
-        "n_warm": sum(result.start is Start.WARM for result in warm.values()),
-        "overhead_cold_s": _overhead_s(cold.values(), Start.COLD),
-        "overhead_warm_s": _overhead_s(warm.values(), Start.WARM),
     }
     print(json.dumps(told, indent=1))
     if worst is None:
@@ -66,17 +63,6 @@ def _pair(cold: TrialResult, warm: TrialResult) -> dict[str, Any]:
         else None,
         "wall_s": [round(cold.wall_s, 1), round(warm.wall_s, 1)],
     }
-
-
-def _overhead_s(results: Any, start: Start) -> float | None:
-    """Median time of a trial besides its warm-up and its measured steps."""
-    steps = {"warm_up", "measured", "diagnose"}
-    spent = [
-        result.wall_s - sum(s for phase, s in result.phases_s.items() if str(phase) in steps)
-        for result in results
-        if result.start is start
-    ]
-    return round(statistics.median(spent), 2) if spent else None
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.gpu.stages import REPOSITORY
+
 PAGE = REPOSITORY / "docs" / "gpu.md"
 PYTHON = "3.12"
 """Release of Python on the machine that the page describes."""
@@ -149,11 +149,8 @@ def environment_with(listed: Mapping[str, str], python: Path, folder: Path) -> t
         about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (info / "METADATA").write_text(about, encoding="utf-8")
         (info / "INSTALLER").write_text("stand-in\n", encoding="utf-8")
-        files = (
-            "METADATA",
-            "INSTALLER",
-            "RECORD",
-        )  # pip removes these where it brings a newer one
+        # pip removes these where it brings a newer one.
+        files = ("METADATA", "INSTALLER", "RECORD")
         record = "".join(f"{info.name}/{file},,\n" for file in files)
         (info / "RECORD").write_text(record, encoding="utf-8")
     return (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
@@ -225,21 +222,17 @@ def _size(files: Iterable[Path]) -> int:
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    environment: dict[str, Any] = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     ran = subprocess.run(
         command,
-        env={**environment, **(variables or {})},
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(variables or {})},
         cwd=tempfile.gettempdir(),
         capture_output=True,
         text=True,
         check=False,
     )
     if ran.returncode:
-        wrong = [line for line in ran.stderr.splitlines() if line.strip()]
-        wrong = wrong or [line for line in ran.stdout.splitlines() if line.strip()]
-        raise WheelsError(
-            "\n".join([f"{' '.join(command[2:5])} failed", *(wrong or [ran.stderr])])
-        )
+        text = ran.stderr.strip() or ran.stdout.strip()
+        raise WheelsError(f"{' '.join(command[2:5])} failed\n{text}")
     return ran.stdout
 
 

@@ -114,6 +114,15 @@ class Command:
     """The command that hands it to a shell as a text; empty: it stands in the file itself."""
 
 
+def cost_of_lost(lost: Command) -> str:
+    """What a shell makes of a line of flags that a lost backslash has cut off, in words."""
+    flags = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
+    return (
+        f"the shell takes {lost.words[0].text} for a command and does not find it; the training "
+        f"starts without {flags}"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShellText:
     """A shell file."""

@@ -32,20 +32,20 @@ _NOT_ASKED = frozenset(
 _EVERY_DEVICE = 2**31 - 1
 
 
-def judge_launch(launch: MegatronLaunch, unknown: set[str] | None = None) -> list[Violation]:
+def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) -> list[Violation]:
     """What is wrong with a launch: its words, its arguments, and the layout that they make.
 
-    `unknown` takes the arguments that rules asked for and that the launch does not tell, and
+    `unknown_facts` takes the arguments that rules asked for and that the launch does not tell, and
     `world` if that is one of them.
     """
-    unknown = set() if unknown is None else unknown
+    unknown_facts = set() if unknown_facts is None else unknown_facts
     found = [*launch.problems]
     of_counts, *others = ARGUMENT_RULES
     if refused := of_counts.violations(launch):
         return found + refused
     for rule in others:
-        found += rule.violations(launch, unknown)
-    found += _mended(_layout_violations(launch, unknown), launch)
+        found += rule.violations(launch, unknown_facts)
+    found += _mended(_layout_violations(launch, unknown_facts), launch)
     if launch.is_overrides or launch.is_yaml:
         return [_in_fields(each, launch) for each in found]
     return found
@@ -112,7 +112,7 @@ def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
     return replace(found, message=message, fix=fix)
 
 
-def _layout_violations(launch: MegatronLaunch, unknown: set[str]) -> list[Violation]:
+def _layout_violations(launch: MegatronLaunch, unknown_facts: set[str]) -> list[Violation]:
     rows = rows_of(launch)
     facts: set[str] = set()
     violations = [
@@ -125,9 +125,9 @@ def _layout_violations(launch: MegatronLaunch, unknown: set[str]) -> list[Violat
     for name, fact in (*_task_facts(launch), *_row_facts(launch)):
         try:
             if name in lacking and fact() is None and launch.world is None and name in _OF_RANKS:
-                unknown.add("world")
+                unknown_facts.add("world")
         except UnknownFactError as error:
-            unknown.add(str(error))
+            unknown_facts.add(str(error))
     return violations
 
 

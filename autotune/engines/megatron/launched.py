@@ -21,6 +21,7 @@ from autotune.engines.launches.shell import (
     Command,
     ShellText,
     Word,
+    cost_of_lost,
     is_shell,
     read_shell,
 )
@@ -344,11 +345,9 @@ def _overrides(
 def _lost(command: Command | None) -> Iterator[Violation]:
     """What is said of flags on a line of their own, which a lost backslash has cut off."""
     if command is not None:
-        flags = ", ".join(w.text for w in command.words if w.text.startswith("--"))
         yield Violation(
             rule="flags.lost_line",
-            message=f"the shell takes {command.words[0].text} for a command and does not find it; "
-            f"the training starts without {flags}",
+            message=cost_of_lost(command),
             fix="end the line above with a backslash",
             at=(f"@{command.start}",),
             consequence="ignored",

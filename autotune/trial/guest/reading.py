@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,9 @@ from autotune.trial.guest.edits import Changes, put, value_at
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
+"""Where packages have their files. A project may lie below `sys.prefix`: /usr/src/app does."""
 _LARGEST_BYTES = 2**20
 _MOST_FILES = 200
 _MOST_SECTIONS = 500
@@ -109,7 +113,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _is_settings(path: str) -> bool:
-    if not path.endswith(_SUFFIXES) or "site-packages" in path or path.startswith(sys.prefix):
+    if not path.endswith(_SUFFIXES) or path.startswith(_LIBRARY) or _PACKAGES.search(path):
         return False
     with contextlib.suppress(OSError):
         return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES

@@ -59,6 +59,19 @@ def test_what_holds_other_settings_or_no_mapping_is_no_source(
     assert not said
 
 
+@pytest.mark.parametrize(
+    ("path", "is_read"),
+    [("src/app/run.yaml", True), ("lib/python3.12/site-packages/some/run.yaml", False)],
+)
+def test_a_project_may_lie_below_python_s_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_read: bool
+) -> None:
+    monkeypatch.setattr(reading.sys, "prefix", str(tmp_path))
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).touch()
+    assert reading._is_settings(str(tmp_path / path)) == is_read
+
+
 READS = """
 import json, sys
 from pathlib import Path

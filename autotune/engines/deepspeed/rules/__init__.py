@@ -61,8 +61,8 @@ ALL_RULES: tuple[Rule[Setup], ...] = (
 its ranks talk by, `COMMUNICATION_RULES`."""
 
 
-def judge(setup: Setup, unknown: set[str] | None = None) -> list[Violation]:
-    """Apply every rule; `unknown` takes the facts that rules asked for and nobody knows.
+def judge(setup: Setup, unknown_facts: set[str] | None = None) -> list[Violation]:
+    """Apply every rule; `unknown_facts` takes the facts that rules asked for and nobody knows.
 
     Values are judged as DeepSpeed reads them: "16" as the 16 that it takes it for. Of one that
     nobody can read, only the rules about values speak; the others would read nonsense.
@@ -72,10 +72,10 @@ def judge(setup: Setup, unknown: set[str] | None = None) -> list[Violation]:
     """
     found: list[Violation] = []
     if not is_plain(setup):
-        found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup, unknown)
+        found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup, unknown_facts)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
-        found += judge_by(_SECTION_RULES, setup, unknown)
-    found += judge_by(VALUE_RULES, setup, unknown)
+        found += judge_by(_SECTION_RULES, setup, unknown_facts)
+    found += judge_by(VALUE_RULES, setup, unknown_facts)
     if setup.communication is not None:
         found += judge_by(COMMUNICATION_RULES, setup.communication)
     return found

@@ -40,7 +40,7 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.launches.devices import visible_devices
 from autotune.engines.launches.line import TRL, flags_of
-from autotune.engines.launches.shell import Command, ShellText, is_shell, read_shell
+from autotune.engines.launches.shell import Command, ShellText, cost_of_lost, is_shell, read_shell
 from autotune.space.rule import NotJudged, Violation
 
 _TELLING = frozenset(
@@ -340,12 +340,10 @@ def _of_line(
 def _with_lost(source: Source, lost: Command, text: str) -> Source:
     """A configuration whose launch line has lost its end to a line of its own."""
     flags = dict(flags_of([word.text for word in lost.words]))
-    names = ", ".join(word.text for word in lost.words if word.text.startswith("--"))
     number = text.count("\n", 0, lost.start)
     violation = Violation(
         rule="file.lost_line",
-        message=f"{source.asked}:{number + 1}: the shell takes {lost.words[0].text} for a command "
-        f"and does not find it; the training starts without {names}",
+        message=f"{source.asked}:{number + 1}: {cost_of_lost(lost)}",
         fix=f"end line {number} with a backslash",
         consequence="ignored",
     )
