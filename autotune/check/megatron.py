@@ -27,7 +27,7 @@ from autotune.engines.megatron.launch_rules import changed, judge_launch
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch, launches_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.yaml_fields import home_of
-from autotune.space.rule import NotJudged, Violation, level_of
+from autotune.space.rule import NotJudged, Rule, Violation, level_of
 
 _MOST_ROUNDS = 50
 """Changes that one launch is mended with: each makes a rule silent, and few ask for another."""
@@ -253,7 +253,8 @@ def _spelled_right(launch: MegatronLaunch, number: int) -> MegatronLaunch:
 def megatron_rules() -> Mapping[str, FileRule]:
     """All rules of Megatron's by their names here: of words, arguments and layouts, as asked."""
     found = dict(_WORD_RULES)
-    for rule in (*ARGUMENT_RULES, *RULES):
+    rules: tuple[Rule[Any], ...] = (*ARGUMENT_RULES, *RULES)
+    for rule in rules:
         says = f"{rule.says.removesuffix('.')}."
         of_rule = FileRule(says=says, level=level_of(rule.consequence), source=rule.source)
         found.setdefault(rule.name, of_rule)
