@@ -29,6 +29,8 @@ def test_every_room_is_in_the_list_of_packages() -> None:
         for path in (REPOSITORY / "autotune").rglob("*.py")
     }
     data = {f"autotune._data.{name}" for name in ("templates", "search_spaces", "recorded")}
+    templates = REPOSITORY / "templates"
+    data |= {f"autotune._data.templates.{folder.name}" for folder in templates.iterdir()}
     assert listed == rooms | data | {"autotune.job.presets"}
 
 
