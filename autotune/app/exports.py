@@ -165,9 +165,8 @@ def _about(answer: SearchAnswer | None, claim: str, *, is_asked_for: bool) -> st
     why = "the final comparison does not show that it is better"
     if answer.speedup is None:
         why = "it was not compared with the baseline; the same search again compares them"
-    return f"{claim}: trial {best.trial} is the best so far, and {why}. --trial {best.trial} " + (
-        "exports it all the same"
-    )
+    so_far = f"trial {best.trial} is the best so far, and {why}"
+    return f"{claim}: {so_far}. --trial {best.trial} exports it all the same"
 
 
 def _from_here(data: Mapping[str, Any], study: Study) -> dict[str, Any]:
@@ -243,10 +242,10 @@ def _patched(
 def _carried_in(trial: Trial) -> list[str]:
     """Keys that a trial of a user's command saw arrive from the user's own files."""
     try:
-        said = read_json(trial.folder / RANKS_DIR / DESCRIPTION_FILE)
+        description = read_json(trial.folder / RANKS_DIR / DESCRIPTION_FILE)
     except ContractError:
         return []
-    return [str(key) for key in said.get("arrived") or ()]
+    return [str(key) for key in description.get("arrived") or ()]
 
 
 def _hosts_of(trial: Trial) -> list[str]:

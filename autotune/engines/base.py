@@ -241,7 +241,7 @@ class Engine(ABC):
         """What is to be said of the user's own command as it runs, a line each."""
         return ()
 
-    def exported(self, candidate: Candidate) -> "Exported":
+    def exported(self, candidate: Candidate) -> Exported:
         """The candidate as exports carry it: what it does not decide is as the user has it.
 
         Raises:

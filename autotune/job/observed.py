@@ -118,17 +118,16 @@ class Observed(Stored):
         Empty where it handed over a file's path, and where the dict is of its own code. The keys
         of each are those of `autotune.trial.guest.reading.sources_of`.
         """
-        said = self.description
-        return [] if said.get("config_file") else list(said.get("sources") or ())
+        has_file = self.description.get("config_file")
+        return [] if has_file else list(self.description.get("sources") or ())
 
     @property
     def reads_config(self) -> bool:
         """Whether the script itself reads or makes its configuration, and may use keys of it."""
-        said = self.description
-        file = said.get("config_file")
+        file = self.description.get("config_file")
         if self.framework != "deepspeed" and not self.sources_of_config:
             return False  # the framework does
-        return not file or file in (said.get("settings_read") or ())
+        return not file or file in (self.description.get("settings_read") or ())
 
     def place_of(self, key: str) -> tuple[str, tuple[str, ...]] | None:
         """The file, and the path of keys in it, where a dotted key of the configuration belongs.
@@ -259,9 +258,9 @@ class Observed(Stored):
     @property
     def _ran(self) -> dict[str, KnobValue]:
         """Knobs as the first run had them, as far as it was counted or read back."""
-        said = self.measured.read_back
-        back = {knob: said[name] for knob, name in _READ_BACK.items() if name in said}
-        return {**back, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum}
+        live = self.measured.read_back
+        known = {knob: live[name] for knob, name in _READ_BACK.items() if name in live}
+        return {**known, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum}
 
     @property
     def dp(self) -> int:

@@ -190,9 +190,8 @@ class SearchAnswer(_AnswerHead):
             `candidate`, its `trial`, `why`, and whether the platform is to blame: `by_platform`),
             `substitute_baseline` (whether one of those is), `stop_reason`, `origin` (of the
             figures: see `Origin`), `problem` (null, or `message` and `fix`), `interrupted`,
-            `paths`; with the Pareto
-            objective also `front`, fastest first, and `rule`, which says how `best` was chosen of
-            it.
+            `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
+            how `best` was chosen of it.
         """
         speedup, problem = self.speedup, self.problem
         front = {}

@@ -16,7 +16,7 @@ _DEVICES = re.compile(r"(?:\d+|(?:GPU|MIG)-[\w/-]+)(?:,(?:\d+|(?:GPU|MIG)-[\w/-]
 class VisibleDevices:
     """The devices of a node that the ranks of a launch see."""
 
-    told_by: str
+    source: str
     """The variable, the flag or the field."""
     names: str
 
@@ -35,7 +35,7 @@ def visible_devices(*places: Mapping[str, Any]) -> VisibleDevices | None:
         for name in ("gpu_ids", *_VARIABLES):
             names = str(place.get(name, "")).replace(" ", "").strip(",")
             if _DEVICES.fullmatch(names):
-                return VisibleDevices(told_by=name, names=names)
+                return VisibleDevices(source=name, names=names)
     return None
 
 
@@ -46,7 +46,7 @@ def too_few(visible: VisibleDevices | None, per_node: int | None) -> tuple[str, 
     first = visible.count
     ranks = f"rank {first} ends" if first == per_node - 1 else f"ranks from {first} on end"
     return (
-        f"{visible.told_by}={visible.names} leaves {first} of a node's devices visible, and the "
+        f"{visible.source}={visible.names} leaves {first} of a node's devices visible, and the "
         f"line starts {per_node} ranks on it: {ranks} with an invalid device ordinal",
         f"start {first} ranks a node, or make {per_node} devices visible",
     )

@@ -149,7 +149,7 @@ def device_violations(
         flag = (filters or counts)[0]
         yield Violation(
             rule="file.visible_devices",
-            message=f"{visible.told_by}={visible.names} beside --{flag}: DeepSpeed's launcher "
+            message=f"{visible.source}={visible.names} beside --{flag}: DeepSpeed's launcher "
             "ignores the variable, and takes the devices from the first on",
             fix=f"leave --{flag} out, or name the devices with --include "
             f"localhost:{visible.names} alone",
