@@ -132,9 +132,9 @@ def test_files_for_this_machine_s_cores_say_how_to_get_those_for_gpus(
     monkeypatch.chdir(tmp_path)
     GROUP.main([*GPT2.split(), "--out", "made"], prog_name="autotune", standalone_mode=False)
     assert "--gpu H100" in capsys.readouterr().err
-    line = f"{GPT2} --per-node 4 --out other"
-    with pytest.raises(AutotuneError, match="--per-node 4"):
-        GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
+    for line in (f"{GPT2} --per-node 4 --out other", "plan --model gpt2 --per-node 4"):
+        with pytest.raises(AutotuneError, match="--per-node 4"):
+            GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
 
 
 def test_a_search_says_what_chooses_its_devices() -> None:
