@@ -36,11 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rehearse", action="store_true", help="small jobs on one CPU rank, in place of a GPU"
     )
+    parser.add_argument("--list", action="store_true", help="show the stages, and run none")
     options = parser.parse_args(arguments)
     stages = stages_of(REHEARSAL if options.rehearse else GPU)
     known = [stage.name for stage in stages]
     if unknown := sorted(set(options.stage or ()) - set(known)):
         parser.error(f"--stage {unknown[0]}: there are {', '.join(known)}")
+    if options.list:
+        for stage in stages:
+            print(f"{stage.name}: {stage.answers}; at least {stage.least_s:.0f} s")
+            print(f"    cut off, it leaves {stage.leaves}")
+        return 0
     chosen = [stage for stage in stages if not options.stage or stage.name in options.stage]
     variables = {"DS_ACCELERATOR": "cpu"} if options.rehearse else {}
     return run(chosen, options.results.resolve(), options.minutes * 60, variables)

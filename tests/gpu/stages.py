@@ -1,6 +1,6 @@
 """What one GPU is asked, in order of worth, and the same on one CPU rank for the rehearsal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 AUTOTUNE = ("-m", "autotune")
 HERE = Path(__file__).parent
 EXAMPLE = REPOSITORY / "examples" / "trainer"
+_NO_TESTS = 5
+"""Exit code of pytest where it has deselected all, as without a GPU."""
 LISTED = "listed.csv"
 """Table of the listed candidates, in the folder where stages work."""
 
@@ -194,7 +196,22 @@ def stages_of(jobs: Jobs) -> Sequence[Stage]:
             least_s=search_s,
             leaves=trials,
         ),
+        Stage(
+            name="tests",
+            answers="the tests that need a GPU: its meter of memory, a cap, a card that is free again",
+            command=("-m", "pytest", "-q", "-m", "gpu", *_gpu_tests()),
+            least_s=2 * jobs.least_s,
+            leaves="nothing",
+            answering_codes=(0, _NO_TESTS),
+        ),
     )
+
+
+def _gpu_tests() -> Iterator[str]:
+    """The files that hold tests for a GPU: to collect all the others takes half a minute."""
+    for file in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+        if "pytest.mark.gpu" in file.read_text(encoding="utf-8"):
+            yield str(file.relative_to(REPOSITORY))
 
 
 def _search(

@@ -74,6 +74,12 @@ def test_the_limit_ends_a_stage_and_leaves_the_next(
     assert run([after], tmp_path, 1) == 3
 
 
+def test_the_list_says_what_each_stage_answers_and_leaves(capsys) -> None:
+    assert main(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{asked.name}: {asked.answers}" in shown for asked in stages_of(GPU))
+
+
 def test_an_unknown_stage_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--stage", "nothing"])
