@@ -373,6 +373,7 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
     """
     files, about = {CONFIG_FILE: canonical_json(config)}, {CONFIG_FILE: text}
     if not own.edits.configuration and not own.edits.arguments:
+        about = {CONFIG_FILE: "your configuration, for you to read"}
         return OwnFiles(files=files, command=own.words, about=about)
     for path, name in own.names_of_files.items():
         files[name] = own.own_files[path]

@@ -342,6 +342,10 @@ def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
     assert "| `{micro_batch=4}` | `2` |\n| `{grad_accum=2}` | `4` |" in text
     assert "Nothing is changed" not in text
     assert started(out) == "a.py --b 2 --s 4"
+    as_typed = dataclasses.replace(handout, candidate=engine.own)
+    text = (exported(as_typed, tmp_path, "command") / "README.md").read_text()
+    assert "Nothing is changed" in text
+    assert not [word for word in ("edits", "changes", "best") if word in text]
 
 
 def test_the_readme_tells_a_change_once(tmp_path: Path) -> None:
