@@ -182,7 +182,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def _known_and_batch(source: Source) -> dict[str, Any]:
-    """`known_of`, and the batch where Trainer's own default stands for a size that nobody gives."""
+    """`known_of`, and the batch; Trainer's own default stands for a size that nobody gives."""
     known, own = known_of(source), source.own_defaults
     if source.world is None or not source.arguments or source.reader:
         return known
@@ -240,7 +240,7 @@ _SEVERAL: Mapping[str, tuple[str, ...]] = {
 }
 """Key -> the arguments that Trainer compares it with, where they are several."""
 _BY_LENGTH = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
-"""Keys that Trainer compares with steps which it counts from the data, if no argument says them."""
+"""Keys that Trainer compares with steps that it counts from the data, unless told."""
 
 
 def _compared(key: str) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
 
 
 def _is_defaults(key: str, value: Any, source: Source) -> bool:
-    """Whether a value stands beside Trainer's own default: `_defaults` judges it, if it differs."""
+    """Whether Trainer's own default stands beside a value; `_defaults` judges those."""
     names, own = _compared(key), source.own_defaults
     if key not in _DEFAULTS or _given(key, source):
         return False

@@ -139,7 +139,8 @@ def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refu
     errors = [one.violation.at for one in report.found if one.violation.level == "error"]
     assert errors == [(f"scheduler.params.{name}",) for name in refused]
     named = "; ".join(f"{one.what} ({one.why})" for one in report.not_judged)
-    assert open_ in named and bool(open_) == bool(named)
+    assert open_ in named
+    assert bool(open_) == bool(named)
 
 
 @pytest.mark.parametrize(
