@@ -144,7 +144,7 @@ def _overwritten(config: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    known = known_of(source)
+    known = _known_and_batch(source)
     if source.arguments.get("auto_find_batch_size") is True:
         known = {key: value for key, value in known.items() if "batch_size" not in key}
     names = {argument.key: argument.name for argument in ARGUMENTS} | {
@@ -174,10 +174,28 @@ _DEFAULTS: Mapping[str, Any] = {
     "optimizer.params.weight_decay": 0.0,
     "optimizer.params.betas": [0.9, 0.999],
     "scheduler.params.warmup_max_lr": 5e-5,
+    "scheduler.params.warmup_num_steps": 1,
     "fp16.enabled": False,
     "bf16.enabled": False,
 }
 """Key -> what Trainer puts there where nobody gives its argument."""
+
+
+def _known_and_batch(source: Source) -> dict[str, Any]:
+    """`known_of`, and the batch; Trainer's own default stands for a size that nobody gives."""
+    known, own = known_of(source), source.own_defaults
+    if source.world is None or not source.arguments or source.reader:
+        return known
+    samples = source.world
+    for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        (name,) = _compared(key)
+        is_default = name not in source.arguments and (
+            name in source.lost or (own is not None and name not in own)
+        )
+        if key not in known and not is_default:
+            return known
+        samples *= known.get(key, _DEFAULTS[key])
+    return known | {"train_batch_size": samples}
 
 
 def _compared_config(config: Mapping[str, Any], source: Source) -> Mapping[str, Any]:
@@ -216,9 +234,25 @@ def _unmapped(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     )
 
 
+_SEVERAL: Mapping[str, tuple[str, ...]] = {
+    "train_batch_size": ("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "optimizer.params.betas": BETAS,
+}
+"""Key -> the arguments that Trainer compares it with, where they are several."""
+_BY_LENGTH = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+"""Keys that Trainer compares with steps that it counts from the data, unless told."""
+
+
 def _compared(key: str) -> tuple[str, ...]:
     """Names of the arguments that Trainer compares a key with."""
-    return next(((one.name,) for one in ARGUMENTS if one.key == key), BETAS)
+    return _SEVERAL.get(key) or tuple(one.name for one in ARGUMENTS if one.key == key)
+
+
+def _given(key: str, source: Source) -> list[str]:
+    """Names of the arguments that say what Trainer compares a key with, as far as given."""
+    names = _compared(key)
+    older = ("warmup_ratio",) if "warmup_steps" in names else ()
+    return [name for name in (*names, *older) if name in source.arguments]
 
 
 def not_compared(source: Source) -> Iterator[NotJudged]:
@@ -235,24 +269,37 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
         )
     if source.consumer is not Consumer.TRAINER:
         return
-    known, own = known_of(source), source.own_defaults
-    config = _compared_config(source.config, source)
+    known, config = _known_and_batch(source), _compared_config(source.config, source)
+    is_searched = source.arguments.get("auto_find_batch_size") is True
     keys = [
         key
-        for key, default in _DEFAULTS.items()
+        for key in ("train_batch_size", *_DEFAULTS, "scheduler.params.total_num_steps")
         if key not in known
-        and look_up(config, key) not in (None, AUTO, default)
-        and not source.lost.issuperset(_compared(key))
-        and not (own is not None and own.isdisjoint(_compared(key)))
+        and not (is_searched and "batch_size" in key)
+        and look_up(config, key) not in (None, AUTO)
+        and not _is_defaults(key, look_up(config, key), source)
     ]
     by_reason: dict[str, list[str]] = {}
     for key in keys:
-        given = [source.arguments[n] for n in _compared(key) if n in source.arguments]
-        why = f"only the shell knows {given[0]}" if given else source.arguments_unread
+        given = [source.arguments[name] for name in _given(key, source)]
+        why = next((f"only the shell knows {one}" for one in given if isinstance(one, str)), "")
+        if not why and key in _BY_LENGTH and source.arguments:
+            why = "the length of the training decides"
+        why = why or source.arguments_unread
         by_reason.setdefault(why, []).append(key)
     for why, those in by_reason.items():
         names = dict.fromkeys(name for key in those for name in _compared(key))
         yield NotJudged(what=f"{', '.join(those)} against {', '.join(names)}", why=why)
+
+
+def _is_defaults(key: str, value: Any, source: Source) -> bool:
+    """Whether Trainer's own default stands beside a value; `_defaults` judges those."""
+    names, own = _compared(key), source.own_defaults
+    if key not in _DEFAULTS or _given(key, source):
+        return False
+    if value == _DEFAULTS[key]:
+        return True
+    return source.lost.issuperset(names) or (own is not None and own.isdisjoint(names))
 
 
 def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -266,7 +313,7 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     own = source.own_defaults
     for key, default in _DEFAULTS.items():
         value, names = look_up(config, key), _compared(key)
-        is_given = key in known or any(one in source.arguments for one in names)
+        is_given = key in known or _given(key, source)
         if is_given or value is None or value in (AUTO, default):
             continue
         if own is not None and not own.isdisjoint(names):

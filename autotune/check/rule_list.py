@@ -264,6 +264,12 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="warning",
         source=_MEGATRON,
     ),
+    "megatron_deepspeed.cpu_optimizer": FileRule(
+        says="The optimizer is offloaded, and the line has no --cpu-optimizer. Megatron-DeepSpeed "
+        "hands over an optimizer of its own, which DeepSpeed refuses beside an offload.",
+        level="error",
+        source="runtime/engine.py: _configure_optimizer",
+    ),
 }
 
 

@@ -91,7 +91,8 @@ class SectionedDialect(Dialect):
                 "--to megatron-core writes the run of the trials",
             )
         run = run_of(handout)
-        sections, tuned = self.sections(run, handout), self._tuned(run, handout)
+        sections = self.sections(run, handout)
+        tuned = self._tuned(run, handout, sections)
         self._check(sections)
         text = yaml.safe_dump({**sections, **self.beside(run, handout)}, sort_keys=False)
         return {
@@ -103,11 +104,14 @@ class SectionedDialect(Dialect):
             ),
         }
 
-    def _tuned(self, run: MegatronRun, handout: Handout) -> list[str]:
+    def _tuned(self, run: MegatronRun, handout: Handout, whole: Sections) -> list[str]:
         """What of the configuration the layout decides, as `section.field=value`."""
         sections: Sections = defaultdict(dict)
         for name, value in run.layout.items():
             self.say(sections, name, value)
+        for name in ("data", "dataset"):  # its samples are as long as the model's
+            if "seq_length" in whole.get(name, {}):
+                sections[name]["seq_length"] = handout.job.seq_len
         found = {
             f"{s}.{n}": value for s, fields in sections.items() for n, value in fields.items()
         }

@@ -113,6 +113,54 @@ def test_a_variable_of_the_shell_is_not_known(tmp_path, arguments):
     assert report.fixed_text is None
 
 
+PLAIN = """
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+"""
+WARM = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 40, "total_num_steps": 500}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused", "open_"),
+    [
+        ("", ["warmup_num_steps"], "total_num_steps"),
+        ("--max_steps 500", ["warmup_num_steps"], ""),
+        ("--max_steps 500 --warmup_steps 40", [], ""),
+        ("--max_steps 450 --warmup_steps 40", ["total_num_steps"], ""),
+        ("--max_steps -1 --warmup_steps 40", [], "total_num_steps"),
+        ("--max_steps 500 --warmup_steps 0.08", [], "warmup_num_steps"),
+        ("--max_steps 500 --warmup_ratio 0.08", [], "warmup_num_steps"),
+        ("--max_steps 500 --warmup_steps $W", [], "only the shell knows $W"),
+    ],
+)
+def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refused, open_):
+    write(tmp_path, PLAIN, "train.py")
+    report = trained(tmp_path, AUTO | {"scheduler": WARM}, f"--weight_decay 0 {arguments}")
+    errors = [one.violation.at for one in report.found if one.violation.level == "error"]
+    assert errors == [(f"scheduler.params.{name}",) for name in refused]
+    named = "; ".join(f"{one.what} ({one.why})" for one in report.not_judged)
+    assert open_ in named
+    assert bool(open_) == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused", "is_open"),
+    [
+        ("--per_device_train_batch_size 4", True, False),
+        ("--per_device_train_batch_size 8", False, False),
+        ("--gradient_accumulation_steps 2", True, False),
+        ("--weight_decay 0", False, False),
+        ("--per_device_train_batch_size $SIZE", False, True),
+        ("--per_device_train_batch_size 4 --auto_find_batch_size true", False, False),
+    ],
+)
+def test_a_global_batch_is_compared_with_trainers_defaults(tmp_path, arguments, refused, is_open):
+    write(tmp_path, PLAIN, "train.py")
+    report = trained(tmp_path, AUTO | {"train_batch_size": 16}, arguments)
+    assert ("huggingface.mismatch" in rules(report)) is refused
+    assert bool(report.not_judged) is is_open
+
+
 def test_a_batch_size_that_trainer_searches_for_is_not_compared(tmp_path):
     config = merge(AUTO, {"train_micro_batch_size_per_gpu": 1})
     arguments = "--per_device_train_batch_size 2 --auto_find_batch_size true"
@@ -364,6 +412,8 @@ def test_the_defaults_of_trainers_arguments():
     for key, value in _DEFAULTS.items():
         if key == "optimizer.params.betas":
             assert value == [own["adam_beta1"], own["adam_beta2"]]
+        elif key == "scheduler.params.warmup_num_steps":
+            assert value == max(1, own["warmup_steps"]), "Trainer makes 1 of 0"
         else:
             assert value == own[names[key]]
 

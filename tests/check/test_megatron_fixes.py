@@ -158,6 +158,17 @@ def mended(path: Path, style, values: dict[str, int], words: str = "") -> str:
             {"--micro-batch-size": 4, "--global-batch-size": 64},
         ),
         ({"--tensor-model-parallel-size": 16}, "", {"--tensor-model-parallel-size": 4}),
+        # A group of micro-batches that fills no pipeline, or leaves a rest that does not.
+        *(
+            (
+                {"--pipeline-model-parallel-size": 4, "--num-virtual-stages-per-pipeline-rank": 3}
+                | {"--micro-batch-size": 2},
+                f"--microbatch-group-size-per-virtual-pipeline-stage {group}",
+                {"--microbatch-group-size-per-virtual-pipeline-stage": nearest}
+                | {"--pipeline-model-parallel-size": 4, "--micro-batch-size": 2},
+            )
+            for group, nearest in ((3, 4), (15, 16))
+        ),
         # The embedding and the loss count as layers.
         (
             {"--pipeline-model-parallel-size": 2},

@@ -674,3 +674,29 @@ def test_names_of_accelerates_inside_of_zero_optimization_are_known(tmp_path):
         report.found[0].violation.message
     )
     assert report.fixed_text is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "is_refused"),
+    [
+        ("", {}, True),
+        ("--cpu-optimizer", {}, False),
+        ("", {"zero_force_ds_cpu_optimizer": False}, False),
+        ("", {"zero_optimization": {"stage": 1}}, False),
+    ],
+)
+def test_megatron_deepspeed_makes_its_optimizer_itself(tmp_path, flags, changes, is_refused):
+    offloaded = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": offloaded,
+    }
+    line = (
+        "deepspeed --num_gpus 2 pretrain_gpt.py --micro-batch-size 2 --deepspeed "
+        f"--deepspeed_config ds.json {flags}"
+    )
+    report = checked(write(tmp_path, config | changes, "ds.json"), launch=line)
+    assert ("megatron_deepspeed.cpu_optimizer" in rules(report)) is is_refused

@@ -570,3 +570,23 @@ def test_what_decides_and_is_not_read_is_named(tmp_path, config, how, what, why)
 def test_where_all_is_read_that_decides_it_would_run(tmp_path, config, how):
     report = checked(write(tmp_path, config, "ds.json"), **how)
     assert (report.found, report.not_judged, report.would_run(fixed=False)) == ((), (), True)
+
+
+HANDED = """
+import argparse
+from transformers import Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--engine-file")
+options = parser.parse_args()
+Trainer(args=TrainingArguments("out", bf16=True, deepspeed=options.engine_file))
+"""
+
+
+@pytest.mark.parametrize("handed", ["", "--engine-file zero.json"])
+def test_a_file_that_the_script_hands_to_trainer_itself_is_not_judged_with_the_line(
+    tmp_path, handed
+):
+    write(tmp_path, HANDED, "train.py")
+    line = f"accelerate launch --num_processes 2 --use_deepspeed train.py {handed}\n"
+    report = checked(write(tmp_path, line, "run.sh"))
+    assert [one.what for one in report.not_judged] == handed.split()[1:]

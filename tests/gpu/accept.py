@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from tests.gpu.piece import Ended, Piece
 from tests.gpu.stages import GPU, REHEARSAL, REPOSITORY, Stage, stages_of
 
@@ -47,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{stage.name}: {stage.answers}; at least {stage.least_s:.0f} s")
             print(f"    cut off, it leaves {stage.leaves}")
         return 0
+    if not options.rehearse and not torch.cuda.is_available():
+        parser.error(
+            "this needs a CUDA device and a torch built for it; without one: "
+            "make gpu-accept GPU=--rehearse"
+        )
     chosen = [stage for stage in stages if not options.stage or stage.name in options.stage]
     variables = {"DS_ACCELERATOR": "cpu"} if options.rehearse else {}
     return run(chosen, options.results.resolve(), options.minutes * 60, variables)

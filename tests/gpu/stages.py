@@ -198,7 +198,7 @@ def stages_of(jobs: Jobs) -> Sequence[Stage]:
         ),
         Stage(
             name="tests",
-            answers="the tests that need a GPU: its meter of memory, a cap, a card that is free again",
+            answers="the tests that need a GPU: its meter of memory, a cap, a card that is freed",
             command=("-m", "pytest", "-q", "-m", "gpu", *_gpu_tests()),
             least_s=2 * jobs.least_s,
             leaves="nothing",

@@ -141,7 +141,9 @@ def _broken(launches: Sequence[MegatronLaunch]) -> list[frozenset[str]]:
     alike: dict[tuple[Any, ...], list[tuple[int, LayoutRows]]] = {}
     for number, launch in enumerate(launches):
         rows = rows_of(launch)
-        alike.setdefault((*rows.columns, _spreads_experts(rows)), []).append((number, rows))
+        group = getattr(rows.task, "vp_group", None)
+        kind = (*rows.columns, _spreads_experts(rows), group)
+        alike.setdefault(kind, []).append((number, rows))
     for those in alike.values():
         first = those[0][1]
         columns = {
@@ -300,7 +302,8 @@ def _refused_arguments(launch: MegatronLaunch) -> set[str]:
     return {each.rule for rule in ARGUMENT_RULES for each in rule.violations(launch)}
 
 
-_KEEPING = ("ends", "micro_batch_size", "global_batch_size", *CHUNKED)
+_GROUP = "microbatch_group_size_per_vp_stage"
+_KEEPING = ("ends", _GROUP, "micro_batch_size", "global_batch_size", *CHUNKED)
 """Parts of a layout that change and keep its degrees."""
 _DEGREES = (
     *("expert_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size"),

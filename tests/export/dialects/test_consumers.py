@@ -286,6 +286,8 @@ def test_a_user_is_told_to_write_what_was_tuned_and_nothing_else(tmp_path, to):
     name, _ = trainer.recompute_names()
     assert set(names) == {one.replace("CHECKPOINTING", name) for one in DECIDED[to]}
     config = (out / "ds_config.json").read_text()
+    counts = re.search("optimizer`? (is one that|stands in|in .* counts before)", readme)
+    assert bool(counts) == ("optimizer" in json.loads(config)), "whose optimizer trains"
     assert "steps_per_print" not in config
     assert "wall_clock_breakdown" not in config
 
@@ -305,6 +307,7 @@ def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, l
     lines = (export(handout, tmp_path, to, launcher) / "README.md").read_text().splitlines()
     (line,) = (line for line in lines if command in line and not line.startswith("|"))
     assert "MALLOC_TRIM_THRESHOLD_=" in line.partition(command)[0]
+    assert launcher is None or line.startswith("    "), "it stands in the block above it"
 
 
 def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):

@@ -49,8 +49,10 @@ def test_a_recipe_gets_what_was_tuned_and_nothing_else(tmp_path, to):
         "use_distributed_optimizer"
     ]
     assert {section for section, _ in lines} <= {
-        *("model", "strategy", "train", "data", "ddp", "optimizer")
+        *("model", "strategy", "train", "data", "dataset", "ddp", "optimizer")
     }
+    data = "dataset" if to == "megatron-bridge" else "data"
+    assert {(data, "seq_length"), ("model", "seq_length")} <= set(lines), "samples fit the model"
     assert "train_iters" not in dict(lines).values()
 
 

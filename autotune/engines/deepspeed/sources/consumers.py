@@ -150,9 +150,13 @@ def known_values(arguments: Mapping[str, Any], world: int | None) -> dict[str, A
         for argument in ARGUMENTS
         if arguments.get(argument.name) is not None
     }
-    warmup = "scheduler.params.warmup_num_steps"
-    if warmup in known:
-        known[warmup] = max(1, known[warmup])
+    warmup, total = (f"scheduler.params.{key}_num_steps" for key in ("warmup", "total"))
+    if known.get(total, 1) <= 0:
+        del known[total]  # the data decides
+    if 0 < known.get(warmup, 0) < 1 or (warmup in known and arguments.get("warmup_ratio")):
+        del known[warmup]  # a share of the training
+    elif warmup in known:
+        known[warmup] = max(1, int(known[warmup]))
     for one, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if arguments.get(one) is True and arguments.get(other) is None:
             known[f"{other}.enabled"] = False

@@ -73,6 +73,26 @@ def refusals(
                 fix=f"give both the same value: set {name} to {said}",
                 consequence="differs",
             )
+    yield from _cpu_optimizer(section.config, arguments)
+
+
+def _cpu_optimizer(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Violation]:
+    """The optimizer that Megatron-DeepSpeed makes itself, beside an offload.
+
+    DeepSpeed then uses no section `optimizer` (runtime/engine.py: _configure_optimizer).
+    """
+    key = "zero_optimization.offload_optimizer"
+    is_offloaded = look_up(config, f"{key}.device") in ("cpu", "nvme")
+    forces = config.get("zero_force_ds_cpu_optimizer") is not False
+    if is_offloaded and forces and "cpu_optimizer" not in arguments:
+        yield Violation(
+            rule="megatron_deepspeed.cpu_optimizer",
+            message=f"{key} without --cpu-optimizer: Megatron-DeepSpeed hands over an optimizer "
+            "of its own, whatever the section optimizer says, and DeepSpeed takes none but its "
+            "own for the CPU",
+            fix="add --cpu-optimizer to the line, or set zero_force_ds_cpu_optimizer to false",
+            at=(key,),
+        )
 
 
 def _accelerates(arguments: Mapping[str, Any]) -> Iterator[Violation]:

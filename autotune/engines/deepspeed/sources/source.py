@@ -499,7 +499,10 @@ def _source(
         is_trainers=_is_trainers(consumer, line, script),
         is_tuned=_is_tuned(consumer, line),
         arguments_unread=_why_unread(line, script, reader),
-        not_judged=tuple(_unread_filler(line, script, because)),
+        not_judged=(
+            *_unread_filler(line, script, because),
+            *_unread_file(section, consumer, said),
+        ),
         world=counted,
         world_because=world_because,
         per_node=per_node,
@@ -558,6 +561,17 @@ def _unread_filler(line: LaunchLine, script: Path | None, because: str) -> Itera
     if line.script and because.startswith(_AUTO_TELLS):
         seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
         yield NotJudged(what=f'who fills in "{AUTO}"', why=f"{line.script} {seen}")
+
+
+def _unread_file(
+    section: ReadConfig, consumer: Consumer, arguments: Mapping[str, Any]
+) -> Iterator[NotJudged]:
+    """The file that a script hands to Trainer, where another one is read here."""
+    named = arguments.get("deepspeed")
+    is_handed = consumer is Consumer.TRAINER and isinstance(named, str)
+    if is_handed and Path(str(named)).name != section.path.name:
+        why = "the script hands it to Trainer, which takes it first: check it with --launch"
+        yield NotJudged(what=str(named), why=why)
 
 
 def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
