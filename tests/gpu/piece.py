@@ -4,10 +4,12 @@ A machine that is lent may be gone at any moment, and one folder is all that out
 file is written aside and moved, whenever a trial has ended. The next piece reads them and goes on.
 """
 
+import contextlib
 import io
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +34,10 @@ FILES = (
     *(TERMINAL_FILE, BEST_FILE, RECORD_FILE, LISTED),
 )
 """All files of a piece: a lent machine gives eight back, none deeper than two folders."""
+class PieceError(Exception):
+    """A folder of results that cannot be used; says which file, and what to do."""
+
+
 _LARGEST_LOG_BYTES = 256 * 1024
 _NO_RECORD = ("inductor", "triton", "out", "checkpoint")
 """Folders where stages work that no later piece needs."""
@@ -62,24 +68,36 @@ class Piece:
 
     @classmethod
     def open(cls, results: Path, work: Path) -> "Piece":
-        """Read back what earlier pieces left in the folder of results."""
-        results.mkdir(parents=True, exist_ok=True)
+        """Read back what earlier pieces left in the folder of results.
+
+        Raises:
+            PieceError: A file of it is damaged, or it cannot be made.
+        """
         piece = cls(results, work)
-        if (stages := results / STAGES_FILE).is_file():
-            ended = [Ended(**entry) for entry in json.loads(stages.read_text(encoding="utf-8"))]
-            piece.stages = {stage.name: stage for stage in ended}
-        if (record := results / RECORD_FILE).is_file():
-            with tarfile.open(record) as archive:
-                archive.extractall(work, filter="data")
-        for name in (LISTED, TERMINAL_FILE, ANSWERS_FILE, MACHINE_FILE):
-            if (kept := results / name).is_file():
-                (work / name).write_bytes(kept.read_bytes())
+        try:
+            results.mkdir(parents=True, exist_ok=True)
+            with _damage(results / STAGES_FILE):
+                ended = [Ended(**entry) for entry in read_json(results / STAGES_FILE) or ()]
+            for name in (ANSWERS_FILE, MACHINE_FILE):
+                read_json(results / name)
+            read_table(results / LISTED)
+            with _damage(results / RECORD_FILE):
+                if (record := results / RECORD_FILE).is_file():
+                    with tarfile.open(record) as archive:
+                        archive.extractall(work, filter="data")
+            for name in (LISTED, TERMINAL_FILE, ANSWERS_FILE, MACHINE_FILE):
+                if (kept := results / name).is_file():
+                    (work / name).write_bytes(kept.read_bytes())
+        except PieceError as error:
+            raise PieceError(f"{error}: keep that folder, and name another by --results") from None
+        except OSError as error:
+            raise PieceError(f"--results {results}: {error.strerror}") from error
+        piece.stages = {stage.name: stage for stage in ended}
         return piece
 
     def other_device(self) -> str | None:
         """The device that earlier pieces measured, where this machine has another; else None."""
-        path = self.work / MACHINE_FILE
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        found = read_json(self.work / MACHINE_FILE) or {}
         names = [device["name"] for device in found.get("machine", {}).get("devices", [])]
         here = [gpu.name for gpu in visible_gpus()]
         return names[0] if names and here and names[0] not in here else None
@@ -101,8 +119,7 @@ class Piece:
 
     def answers(self) -> dict[str, Any]:
         """JSON of each stage that printed some."""
-        path = self.work / ANSWERS_FILE
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        found: dict[str, Any] = read_json(self.work / ANSWERS_FILE) or {}
         return found
 
     def save_if_changed(self) -> None:
@@ -150,6 +167,34 @@ class Piece:
         aside = self.results / f".{name}.new"
         aside.write_bytes(content)
         os.replace(aside, self.results / name)
+
+
+def read_json(path: Path) -> Any:
+    """What a file of a piece holds; None where there is no such file.
+
+    Raises:
+        PieceError: It is damaged.
+    """
+    with _damage(path):
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def read_table(path: Path) -> pd.DataFrame | None:
+    """What a table of a piece holds; None where there is no such file.
+
+    Raises:
+        PieceError: It is damaged.
+    """
+    with _damage(path):
+        return pd.read_csv(path) if path.is_file() else None
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise PieceError(f"{path} is damaged ({str(error).partition(':')[0]})") from error
 
 
 def _archive(root: Path, files: Iterable[Path]) -> bytes:
