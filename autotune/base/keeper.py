@@ -3,7 +3,8 @@
 Run by `autotune.base.kept_process` as a script, isolated, so that it starts in milliseconds;
 standard library only. It starts the command, and waits. When the command ends, when its parent
 ends, when its time is up or on SIGTERM it kills every descendant, however deep and in whatever
-session, and removes their folder for temporary files. Then it ends as the command did.
+session, and removes their folder for temporary files. Then it ends as the command did. A command
+that cleans up when its parent has ended, as its input then tells it, may get some time for that.
 
 A signal at the parent's death (PR_SET_PDEATHSIG) alone reaches neither compilers nor workers that
 the command started, and comes already when the *thread* that started the command ends. So the
@@ -172,7 +173,7 @@ def _keep(
     if child == 0:
         become()
     _let_go_of_pipes()
-    status = _wait(child, watched, woken, asked, options["wall_s"])
+    status = _wait(child, watched, woken, asked, options)
     found = _end_all(child)
     scratch.remove()
     _remove_folders_of_parent(options)
@@ -229,10 +230,14 @@ def _let_go_of_pipes() -> None:
 
 
 def _wait(
-    child: int, watched: list[int], woken: int, asked: list[int], wall_s: float
+    child: int, watched: list[int], woken: int, asked: list[int], options: dict[str, Any]
 ) -> int | None:
-    """Wait for the child; its status, or None where something else comes first."""
-    until_s = time.monotonic() + wall_s if wall_s else None
+    """Wait for the child; its status, or None where something else comes first.
+
+    The first process that is watched is the parent.
+    """
+    parent, *others = watched
+    until_s = time.monotonic() + options["wall_s"] if options["wall_s"] else None
     while not asked:
         left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
         ready, _, _ = select.select([*watched, woken], [], [], left_s)
@@ -243,8 +248,10 @@ def _wait(
         for pid, status in _reaped():
             if pid == child:
                 return status
-        if not ready or any(each in ready for each in watched):
+        if not ready or any(each in ready for each in others):
             break
+        if parent in ready:
+            watched, until_s = others, time.monotonic() + options["grace_s"]
     return None
 
 

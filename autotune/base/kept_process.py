@@ -40,6 +40,7 @@ class Kept(subprocess.Popen[Any]):
         command: Sequence[str],
         *,
         wall_s: float = 0.0,
+        grace_s: float = 0.0,
         data_bytes: int = 0,
         is_tmpdir: bool = True,
         **options: Any,
@@ -49,6 +50,7 @@ class Kept(subprocess.Popen[Any]):
         Args:
             command: With its arguments.
             wall_s: Seconds after which it is killed, even if nobody here looks; 0: never.
+            grace_s: Seconds that it gets to end by itself if this process is killed.
             data_bytes: Private memory that each of its processes may have; 0: any.
             is_tmpdir: Whether its folder is what `TMPDIR` names as well.
             options: As of `Popen`.
@@ -61,6 +63,7 @@ class Kept(subprocess.Popen[Any]):
             "parent": os.getpid(),
             "root": environment.get(SCRATCH_ENV) or temporary_root(),
             "wall_s": wall_s,
+            "grace_s": grace_s,
             "data_bytes": data_bytes,
             "is_tmpdir": is_tmpdir,
             "parent_env": PARENT_ENV,

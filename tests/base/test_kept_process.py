@@ -83,6 +83,13 @@ process.wait()
 """
 
 
+PARENT_WITH_GRACE = """
+import subprocess, sys
+from autotune.base.kept_process import Kept
+Kept(sys.argv[2:], grace_s=float(sys.argv[1]), stdin=subprocess.PIPE).wait()
+"""
+
+
 def asleep(mark: str) -> bool:
     """Whether what a shape starts is there."""
 
@@ -111,6 +118,22 @@ def test_nothing_outlives_a_killed_parent(shape, mark):
     parent.communicate()
     wait_until(lambda: not marked(mark))
     wait_until(lambda: not list(Path(mark).iterdir()))  # its temporary files went with it
+
+
+@pytest.mark.parametrize(("cleans_up", "grace_s"), [(True, "20"), (False, "0.1")])
+def test_a_command_may_clean_up_after_a_killed_parent(cleans_up, grace_s, mark, tmp_path):
+    left = tmp_path / "left"
+    script = f"touch {left}; {'read word' if cleans_up else 'sleep 600'}; rm {left}"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT_WITH_GRACE, grace_s, "sh", "-c", script],
+        env={**os.environ, MARK: mark, SCRATCH_ENV: mark},
+        stdout=subprocess.PIPE,
+    )
+    wait_until(left.exists)
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: not marked(mark))
+    assert left.exists() is not cleans_up
 
 
 @pytest.mark.parametrize("shape", SHAPES)

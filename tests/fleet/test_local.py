@@ -33,7 +33,7 @@ def fleet():
     fleet.close()
 
 
-def segments(port: int) -> list[Path]:
+def segments(port: int | str) -> list[Path]:
     return list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
 
 
@@ -214,7 +214,16 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
             connections = process.net_connections(kind="tcp")
             listeners |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     assert listeners <= {"127.0.0.1", "::ffff:127.0.0.1"}, "listens beyond loopback"
+    shared: set[Path] = set()
 
+    def has_shared_memory() -> bool:
+        for process in processes_of(study.folder):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                mapped = (Path(each.path) for each in process.memory_maps())
+                shared.update(path for path in mapped if path in segments("*"))
+        return len(shared) == 2
+
+    wait_until(has_shared_memory, "each rank has a segment")
     started = psutil.Process(coordinator.pid).children(recursive=True)
     theirs = {process.pid for process in started}
     seen = subprocess.run(ASKS, check=True, capture_output=True, text=True).stdout
@@ -224,3 +233,4 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
     coordinator.wait()
     wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")
     wait_until(lambda: not any(map(psutil.Process.is_running, started)), "so does a template")
+    assert not [path for path in shared if path.exists()], "so does its memory"

@@ -3,9 +3,9 @@
 Stages run in order of worth. After every trial the folder of results holds all that was measured
 (`tests/gpu/piece.py`), so a machine that is taken away loses nothing but the trial that ran. The
 same command again goes on from that folder. A stage that does not fit into the time that is left
-is not begun, and one that exceeds it is interrupted as by Ctrl-C. The exit code is 1 if a stage
-failed, 3 if some are left to do, else 0. `--rehearse` does the same on one CPU rank, with small
-jobs.
+is not begun, and one that exceeds it is interrupted as by Ctrl-C. Ctrl-C and SIGTERM end the
+piece so as well. The exit code is 1 if a stage failed, 2 if nothing can run, 3 if stages are left
+to do, 130 after Ctrl-C, else 0. `--rehearse` does the same on one CPU rank, with small jobs.
 """
 
 import argparse
@@ -13,20 +13,37 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import torch
-
-from tests.gpu.piece import Ended, Piece
+from autotune.base.kept_process import scratch_folder
+from autotune.trial.descent import end_with_parent
+from tests.gpu.piece import Ended, Piece, PieceError
 from tests.gpu.stages import GPU, REHEARSAL, REPOSITORY, Stage, stages_of
 
 RESULTS = REPOSITORY / "build" / "gpu-accept"
 GRACE_S = 15.0
 """Time that an interrupted stage gets to write down what it has."""
 _LOOK_S = 0.5
+_INTERRUPTED = 130
+
+
+class Stop:
+    """Whether somebody asked this process to end, by Ctrl-C or SIGTERM."""
+
+    asked = False
+
+    def listen(self) -> None:
+        """Note the first signal; a second one ends this process at once."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,24 +66,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{stage.name}: {stage.answers}; at least {stage.least_s:.0f} s")
             print(f"    cut off, it leaves {stage.leaves}")
         return 0
-    if not options.rehearse and not torch.cuda.is_available():
-        parser.error(
-            "this needs a CUDA device and a torch built for it; without one: "
-            "make gpu-accept GPU=--rehearse"
-        )
     chosen = [stage for stage in stages if not options.stage or stage.name in options.stage]
     variables = {"DS_ACCELERATOR": "cpu"} if options.rehearse else {}
-    return run(chosen, options.results.resolve(), options.minutes * 60, variables)
+    if not options.rehearse and not _has_gpu():
+        print(
+            "gpu-accept needs a CUDA device and a torch built for it; without one: "
+            "make gpu-accept GPU=--rehearse",
+            file=sys.stderr,
+        )
+        return 2
+    stop = Stop()
+    stop.listen()
+    try:
+        return run(chosen, options.results.resolve(), options.minutes * 60, variables, stop)
+    except PieceError as error:
+        print(f"gpu-accept: {error}", file=sys.stderr)
+        return 2
+
+
+def _has_gpu() -> bool:
+    import torch  # takes seconds
+
+    return torch.cuda.is_available()
 
 
 def run(
-    stages: Sequence[Stage], results: Path, limit_s: float, variables: dict[str, str] | None = None
+    stages: Sequence[Stage],
+    results: Path,
+    limit_s: float,
+    variables: dict[str, str] | None = None,
+    stop: Stop | None = None,
 ) -> int:
-    """Run stages in turn; those that are answered are passed over."""
+    """Run stages in turn; those that are answered are passed over.
+
+    Raises:
+        PieceError: The folder of results cannot be used.
+    """
     ends_s = time.monotonic() + limit_s
+    stop = stop or Stop()
     left, failed = [], []
-    with tempfile.TemporaryDirectory(prefix="accept-") as folder:
-        piece = Piece.open(results, Path(folder))
+    with scratch_folder() as folder:
+        piece = Piece.open(results, folder)
         if (other := piece.other_device()) is not None:
             print(
                 f"{results} holds what {other} measured, and this is another device: name another "
@@ -85,7 +125,7 @@ def run(
                 left.append(stage.name)
                 continue
             print(f"{stage.name}: {stage.answers} ...", flush=True)
-            ended = _run(stage, piece, left_s, variables or {})
+            ended = _run(stage, piece, left_s, variables or {}, stop)
             if ended.was_cut:
                 left.append(stage.name)
                 print(f"{stage.name}: cut off; it leaves {stage.leaves}", flush=True)
@@ -95,12 +135,17 @@ def run(
                 failed.append(stage.name)
                 print(f"{stage.name}: FAILED with exit code {ended.code}", flush=True)
                 print("\n".join(_log(piece.work).splitlines()[-15:]), flush=True)
+            if stop.asked:
+                print("interrupted: the same command again goes on", flush=True)
+                return _INTERRUPTED
     if failed:
         return 1
     return 3 if left else 0
 
 
-def _run(stage: Stage, piece: Piece, left_s: float, variables: dict[str, str]) -> Ended:
+def _run(
+    stage: Stage, piece: Piece, left_s: float, variables: dict[str, str], stop: Stop
+) -> Ended:
     arguments = [word.replace("{work}", str(piece.work)) for word in stage.command]
     began_s = time.monotonic()
     out, log = piece.work / "stage.out", piece.work / "stage.log"
@@ -113,8 +158,10 @@ def _run(stage: Stage, piece: Piece, left_s: float, variables: dict[str, str]) -
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            # Where this process is killed, the stage would hold the device beside the next one.
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
-        code, was_cut = _wait(process, piece, began_s + left_s)
+        code, was_cut = _wait(process, piece, began_s + left_s, stop)
     ended = Ended(
         name=stage.name,
         answers=stage.answers,
@@ -128,13 +175,15 @@ def _run(stage: Stage, piece: Piece, left_s: float, variables: dict[str, str]) -
     return ended
 
 
-def _wait(process: subprocess.Popen[bytes], piece: Piece, ends_s: float) -> tuple[int, bool]:
+def _wait(
+    process: subprocess.Popen[bytes], piece: Piece, ends_s: float, stop: Stop
+) -> tuple[int, bool]:
     """Save what trials leave until the process has ended; one that takes too long is ended.
 
     Returns:
-        Its exit code, and whether the time was over.
+        Its exit code, and whether it was ended.
     """
-    while process.poll() is None and time.monotonic() < ends_s - GRACE_S:
+    while process.poll() is None and not stop.asked and time.monotonic() < ends_s - GRACE_S:
         time.sleep(_LOOK_S)
         piece.save_if_changed()
     if (code := process.poll()) is not None:

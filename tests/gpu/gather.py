@@ -13,7 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from tests.gpu.piece import ANSWERS_FILE, STAGES_FILE, TRIALS_FILE, device_names, read_json
+from tests.gpu.piece import (
+    ANSWERS_FILE,
+    MACHINE_FILE,
+    STAGES_FILE,
+    TRIALS_FILE,
+    PieceError,
+    read_json,
+    read_table,
+)
 from tests.gpu.stages import GPU, LISTED, REPOSITORY, stages_of
 
 RECORDED = REPOSITORY / "results" / "recorded" / "gpu"
@@ -36,36 +44,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(
                 f"{folder} has no {STAGES_FILE}: name a folder that tests.gpu.accept filled"
             )
-        record(folder, options.recorded)
+        try:
+            record(folder, options.recorded)
+        except PieceError as error:
+            parser.error(str(error))
     text = options.page.read_text(encoding="utf-8")
     options.page.write_text(with_tables(text, "\n".join(tables(options.recorded))), "utf-8")
     return 0
 
 
 def record(folder: Path, recorded: Path) -> None:
-    """Add the tables of one piece; a trial that is there already is replaced."""
+    """Add the tables of one piece; a trial that is there already is replaced.
+
+    Raises:
+        PieceError: A file of it is damaged, or it was not measured on a GPU.
+    """
     device = device_of(folder)
-    recorded.mkdir(parents=True, exist_ok=True)
-    if (trials := folder / TRIALS_FILE).is_file():
-        _merge(recorded / f"{device}-trials.csv", pd.read_csv(trials), _TRIAL_KEY)
-    if (listed := folder / LISTED).is_file():
-        _merge(recorded / f"{device}-listed.csv", pd.read_csv(listed), _LISTED_KEY)
+    trials, listed = read_table(folder / TRIALS_FILE), read_table(folder / LISTED)
     stages = pd.DataFrame(_stages(folder))
+    recorded.mkdir(parents=True, exist_ok=True)
+    if trials is not None:
+        _merge(recorded / f"{device}-trials.csv", trials, _TRIAL_KEY)
+    if listed is not None:
+        _merge(recorded / f"{device}-listed.csv", listed, _LISTED_KEY)
     if len(stages):
         _merge(recorded / f"{device}-stages.csv", stages, ["name"])
 
 
 def device_of(folder: Path) -> str:
-    """Short name of the device that a piece was measured on, such as `h200`."""
-    name = (device_names(folder) or ["unknown"])[0]
-    words = re.findall(r"[A-Za-z]*\d+[A-Za-z]*", name)
-    return (words[0] if words else name.replace(" ", "-")).lower()
+    """Short name of the device that a piece was measured on, such as `h200`.
+
+    Raises:
+        PieceError: It was not measured on a GPU, or the folder does not tell on which.
+    """
+    machine = (read_json(folder / MACHINE_FILE) or {}).get("machine", {})
+    devices = machine.get("devices")
+    if not devices:
+        raise PieceError(
+            f"{folder} has no {MACHINE_FILE} that names the GPU: run its stage `machine` first"
+        )
+    if machine.get("accelerator", "cuda") != "cuda":
+        raise PieceError(
+            f"{folder} was measured on {devices[0]['name']}, which is no GPU: a rehearsal is not "
+            "recorded"
+        )
+    words = re.findall(r"[A-Za-z]*\d+[A-Za-z]*", devices[0]["name"])
+    return (words[0] if words else devices[0]["name"].replace(" ", "-")).lower()
 
 
 def _stages(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each stage that ran: how it ended, and the gain that its search found."""
-    answers = read_json(folder / ANSWERS_FILE, {})
-    for stage in read_json(folder / STAGES_FILE, []):
+    answers = read_json(folder / ANSWERS_FILE) or {}
+    for stage in read_json(folder / STAGES_FILE):
         answer = answers.get(stage["name"])
         found = answer if isinstance(answer, dict) else {}
         best, baseline = (found.get(name) or {} for name in ("best", "baseline"))

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,10 @@ _NO_RECORD = ("inductor", "triton", "out", "checkpoint")
 """Folders where stages work that no later piece needs."""
 
 
+class PieceError(Exception):
+    """A folder of results that cannot be used; says which file, and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """What came of a stage."""
@@ -63,22 +68,37 @@ class Piece:
 
     @classmethod
     def open(cls, results: Path, work: Path) -> "Piece":
-        """Read back what earlier pieces left in the folder of results."""
-        results.mkdir(parents=True, exist_ok=True)
+        """Read back what earlier pieces left in the folder of results.
+
+        Raises:
+            PieceError: A file of it is damaged, or it cannot be made.
+        """
         piece = cls(results, work)
-        for entry in read_json(results / STAGES_FILE, []):
-            piece.stages[entry["name"]] = Ended(**entry)
-        if (record := results / RECORD_FILE).is_file():
-            with tarfile.open(record) as archive:
-                archive.extractall(work, filter="data")
-        for name in (LISTED, TERMINAL_FILE, ANSWERS_FILE, MACHINE_FILE):
-            if (kept := results / name).is_file():
-                (work / name).write_bytes(kept.read_bytes())
+        try:
+            results.mkdir(parents=True, exist_ok=True)
+            with _damage(results / STAGES_FILE):
+                ended = [Ended(**entry) for entry in read_json(results / STAGES_FILE) or ()]
+            for name in (ANSWERS_FILE, MACHINE_FILE):
+                read_json(results / name)
+            read_table(results / LISTED)
+            with _damage(results / RECORD_FILE):
+                if (record := results / RECORD_FILE).is_file():
+                    with tarfile.open(record) as archive:
+                        archive.extractall(work, filter="data")
+            for name in (LISTED, TERMINAL_FILE, ANSWERS_FILE, MACHINE_FILE):
+                if (kept := results / name).is_file():
+                    (work / name).write_bytes(kept.read_bytes())
+        except PieceError as error:
+            raise PieceError(f"{error}: keep that folder, and name another by --results") from None
+        except OSError as error:
+            raise PieceError(f"--results {results}: {error.strerror}") from error
+        piece.stages = {stage.name: stage for stage in ended}
         return piece
 
     def other_device(self) -> str | None:
         """The device that earlier pieces measured, where this machine has another; else None."""
-        names = device_names(self.work)
+        found = read_json(self.work / MACHINE_FILE) or {}
+        names = [device["name"] for device in found.get("machine", {}).get("devices", [])]
         here = [gpu.name for gpu in visible_gpus()]
         return names[0] if names and here and names[0] not in here else None
 
@@ -90,7 +110,7 @@ class Piece:
         with (self.work / TERMINAL_FILE).open("a", encoding="utf-8") as terminal:
             terminal.write(f"{heading}\n{stderr}{_without_json(stdout)}\n")
         if (answer := _json_of(stdout)) is not None:
-            answers = read_json(self.work / ANSWERS_FILE, {})
+            answers = read_json(self.work / ANSWERS_FILE) or {}
             (self.work / ANSWERS_FILE).write_bytes(_json({**answers, stage.name: answer}))
             if stage.name == "machine":
                 (self.work / MACHINE_FILE).write_bytes(_json(answer))
@@ -140,6 +160,34 @@ class Piece:
         os.replace(aside, self.results / name)
 
 
+def read_json(path: Path) -> Any:
+    """What a file of a piece holds; None where there is no such file.
+
+    Raises:
+        PieceError: It is damaged.
+    """
+    with _damage(path):
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def read_table(path: Path) -> pd.DataFrame | None:
+    """What a table of a piece holds; None where there is no such file.
+
+    Raises:
+        PieceError: It is damaged.
+    """
+    with _damage(path):
+        return pd.read_csv(path) if path.is_file() else None
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise PieceError(f"{path} is damaged ({str(error).partition(':')[0]})") from error
+
+
 def _archive(root: Path, files: Iterable[Path]) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=3) as archive:
@@ -153,17 +201,6 @@ def _is_large(log: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return log.stat().st_size > _LARGEST_LOG_BYTES
     return False
-
-
-def read_json(path: Path, default: Any) -> Any:
-    """What a file of a piece holds; the default where it is not there."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
-
-
-def device_names(folder: Path) -> list[str]:
-    """Names of the devices that a folder's figures were measured on; empty: none is known."""
-    machine = read_json(folder / MACHINE_FILE, {}).get("machine", {})
-    return [device["name"] for device in machine.get("devices", [])]
 
 
 def _json(value: Any) -> bytes:

@@ -1,6 +1,7 @@
 """The stages for a GPU: order, limit and resumption on any machine, and that each is a command."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 import typer
 
 from autotune.cli.base import cli
+from autotune.trial.descent import has_ended
 from tests.gpu import accept
-from tests.gpu.accept import main, run
+from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
 from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
+from tests.trials import wait_until
 
 PRINTS = ("-c", "print('text')")
 
@@ -72,6 +75,42 @@ def test_the_limit_ends_a_stage_and_leaves_the_next(
     assert ended["was_cut"]
     assert not ended["is_answered"]
     assert run([after], tmp_path, 1) == 3
+
+
+def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(accept, "GRACE_S", 1.0)
+    stop = Stop()
+    stop.asked = True
+    sleeps = stage("sleeps", "-c", "import time; time.sleep(600)")
+    assert run([sleeps, stage("after", *PRINTS)], tmp_path, 60, stop=stop) == 130
+    (ended,) = json.loads((tmp_path / STAGES_FILE).read_text())
+    assert ended["was_cut"]
+    assert "the same command again goes on" in capsys.readouterr().out
+
+
+def test_a_stage_ends_with_a_killed_piece(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    sleeps = f"import os, time; os.mkfifo({str(pid_file)!r}); open({str(pid_file)!r}, 'w').write("
+    sleeps += "str(os.getpid())); time.sleep(600)"
+    script = (
+        "from pathlib import Path; from tests.gpu.test_accept import run, stage; "
+        f"run([stage('sleeps', '-c', {sleeps!r})], Path({str(tmp_path / 'results')!r}), 600)"
+    )
+    piece = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
+    wait_until(pid_file.exists, "the stage runs")
+    pid = int(pid_file.read_text())
+    piece.kill()
+    piece.wait()
+    wait_until(lambda: has_ended(pid), "the stage has ended")
+
+
+def test_without_a_gpu_nothing_but_a_rehearsal_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--results", str(tmp_path)]) == 2
+    assert "GPU=--rehearse" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_list_says_what_each_stage_answers_and_leaves(capsys) -> None:

@@ -10,7 +10,14 @@ import pytest
 from autotune.devices.hardware import Gpu
 from tests.gpu import gather, piece
 from tests.gpu.accept import run
-from tests.gpu.piece import FILES, MACHINE_FILE, RECORD_FILE, TERMINAL_FILE, TRIALS_FILE
+from tests.gpu.piece import (
+    FILES,
+    MACHINE_FILE,
+    RECORD_FILE,
+    TERMINAL_FILE,
+    TRIALS_FILE,
+    PieceError,
+)
 from tests.gpu.stages import AUTOTUNE, Stage
 
 _JOB = ("--model", "gpt2", "--seq-len", "512", "--global-batch", "8", "--world", "1")
@@ -97,6 +104,37 @@ def test_gathered_tables_stand_in_the_page(results: Path, tmp_path: Path) -> Non
     assert len(pd.read_csv(recorded / "h100-trials.csv")) == len(
         pd.read_csv(results / TRIALS_FILE)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("stages.json", b""),
+        ("stages.json", b'[{"seconds": 1}]'),
+        ("answers.json", b"{"),
+        (MACHINE_FILE, b""),
+        (RECORD_FILE, b""),
+        (RECORD_FILE, None),
+        ("listed.csv", b""),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_written(
+    name: str, content: bytes | None, results: Path, tmp_path: Path
+) -> None:
+    whole = (results / RECORD_FILE).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(PieceError, match=rf"{name} is damaged .*another by --results"):
+        run([SEARCH], tmp_path, 60)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_rehearsal_is_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stages.json").write_text("[]")
+    machine = {"machine": {"accelerator": "cpu", "devices": [{"name": "AMD EPYC"}]}}
+    (tmp_path / MACHINE_FILE).write_text(json.dumps(machine))
+    with pytest.raises(SystemExit):
+        gather.main([str(tmp_path), "--recorded", str(tmp_path / "recorded")])
+    assert "AMD EPYC, which is no GPU" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_piece_is_refused(

@@ -26,6 +26,15 @@ def test_a_python_that_is_not_here_is_said() -> None:
         find_python("3.99")
 
 
+def test_a_folder_without_wheels_and_one_with_two_releases_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WheelsError, match=r"holds no wheel: make gpu-wheels"):
+        wheels.prove(tmp_path / "nowhere", Path("python"), {})
+    for version in ("5.0.0", "5.1.0"):
+        (tmp_path / f"optuna-{version}-py3-none-any.whl").touch()
+    with pytest.raises(WheelsError, match=r"holds optuna more than once: remove the old one"):
+        wheels.prove(tmp_path, Path("python"), {})
+
+
 def test_what_is_too_large_to_travel_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         python = options.python or find_python(PYTHON)
+        if not shutil.which(python):
+            raise WheelsError(f"--python {python} is no program")
         listed = packages_of(PAGE)
         if not options.prove:
             fill(options.folder, python, listed)
@@ -165,18 +167,26 @@ def prove(folder: Path, python: Path, listed: Mapping[str, str]) -> str:
     Raises:
         WheelsError: Something is missing, or does not fit.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        project = _build(str(REPOSITORY), Path(scratch), None)
-        pip = environment_with(listed, python, Path(scratch, "environment"))
-        found = ("install", "--quiet", "--no-index", "--find-links", str(folder))
-        _run([*pip, *found, str(project), *BESIDE])
-        _run([*pip, "check"])
     _check_size(folder)
     wheels = [parse_wheel_filename(wheel.name)[0] for wheel in folder.glob("*.whl")]
+    if not wheels:
+        raise WheelsError(f"{folder} holds no wheel: make gpu-wheels WHEELS={folder}")
     if twice := {name for name in wheels if wheels.count(name) > 1}:
         raise WheelsError(
             f"{folder} holds {', '.join(sorted(twice))} more than once: remove the old one"
         )
+    with tempfile.TemporaryDirectory() as scratch:
+        project = _build(str(REPOSITORY), Path(scratch), None)
+        pip = environment_with(listed, python, Path(scratch, "environment"))
+        found = ("install", "--quiet", "--no-index", "--find-links", str(folder))
+        try:
+            _run([*pip, *found, str(project), *BESIDE])
+            _run([*pip, "check"])
+        except WheelsError as error:
+            raise WheelsError(
+                f"{folder} lacks something that this project needs: make gpu-wheels "
+                f"WHEELS={folder} adds it\n{error}"
+            ) from error
     mib = _size(folder.glob("*.whl")) / 2**20
     return f"{folder}: {len(wheels)} wheels, {mib:.1f} MiB; all that this project needs is there"
 
@@ -221,6 +231,12 @@ def _size(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def _short(command: Sequence[str]) -> str:
+    """A command of pip by its name: `pip install`."""
+    words = [word for word in command if word in ("install", "download", "wheel", "check")]
+    return f"pip {words[0]}" if words else " ".join(command[:3])
+
+
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     ran = subprocess.run(
         command,
@@ -231,8 +247,9 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
         check=False,
     )
     if ran.returncode:
-        text = ran.stderr.strip() or ran.stdout.strip()
-        raise WheelsError(f"{' '.join(command[2:5])} failed\n{text}")
+        wrong = [line for line in ran.stderr.splitlines() if line.strip()]
+        wrong = wrong or [line for line in ran.stdout.splitlines() if line.strip()]
+        raise WheelsError("\n".join([f"{_short(command)} failed:", *(wrong or [ran.stderr])]))
     return ran.stdout
 
 

@@ -141,7 +141,7 @@ class Agent:
                 self._advance()
         finally:
             for trial in self._running.values():
-                kill_all(trial.ranks.folder)
+                trial.ranks.abandon()
                 trial.files.remove()
             self._templates.close()
             self._line.drain(_LAST_WORDS_S)

@@ -42,6 +42,7 @@ from autotune.fleet.node.processes import (
     ask_for_stacks,
     guest_command,
     is_stopped,
+    kill_all,
     kill_once,
     processes_of,
     ranks_command,
@@ -207,6 +208,14 @@ class LocalRanks:
             self._finish()
             self._write_report()
         return self._stage is _EndStage.ENDED
+
+    def abandon(self) -> None:
+        """End the ranks at once, and remove what they left; nobody waits for a report."""
+        if self._stage is _EndStage.ENDED:
+            return
+        self._kill(hangs=False)
+        kill_all(self.folder)
+        self._finish()
 
     def _is_over_limit(self) -> bool:
         """Look whether a rank holds more than it may where no allocation fails for it."""

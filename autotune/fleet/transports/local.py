@@ -36,6 +36,8 @@ from autotune.planning.lattice import Lattice
 
 HERE = "localhost"
 """Name of this machine as a node."""
+GRACE_S = 5.0
+"""Time that an agent gets to clean up after a coordinator that was killed."""
 
 
 class Local:
@@ -182,6 +184,8 @@ class LocalProcess:
         """
         self._process = Kept(
             command,
+            # Its input ends with this process; then it removes what its trials left in memory.
+            grace_s=GRACE_S,
             # The agent, and all searches of this machine, lease ports in one folder in TMPDIR.
             is_tmpdir=False,
             env=environment,

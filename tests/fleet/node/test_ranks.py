@@ -20,6 +20,7 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import Gpu
 from autotune.fleet.node import ranks
+from autotune.fleet.node.ports import segments_at
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.node.warm import WarmTemplates
 from tests.trials import spec
@@ -101,6 +102,20 @@ def test_a_hung_trial_ends_in_steps_and_none_of_them_waits(machine: Machine) -> 
     assert machine.ranks.advance()
     seen = machine.report()
     assert (seen.was_ended, seen.launcher_code, seen.undrained_bytes) == (True, -9, 0)
+
+
+def test_ranks_that_nobody_waits_for_leave_no_memory(machine: Machine, monkeypatch) -> None:
+    monkeypatch.setattr(ranks, "kill_all", machine._kill)
+    name = segments_at(machine.ranks.port)[0].replace("*", "0")
+    segment = Path("/dev/shm", name)
+    segment.touch()
+    try:
+        machine.ranks.abandon()
+        assert machine.n_kills == 1
+        assert not segment.exists()
+        assert not machine.ranks._temporary.exists()
+    finally:
+        segment.unlink(missing_ok=True)
 
 
 def test_a_process_that_does_not_die_is_left_to_itself(machine: Machine) -> None:
