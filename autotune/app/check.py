@@ -228,12 +228,17 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     if not sets_arguments(read_text(path), path):
         return error
     users = sorted(each.name for each in path.parent.iterdir() if sources_file(each, path))
-    hint = f"name {' or '.join(users)}, which" if users else "name the file that"
+    hint = (
+        f"name {' or '.join(users)}, which sources it"
+        if users
+        else "name a file that starts a pretrain_*.py or train_*.py, and may source this one: no "
+        "other script is known to be Megatron-LM's"
+    )
     return NotADsConfigError(
         path,
         error.kind,
         message=f"{path}: has arguments of Megatron-LM, and starts no training of it",
-        hint=f"{hint} sources it and starts pretrain_gpt.py; the two lie in one folder",
+        hint=hint,
     )
 
 

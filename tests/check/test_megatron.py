@@ -306,7 +306,7 @@ def test_a_file_that_another_sources_is_said_to_be_megatrons(tmp_path):
     assert error.hint.startswith("name run.sh, which sources it")
     (tmp_path / "run.sh").unlink()
     run = check_files([str(tmp_path / "args.sh")], CheckFlags())
-    assert run.unread[0].error.hint.startswith("name the file that sources it")
+    assert run.unread[0].error.hint.startswith("name a file that starts a pretrain_*.py")
 
 
 def test_a_yaml_without_a_field_that_megatron_reads_would_not_run(tmp_path):
