@@ -273,7 +273,7 @@ class OwnTraining:
         if place is None and config:
             place = str(config), tuple(key.split("."))
         if place is None:
-            return f"the configuration in your code: {key}"
+            return ": ".join(self.script.place_outside_files(key))
         return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"
 
     @cached_property

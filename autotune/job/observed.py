@@ -148,6 +148,14 @@ class Observed(Stored):
                 return one["file"], (*one["at"], *at)
         return None
 
+    def place_outside_files(self, key: str) -> tuple[str, str]:
+        """Where a dotted key that no file brings is set, in words, and its name there."""
+        for word in self.command:
+            *_, name, value = ["", *word.lstrip("-+").split("=")]
+            if name and value and f".{name}".endswith(f".{key}"):
+                return "your command", word  # a setting such as ds.zero_optimization.stage=2
+        return "the configuration in your code", key
+
     def in_files(self, configuration: Mapping[str, Any]) -> dict[str, list[tuple[list[str], Any]]]:
         """Changes of the files that hold a configuration: file -> path of keys and its value.
 

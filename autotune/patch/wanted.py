@@ -98,7 +98,8 @@ def wanted_of(handout: Handout, engine: Engine) -> Wanted:
             files[path] = [FileChange(path=path, at=tuple(at), value=v) for at, v in changes]
         for key, value in own.left_to_code().items():
             what = str(FileChange(path=Path(), at=(key,), value=value))
-            left.append(Left(what=what, place="the configuration that your code makes"))
+            where, name = own.script.place_outside_files(key)
+            left.append(Left(what=what, place=where if name == key else f"{where}: {name}"))
     return replace(
         wanted,
         own=engine.own,

@@ -285,6 +285,24 @@ def test_a_key_belongs_into_the_file_that_has_it(key: str, place: tuple[str, str
     assert by_path.place_of(key) is None, "DeepSpeed reads it itself"
 
 
+@pytest.mark.parametrize(
+    ("word", "is_it"),
+    [
+        ("ds.zero_optimization.stage=1", True),
+        ("+zero_optimization.stage=1", True),
+        ("--set=run.zero_optimization.stage=1", True),
+        ("my_zero_optimization.stage=1", False),
+        ("zero_optimization=small", False),
+        ("stage=1", False),
+        ("zero_optimization.stage", False),
+    ],
+)
+def test_a_setting_on_the_command_line_is_none_of_the_code(word: str, is_it: bool) -> None:
+    script = observed(RAW, command=["torchrun", "app.py", word])
+    place = script.place_outside_files("zero_optimization.stage")
+    assert (place == ("your command", word)) == is_it
+
+
 def test_a_configuration_comes_from_the_file_that_the_script_read() -> None:
     written = {"zero_optimization": {"stage": 1}}
     script = observed({**RAW, "sources": SOURCES, "config_written": written})

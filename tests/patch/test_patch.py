@@ -687,7 +687,7 @@ def test_a_file_that_a_command_reads_under_any_flag_gets_what_arrives_from_it(fo
     made = patched(path, brought)
     expected = READ.replace("stage: 1", "stage: 2")
     assert made.after == expected + "  train_micro_batch_size_per_gpu: 8\n"
-    assert said(made) == ["gradient_accumulation_steps=1: the configuration that your code makes"]
+    assert said(made) == ["gradient_accumulation_steps=1: the configuration in your code"]
     start = write(folder, "torchrun --nproc-per-node 2 a.py --e run.yaml\n", "run.sh")
     line = patched(start, brought)
     assert not line.is_changed

@@ -331,7 +331,7 @@ class ScriptEngine(DeepSpeedEngine):
         if (place := self._script.place_of(key)) is not None:
             return Path(place[0]).name, ".".join(place[1])
         where = Path(str(self._script.description.get("config_file") or "")).name
-        return where or "the configuration in your code", key
+        return (where, key) if where else self._script.place_outside_files(key)
 
     def remarks(self) -> list[str]:
         """See `Engine.remarks`: what the rules say of what ran, and what did not arrive."""

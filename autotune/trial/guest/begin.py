@@ -42,7 +42,7 @@ def begin() -> None:
     with contextlib.suppress(OSError):
         (folder / "ranks" / REACHED_FILE).touch()
     with contextlib.suppress(ContractError):  # a rank says what is wrong with it
-        watch_reading(Edits.of_trial(folder).files)
+        watch_reading(Edits.of_trial(folder).files, str(folder))
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
         if take_rank(folder, int(number)):

@@ -33,15 +33,21 @@ _TELLING = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_
 
 _read: dict[str, None] = {}
 """Files of settings that this process has opened, in their order."""
+_not_the_user_s: list[str] = []
+"""Folders, each with a slash at its end, of files that are never noted."""
 _is_over = False
 
 
-def watch_reading(changed: Mapping[str, Changes]) -> None:
+def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
     """Note from now on which files of settings are read, and give some of them with changes.
 
     Args:
         changed: Path of a file -> what is changed in it.
+        trial: Folder of the trial. What is read there or beside built extensions is no setting of
+            the user's.
     """
+    folders = filter(None, (trial, os.environ.get("TORCH_EXTENSIONS_DIR")))
+    _not_the_user_s.extend(os.path.join(os.path.abspath(folder), "") for folder in folders)
     sys.addaudithook(_on_event)
     if changed:
         copies: dict[str, str | None] = {}
@@ -113,7 +119,9 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _is_settings(path: str) -> bool:
-    if not path.endswith(_SUFFIXES) or path.startswith(_LIBRARY) or _PACKAGES.search(path):
+    if not path.endswith(_SUFFIXES) or _PACKAGES.search(path):
+        return False
+    if path.startswith((_LIBRARY, *_not_the_user_s)):
         return False
     with contextlib.suppress(OSError):
         return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES

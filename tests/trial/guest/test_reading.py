@@ -76,8 +76,10 @@ READS = """
 import json, sys
 from pathlib import Path
 from autotune.trial.guest.reading import settings_read, stop_watching, watch_reading
-ours, theirs = sys.argv[1:]
-watch_reading({ours: [(["zero_optimization", "stage"], 2), (["a"], None), (["b", "c"], 1)]})
+ours, theirs, spec = sys.argv[1:]
+changes = [(["zero_optimization", "stage"], 2), (["a"], None), (["b", "c"], 1)]
+watch_reading({ours: changes}, str(Path(spec).parent))
+open(spec).close()
 with open(ours) as file:
     by_open = json.load(file)
 by_path = json.loads(Path(ours).read_text())
@@ -95,8 +97,11 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     text = json.dumps({"zero_optimization": {"stage": 1}, "a": 3, "mine": [1]})
     ours.write_text(text)
     theirs.write_text('{"kept": true}')
+    spec = tmp_path / "trial" / "spec.json"
+    spec.parent.mkdir()
+    spec.write_text("{}")
     ran = subprocess.run(
-        [sys.executable, "-c", READS, str(ours), str(theirs)],
+        [sys.executable, "-c", READS, str(ours), str(theirs), str(spec)],
         capture_output=True,
         text=True,
         check=True,
@@ -110,3 +115,4 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     assert read[:1] == [str(ours)]
     assert str(theirs) in read
     assert f"{ours}.yaml" not in read, "after the engine was made"
+    assert str(spec) not in read, "the trial's own"
