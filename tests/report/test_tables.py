@@ -25,16 +25,18 @@ def lines_of(width: int, *facts: tuple[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [56, 60, 69, 70, 80, 100, 160])
-def test_names_figures_and_settings_stay_whole(width: int) -> None:
+def test_names_figures_and_values_stay_whole(width: int) -> None:
     shown = lines_of(width)
     assert max(map(len, shown)) <= width
     words = " ".join(shown).split()
-    for whole in ("a-study-of-mine-2031", "98765", f"{KNOB}=100000", "overlap_comm=true"):
+    for whole in ("a-study-of-mine-2031", "98765", "overlap_comm=true"):
         assert whole in words
+    # A setting that is wider than its column breaks where its value begins.
+    assert f"{KNOB}=100000" in words or {f"{KNOB}=", "100000"} <= set(words)
 
 
 @pytest.mark.parametrize(
-    ("width", "stacks"), [(60, True), (69, True), (70, True), (90, False), (160, False)]
+    ("width", "stacks"), [(60, True), (69, True), (70, False), (90, False), (160, False)]
 )
 def test_rows_stack_where_a_table_has_no_room(width: int, stacks: bool) -> None:
     shown = lines_of(width)

@@ -87,7 +87,9 @@ class SettingsCell:
         yield self._fitted(options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._fitted(options))
+        parts = self._text.replace("=", "= ").split()
+        least = max(map(len, parts), default=0)
+        return Measurement(least, max(least, len(self._text))).with_maximum(options.max_width)
 
     def _fitted(self, options: ConsoleOptions) -> Text:
         words = [
