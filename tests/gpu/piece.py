@@ -34,6 +34,8 @@ FILES = (
     *(TERMINAL_FILE, BEST_FILE, RECORD_FILE, LISTED),
 )
 """All files of a piece: a lent machine gives eight back, none deeper than two folders."""
+
+
 class PieceError(Exception):
     """A folder of results that cannot be used; says which file, and what to do."""
 

@@ -253,9 +253,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
     if ran.returncode:
         wrong = [line for line in ran.stderr.splitlines() if line.strip()]
         wrong = wrong or [line for line in ran.stdout.splitlines() if line.strip()]
-        raise WheelsError(
-            "\n".join([f"{_short(command)} failed:", *(wrong or [ran.stderr])])
-        )
+        raise WheelsError("\n".join([f"{_short(command)} failed:", *(wrong or [ran.stderr])]))
     return ran.stdout
 
 
