@@ -552,6 +552,8 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
         allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
+    if item["type"] in ("dict_type", "model_type"):
+        allowed = "should be keys with values of their own"
     return f"{where}: {key}: {shortened(repr(item['input']))} is not allowed: {allowed}"
 
 

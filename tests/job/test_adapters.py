@@ -54,6 +54,7 @@ def test_a_trial_is_told_what_to_train(job: Job) -> None:
     ("finetune", "says"),
     [
         ({"rank": 4}, "finetune.method: is missing"),
+        ("lora", "finetune: 'lora' is not allowed: should be keys with values of their own"),
         ({"method": "dora"}, "finetune.method: 'dora' is not allowed"),
         ({**LORA, "rank": 0}, "finetune.rank: 0 is not allowed"),
         ({**LORA, "dropout": 1.0}, "finetune.dropout: 1.0 is not allowed"),
