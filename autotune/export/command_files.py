@@ -41,6 +41,7 @@ def files_of_command(
             for name, value in own.in_words.items()
         ],
         "in_code": sorted(made.in_code.items()),
+        "brings": list(made.command) != script.filled({}),
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),

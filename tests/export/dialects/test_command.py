@@ -285,6 +285,19 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path: Path) -> None:
+    """It once left out a file that the command names, where another change was left to the code."""
+    config = str(tmp_path / "ds.json")
+    handout = handed_out(
+        *(tmp_path, f"torchrun train.py --ds {config}", "trainer"),
+        config_file=config,
+        parses_arguments=False,
+    )
+    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
+    assert "| `per_device_train_batch_size` | `8` |" in text
+    assert 'torchrun train.py --ds "$here"/ds_config.json\n' in text
+
+
 def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
     """DeepSpeed's own arguments have `--deepspeed`, which is on or off."""
     handout = handed_out(tmp_path, "torchrun train.py --deepspeed", "deepspeed")
