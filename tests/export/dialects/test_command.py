@@ -286,7 +286,7 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
 
 
 def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path: Path) -> None:
-    """It once left out a file that the command names, where another change was left to the code."""
+    """It once left out a file that the command names, where the code had to change too."""
     config = str(tmp_path / "ds.json")
     handout = handed_out(
         *(tmp_path, f"torchrun train.py --ds {config}", "trainer"),
