@@ -336,6 +336,37 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
         assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("framework", "to"),
+    [
+        ("deepspeed", "deepspeed"),
+        ("accelerate", "accelerate"),
+        ("trainer", "hf"),
+        ("trainer", "accelerate"),
+        ("lightning", "lightning"),
+    ],
+)
+def test_a_file_that_a_script_reads_itself_goes_with_every_dialect(
+    tmp_path: Path, framework: str, to: str
+) -> None:
+    """Its command named a file of the export that only two dialects wrote."""
+    mine = f"{tmp_path}/mine.json"
+    source = {"file": mine, "at": [], "same": ["zero_optimization.stage"], "other": []}
+    handout = dataclasses.replace(
+        handed_out(
+            *(tmp_path, "torchrun train.py --my mine.json", framework),
+            sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
+        ),
+        carried=["zero_optimization.stage"],
+        own_files={mine: '{"edited": 1}'},
+    )
+    out = exported(handout, tmp_path, to)
+    assert (out / "mine.json").read_text() == '{"edited": 1}'
+    assert '"$here"/mine.json' in (out / "README.md").read_text() + (
+        (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
+    )
+
+
 def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
     """It once said that nothing is changed."""
     script = observed(
