@@ -11,7 +11,7 @@ from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.accelerate_launch import told_by_file
 from autotune.export.base import Dialect, Handout
-from autotune.export.own import HERE, OwnTraining
+from autotune.export.own import HERE, OwnTraining, with_files_read
 from autotune.export.readme import choice_values
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -27,7 +27,7 @@ def files_of_command(
         RenderError: The job has no command, or the command cannot be told so.
     """
     own = training_of(handout, folder)
-    made, script = told_by_file(own, dialect.of_command(own)), own.script
+    made, script = with_files_read(own, told_by_file(own, dialect.of_command(own))), own.script
     values = {
         "command": _quoted(made.command),
         "typed": shlex.join(script.command),
@@ -41,6 +41,7 @@ def files_of_command(
             for name, value in own.in_words.items()
         ],
         "in_code": sorted(made.in_code.items()),
+        "brings": list(made.command) != script.filled({}),
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),

@@ -4,6 +4,7 @@ What the user set and no edit touches stays as it is.
 """
 
 import copy
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -375,11 +376,6 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
     if not own.edits.configuration and not own.edits.arguments:
         about = {CONFIG_FILE: "your configuration, for you to read"}
         return OwnFiles(files=files, command=own.words, about=about)
-    for path, name in own.names_of_files.items():
-        files[name] = own.own_files[path]
-        theirs = f"your `{os.path.relpath(path, own.script.folder)}`"
-        is_edited = any(at for at in own.changes_of_files().get(path, ()))
-        about[name] = f"{theirs} with the edits" if is_edited else f"{theirs}, as it is"
     reads_arguments = own.script.is_trainer and not own.takes_arguments
     if reads_arguments and not own.script.sources_of_config and own.argument_file is not None:
         name, edited = own.edited_arguments()
@@ -388,13 +384,20 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
             command=own.command_with_file(name),
             about={**about, name: "your file of arguments with the edits"},
         )
-    in_code = dict(own.in_code())
     return OwnFiles(
-        files=files,
-        command=own.command(),
-        about=about,
-        in_code=in_code,
+        files=files, command=own.command(), about=about, in_code=dict(own.in_code())
     )
+
+
+def with_files_read(own: OwnTraining, made: OwnFiles) -> OwnFiles:
+    """The files of a dialect, and beside them those that the script itself reads, edited."""
+    files, about = dict(made.files), dict(made.about)
+    for path, name in own.names_of_files.items():
+        files[name] = own.own_files[path]
+        theirs = f"your `{os.path.relpath(path, own.script.folder)}`"
+        is_edited = any(at for at in own.changes_of_files().get(path, ()))
+        about[name] = f"{theirs} with the edits" if is_edited else f"{theirs}, as it is"
+    return dataclasses.replace(made, files=files, about=about)
 
 
 def file_of_command(own: OwnTraining, name: str) -> OwnFiles:

@@ -285,6 +285,19 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path: Path) -> None:
+    """It once left out a file that the command names, where the code had to change too."""
+    config = str(tmp_path / "ds.json")
+    handout = handed_out(
+        *(tmp_path, f"torchrun train.py --ds {config}", "trainer"),
+        config_file=config,
+        parses_arguments=False,
+    )
+    text = (exported(handout, tmp_path, "command") / "README.md").read_text()
+    assert "| `per_device_train_batch_size` | `8` |" in text
+    assert 'torchrun train.py --ds "$here"/ds_config.json\n' in text
+
+
 def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
     """DeepSpeed's own arguments have `--deepspeed`, which is on or off."""
     handout = handed_out(tmp_path, "torchrun train.py --deepspeed", "deepspeed")
@@ -321,6 +334,37 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
         assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
     elif carried:
         assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("framework", "to"),
+    [
+        ("deepspeed", "deepspeed"),
+        ("accelerate", "accelerate"),
+        ("trainer", "hf"),
+        ("trainer", "accelerate"),
+        ("lightning", "lightning"),
+    ],
+)
+def test_a_file_that_a_script_reads_itself_goes_with_every_dialect(
+    tmp_path: Path, framework: str, to: str
+) -> None:
+    """Its command named a file of the export that only two dialects wrote."""
+    mine = f"{tmp_path}/mine.json"
+    source = {"file": mine, "at": [], "same": ["zero_optimization.stage"], "other": []}
+    handout = dataclasses.replace(
+        handed_out(
+            *(tmp_path, "torchrun train.py --my mine.json", framework),
+            sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
+        ),
+        carried=["zero_optimization.stage"],
+        own_files={mine: '{"edited": 1}'},
+    )
+    out = exported(handout, tmp_path, to)
+    assert (out / "mine.json").read_text() == '{"edited": 1}'
+    assert '"$here"/mine.json' in (out / "README.md").read_text() + (
+        (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
+    )
 
 
 def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:
