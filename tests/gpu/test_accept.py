@@ -10,7 +10,7 @@ import typer
 
 from autotune.cli.base import cli
 from autotune.trial.descent import has_ended
-from tests.gpu import accept
+from tests.gpu import accept, warm_agreement
 from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
 from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
@@ -111,6 +111,11 @@ def test_without_a_gpu_nothing_but_a_rehearsal_runs(tmp_path: Path, monkeypatch,
     assert main(["--results", str(tmp_path)]) == 2
     assert "GPU=--rehearse" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_studies_without_a_pair_are_told(tmp_path: Path, capsys) -> None:
+    assert warm_agreement.main([str(tmp_path / "cold"), str(tmp_path / "warm")]) == 3
+    assert "nothing to compare: no candidate ran cold" in capsys.readouterr().err
 
 
 def test_an_unknown_stage_is_refused(capsys) -> None:

@@ -6,6 +6,7 @@ its template refuses to fork with a second thread, or after it has asked CUDA's 
 code is 1 where losses differ, 3 where there is nothing to compare.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -22,7 +23,11 @@ bf16 holds three digits."""
 
 def main(arguments: list[str]) -> int:
     """Print the comparison as JSON."""
-    cold, warm = (_results(Path(folder)) for folder in arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cold", type=Path, help="a study whose trials started cold")
+    parser.add_argument("warm", type=Path, help="a study of the same job, started warm")
+    options = parser.parse_args(arguments)
+    cold, warm = _results(options.cold), _results(options.warm)
     pairs = [
         _pair(left, right)
         for key, left in cold.items()
@@ -40,6 +45,11 @@ def main(arguments: list[str]) -> int:
     }
     print(json.dumps(told, indent=1))
     if worst is None:
+        print(
+            f"nothing to compare: no candidate ran cold in {options.cold} and warm in "
+            f"{options.warm}",
+            file=sys.stderr,
+        )
         return 3
     return int(worst > TOLERANCE)
 
