@@ -384,9 +384,7 @@ def config_of_command(own: OwnTraining, config: Mapping[str, Any], text: str) ->
             command=own.command_with_file(name),
             about={**about, name: "your file of arguments with the edits"},
         )
-    return OwnFiles(
-        files=files, command=own.command(), about=about, in_code=dict(own.in_code())
-    )
+    return OwnFiles(files=files, command=own.command(), about=about, in_code=dict(own.in_code()))
 
 
 def with_files_read(own: OwnTraining, made: OwnFiles) -> OwnFiles:

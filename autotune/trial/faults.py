@@ -40,6 +40,12 @@ _REFUSED_TEXTS = (
     "no algorithm/protocol available",
 )
 
+_WORKER_TEXTS = (
+    # torch's words where a data loader's process was killed or ended without a Python error
+    # (torch/utils/data/dataloader.py, _utils/signal_handling.py): nothing that it raised itself.
+    "dataloader worker (pid",
+)
+
 _HOST_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 """A full or broken disk, too many open files: the host's trouble, in whatever phase it shows."""
 
@@ -78,6 +84,8 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
     if phase in (Phase.SPAWN, Phase.IMPORT):
         return Outcome.LAUNCH
     if any(isinstance(link, OSError) and link.errno in _HOST_ERRNOS for link in chain):
+        return Outcome.CRASH
+    if any(_says(link, set(), _WORKER_TEXTS, (RuntimeError,)) for link in chain):
         return Outcome.CRASH
     if phase is Phase.PROCESS_GROUP:
         return Outcome.COMM

@@ -10,7 +10,7 @@ import typer
 
 from autotune.cli.base import cli
 from autotune.trial.descent import has_ended
-from tests.gpu import accept
+from tests.gpu import accept, warm_agreement
 from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
 from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
@@ -117,6 +117,11 @@ def test_the_list_says_what_each_stage_answers_and_leaves(capsys) -> None:
     assert main(["--list"]) == 0
     shown = capsys.readouterr().out
     assert all(f"{asked.name}: {asked.answers}" in shown for asked in stages_of(GPU))
+
+
+def test_studies_without_a_pair_are_told(tmp_path: Path, capsys) -> None:
+    assert warm_agreement.main([str(tmp_path / "cold"), str(tmp_path / "warm")]) == 3
+    assert "nothing to compare: no candidate ran cold" in capsys.readouterr().err
 
 
 def test_an_unknown_stage_is_refused(capsys) -> None:

@@ -7,6 +7,7 @@ code is 1 where losses differ, 3 where there is nothing to compare. What a warm 
 saves is in the tables of `tests.gpu.gather`.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,7 +23,11 @@ bf16 holds three digits."""
 
 def main(arguments: list[str]) -> int:
     """Print the comparison as JSON."""
-    cold, warm = (_results(Path(folder)) for folder in arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cold", type=Path, help="a study whose trials started cold")
+    parser.add_argument("warm", type=Path, help="a study of the same job, started warm")
+    options = parser.parse_args(arguments)
+    cold, warm = _results(options.cold), _results(options.warm)
     pairs = [
         _pair(left, right)
         for key, left in cold.items()
@@ -37,6 +42,11 @@ def main(arguments: list[str]) -> int:
     }
     print(json.dumps(told, indent=1))
     if worst is None:
+        print(
+            f"nothing to compare: no candidate ran cold in {options.cold} and warm in "
+            f"{options.warm}",
+            file=sys.stderr,
+        )
         return 3
     return int(worst > TOLERANCE)
 

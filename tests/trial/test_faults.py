@@ -50,6 +50,17 @@ def caused_by(error, cause):
         (OSError(errno.ENOSPC, "No space left on device"), Phase.WARM_UP, Outcome.CRASH),
         (caused_by(ValueError("x"), OSError(errno.EIO, "I/O")), Phase.MODEL, Outcome.CRASH),
         (FileNotFoundError(errno.ENOENT, "no such file"), Phase.MODEL, Outcome.INVALID),
+        # Nor is a process beside the rank that somebody killed.
+        (
+            RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
+            Phase.WARM_UP,
+            Outcome.CRASH,
+        ),
+        (
+            RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
+            Phase.WARM_UP,
+            Outcome.CRASH,
+        ),
         (NonFiniteLossError("nan"), Phase.MEASURED, Outcome.NONFINITE),
         (ReadBackError("stage"), Phase.WARM_UP, Outcome.INVALID),
         # The word alone is no evidence: a value error may speak of memory as well.
