@@ -3,12 +3,14 @@
 Stages run in order of worth. After every trial the folder of results holds all that was measured
 (`tests/gpu/piece.py`), so a machine that is taken away loses nothing but the trial that ran. The
 same command again goes on from that folder. A stage that does not fit into the time that is left
-is not begun, and one that exceeds it is interrupted as by Ctrl-C. Ctrl-C and SIGTERM end the
-piece so as well. The exit code is 1 if a stage failed, 2 if nothing can run, 3 if stages are left
-to do, 130 after Ctrl-C, else 0. `--rehearse` does the same on one CPU rank, with small jobs.
+is not begun, and one that exceeds it is interrupted as by Ctrl-C, twice if it takes long. Ctrl-C
+and SIGTERM end the piece so as well. The exit code is 1 if a stage failed, 2 if nothing can run,
+3 if stages are left to do, 130 after Ctrl-C, else 0. `--rehearse` does the same on one CPU rank,
+with small jobs.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -188,12 +190,13 @@ def _wait(
         piece.save_if_changed()
     if (code := process.poll()) is not None:
         return code, False
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.wait(timeout=GRACE_S), True
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.wait(), True
+    # At the first a search lets its trials end, at the second it ends at once; either reports.
+    for share in (1 / 3, 2 / 3):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=share * GRACE_S), True
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(), True
 
 
 def _log(work: Path) -> str:

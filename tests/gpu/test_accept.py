@@ -80,13 +80,28 @@ def test_the_limit_ends_a_stage_and_leaves_the_next(
 def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(accept, "GRACE_S", 1.0)
-    stop = Stop()
-    stop.asked = True
-    sleeps = stage("sleeps", "-c", "import time; time.sleep(600)")
-    assert run([sleeps, stage("after", *PRINTS)], tmp_path, 60, stop=stop) == 130
-    (ended,) = json.loads((tmp_path / STAGES_FILE).read_text())
+    monkeypatch.setattr(accept, "GRACE_S", 6.0)
+    listens = tmp_path / "listens"
+
+    class AskedWhenItListens(Stop):
+        @property
+        def asked(self) -> bool:  # type: ignore[override]
+            return listens.exists()
+
+    script = (
+        "import pathlib, signal, time\n"
+        "def hear(*_):\n"
+        "    signal.signal(signal.SIGINT, lambda *_: exit(print('a report')))\n"
+        "signal.signal(signal.SIGINT, hear)\n"
+        f"pathlib.Path({str(listens)!r}).touch()\n"
+        "while True: time.sleep(600)"
+    )
+    stages = [stage("ends-at-the-second", "-c", script), stage("after", *PRINTS)]
+    results = tmp_path / "results"
+    assert run(stages, results, 60, stop=AskedWhenItListens()) == 130
+    (ended,) = json.loads((results / STAGES_FILE).read_text())
     assert ended["was_cut"]
+    assert "a report" in (results / TERMINAL_FILE).read_text()
     assert "the same command again goes on" in capsys.readouterr().out
 
 
