@@ -226,12 +226,16 @@ class OwnTraining:
 
     def in_code(self) -> Iterator[tuple[str, Any]]:
         """Edits that the command line cannot carry: its script sets them in its own code."""
-        for name, value in self.edits.arguments.items():
-            if not self.takes(name):
-                yield name, value
+        yield from self.arguments_in_code()
         for key, value in self.in_file():
             if not self._is_carried(key):
                 yield self._where(key), value
+
+    def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
+        """Those of Trainer's arguments, each with its place."""
+        for name, value in self.edits.arguments.items():
+            if not self.takes(name):
+                yield f"TrainingArguments in your code: {name}", value
 
     def _is_carried(self, key: str) -> bool:
         """Whether the command as it is handed out brings a key of the configuration."""

@@ -20,7 +20,7 @@ from autotune.engines.deepspeed.sources.training import (
     options_of,
     script_knobs,
 )
-from autotune.patch.wanted import Left, Wanted
+from autotune.patch.wanted import IN_CODE, Left, Wanted
 from autotune.space.script import IMPLEMENTATIONS
 
 _NEW_NAME_IN = "5.23"
@@ -77,9 +77,7 @@ class ArgumentChanges:
                 if (own in self._given) is not is_given or self._now()[name] == sizes[knob]:
                     continue
                 if own not in self._given and name in self._wanted.in_code:
-                    self.left.append(
-                        Left(what=f"{name}={sizes[knob]}", place="your code, which sets it")
-                    )
+                    self.left.append(Left(what=f"{name}={sizes[knob]}", place=IN_CODE))
                 else:
                     self.names[own] = sizes[knob]
 

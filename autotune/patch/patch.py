@@ -27,7 +27,7 @@ from autotune.engines.launches.shell import Command, is_shell, read_shell
 from autotune.patch.arguments import ArgumentChanges, of_script
 from autotune.patch.configs import ConfigChanges, config_changes
 from autotune.patch.line import edited_line
-from autotune.patch.wanted import FileChange, Left, Wanted
+from autotune.patch.wanted import IN_CODE, FileChange, Left, Wanted
 from autotune.trial.guest.edits import value_at
 
 _FIELDS = {key: name for name, key in KEYS.items()}
@@ -383,12 +383,9 @@ class _PatchPlan:
             }
             for knob in () if self._wanted.keeps_batch else found.left_to_arguments:
                 name, size = sizes[knob]
-                self._left.append(
-                    Left(
-                        what=f"{name}={size}",
-                        place=f"the Trainer's arguments: --{name} {size}",
-                    )
-                )
+                is_in_code = name in self._wanted.in_code
+                place = IN_CODE if is_in_code else f"the Trainer's arguments: --{name} {size}"
+                self._left.append(Left(what=f"{name}={size}", place=place))
         elif "micro_batch" in found.left_to_arguments and not self._wanted.keeps_batch:
             self._left.append(
                 Left(

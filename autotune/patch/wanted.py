@@ -19,6 +19,8 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 REMOVED = None
 """The value of a key that goes."""
+IN_CODE = "your code, which sets it"
+"""The place of one of Trainer's arguments that no file and no flag brings."""
 
 
 @dataclass(frozen=True, kw_only=True)

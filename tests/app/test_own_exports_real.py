@@ -114,7 +114,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any] | str]] = 
     "trainer's argparse": (
         (*TORCHRUN, "by_trainer.py", "--ds", "conf/trainer.json"),
         LARGER,
-        "per_device_train_batch_size",
+        "TrainingArguments in your code: per_device_train_batch_size",
     ),
     "trainer's argparse by placeholder": (
         (*TORCHRUN, "by_trainer.py", "--ds", "conf/trainer.json", "--bs", "{micro_batch=4}"),

@@ -304,6 +304,10 @@ def test_what_arguments_own_is_named_with_its_place(folder):
         "per_device_train_batch_size=2: the Trainer's arguments: --per_device_train_batch_size 2",
         "gradient_accumulation_steps=2: the Trainer's arguments: --gradient_accumulation_steps 2",
     ]
+    by_code = replace(wanted(folder, micro_batch=4), in_code={"per_device_train_batch_size"})
+    assert "per_device_train_batch_size=4: your code, which sets it" in said(
+        patched(path, by_code)
+    )
 
 
 def test_arguments_and_the_configuration_that_they_name(folder):

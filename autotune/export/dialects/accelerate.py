@@ -86,4 +86,4 @@ def _in_code(own: OwnTraining) -> dict[str, Any]:
     """What the command does not take; the configuration reaches it by the files, in most."""
     if own.script.description.get("brings_plugin"):
         return dict(own.in_code())  # it is made in the script's own code
-    return {name: value for name, value in own.edits.arguments.items() if not own.takes(name)}
+    return dict(own.arguments_in_code())

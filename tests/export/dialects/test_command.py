@@ -162,8 +162,8 @@ def test_what_is_set_in_code_is_listed() -> None:
     own = own_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")
     assert own.command()[2:] == ["--gradient_accumulation_steps", "1"]
     assert dict(own.in_code()) == {
-        "per_device_train_batch_size": 8,
-        "gradient_checkpointing": False,
+        "TrainingArguments in your code: per_device_train_batch_size": 8,
+        "TrainingArguments in your code: gradient_checkpointing": False,
         "the configuration in your code: zero_optimization.stage": 1,
     }
 
@@ -294,7 +294,8 @@ def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path:
         parses_arguments=False,
     )
     text = (exported(handout, tmp_path, "command") / "README.md").read_text()
-    assert "| `per_device_train_batch_size` | `8` |" in text
+    place = "TrainingArguments in your code: per_device_train_batch_size"
+    assert f"| `{place}` | `8` |" in text
     assert 'torchrun train.py --ds "$here"/ds_config.json\n' in text
 
 
