@@ -308,14 +308,21 @@ class Observed(Stored):
     def origins(self) -> dict[str, str]:
         """Where each setting came from: a file, an argument, or the script itself."""
         written = self.description.get("config_written") or {}
-        read = [str(one["file"]) for one in self.sources_of_config[:1]]
-        file = Path(str(self.description.get("config_file") or "".join(read))).name
+        file = Path(str(self.description.get("config_file") or "")).name
         own = "accelerate's settings" if self.framework == "accelerate" else "the script's code"
-        by_file = file or own
+
+        def by_file(key: str) -> str:
+            if file or not self.sources_of_config:
+                return file or own
+            if (place := self.place_of(key)) is not None:
+                return Path(place[0]).name
+            where, word = self.place_outside_files(key)
+            return own if word == key else f"{where}, {word}"
+
         loader = "the script's own batches" if not self.is_trainer else "Trainer's default"
         accumulates = "DeepSpeed's default"
         if written.get("train_batch_size") not in (None, "auto"):
-            derived = f"{by_file}, from train_batch_size"
+            derived = f"{by_file('train_batch_size')}, from train_batch_size"
             if written.get("train_micro_batch_size_per_gpu") not in (None, "auto"):
                 accumulates = derived
             elif self.description.get("asks_micro_batch"):
@@ -325,7 +332,9 @@ class Observed(Stored):
             return f"argument {name}" if name in self.arguments else otherwise
 
         found = {
-            "zero.stage": by_file if "zero_optimization" in written else "DeepSpeed's default"
+            "zero.stage": by_file("zero_optimization.stage")
+            if "zero_optimization" in written
+            else "DeepSpeed's default"
         }
         for setting, key, argument, otherwise in (
             (
@@ -338,14 +347,15 @@ class Observed(Stored):
             ),
         ):
             is_own = written.get(key) not in (None, "auto")
-            found[setting] = by_file if is_own else by_argument(argument, otherwise)
+            found[setting] = by_file(key) if is_own else by_argument(argument, otherwise)
         if self.accumulates_by_hand:
             found["grad_accum"] = "the script's own passes"
         section = written.get(self.precision) or {}
         by_switch = section.get("enabled") is True
-        found["precision"] = by_file if by_switch else by_argument(self.precision, own)
+        by_key = by_file(f"{self.precision}.enabled")
+        found["precision"] = by_key if by_switch else by_argument(self.precision, own)
         brings = "optimizer" not in self.config
-        found["optimizer"] = by_argument("optim", own) if brings else by_file
+        found["optimizer"] = by_argument("optim", own) if brings else by_file("optimizer.type")
         return found
 
     def digest(self) -> str:

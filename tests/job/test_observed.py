@@ -307,3 +307,9 @@ def test_a_configuration_comes_from_the_file_that_the_script_read() -> None:
     written = {"zero_optimization": {"stage": 1}}
     script = observed({**RAW, "sources": SOURCES, "config_written": written})
     assert script.origins["zero.stage"] == "run.yaml"
+    product = {**written, "train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
+    said = {**RAW, "sources": SOURCES, "config_written": product}
+    by_code = observed(said).origins
+    assert by_code["grad_accum"] == "the script's code, from train_batch_size"
+    by_word = observed(said, command=["a.py", "engine.train_batch_size=8"]).origins
+    assert by_word["grad_accum"].startswith("your command, engine.train_batch_size=8")
