@@ -191,11 +191,15 @@ def _rank_of_cause(outcome: Outcome) -> int:
 def _killed_silently(
     reports: list[RankReport], ending: Ending, world: int
 ) -> tuple[Outcome, str, str] | None:
-    """A rank that a signal ended before it could say anything (SIGTERM is the launcher's own)."""
+    """A rank that a signal ended before it could say anything.
+
+    SIGTERM is what the launcher sends to the others, unless no rank ended in another way.
+    """
     phases = {r.rank: r.phase for r in reports}
-    ended = [(int(r), code, n) for n in ending.nodes for r, code in n.exit_codes.items()]
+    ended = [(int(r), code, n) for n in ending.nodes for r, code in n.exit_codes.items() if code]
+    is_cause = all(code == -15 for _, code, _ in ended)
     for rank, code, node in sorted(ended, key=lambda each: each[0]):
-        if code < 0 and code != -15 and rank < world:
+        if code < 0 and (code != -15 or is_cause) and rank < world:
             where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
             if code == -9 and node.oom_killed:
                 return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where

@@ -100,6 +100,24 @@ def test_sigkill_is_out_of_memory_only_if_the_kernel_says_so(tmp_path, oom_kille
 
 
 @pytest.mark.parametrize(
+    ("exit_codes", "outcome", "evidence"),
+    [
+        ({"1": -15}, Outcome.CRASH, "ended by SIGTERM"),
+        ({"0": 0, "1": -15}, Outcome.CRASH, "ended by SIGTERM"),
+        # The launcher's own, to the ranks beside one that failed.
+        ({"0": 1, "1": -15}, Outcome.LAUNCH, "the launcher ended with code 1"),
+        ({"0": -15, "1": -11}, Outcome.CRASH, "ended by SIGSEGV"),
+    ],
+)
+def test_sigterm_is_the_cause_only_where_no_rank_ended_otherwise(
+    tmp_path, exit_codes, outcome, evidence
+):
+    reports = [report(0), report(1)]
+    result = result_of(tmp_path, reports, ending(exit_codes=exit_codes, launcher_code=1))
+    assert (result.outcome, result.evidence) == (outcome, evidence)
+
+
+@pytest.mark.parametrize(
     ("code", "how"),
     [(137, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (255, "ended with code 255")],
 )
