@@ -2,8 +2,8 @@
 
 The environment is made as on a machine without an index: from wheels, beside those packages alone
 that docs/gpu.md lists, which are this environment's here. Two pieces run, and each is killed with
-all its processes after a random time. What had been measured before must be in the folder of
-results, and the second piece must go on from it.
+all its processes a random time after its first trial. What had been measured before must be in the
+folder of results, and the second piece must go on from it.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import contextlib
 import csv
 import importlib.metadata
 import json
+import math
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from autotune.contract import RESULT_FILE
+from autotune.fleet.node.ports import sweep_segments
 from tests.gpu import offline, wheels
 from tests.gpu.piece import FILES, STAGES_FILE, TRIALS_FILE, read_json
 from tests.gpu.stages import REPOSITORY
@@ -51,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", action="append", default=[], help="only this one; repeat it")
     parser.add_argument("--minutes", type=float, default=20.0, help="of a piece that is not cut")
     parser.add_argument(
-        "--cut-after", type=float, nargs=2, default=(60.0, 300.0), metavar=("FROM_S", "TO_S")
+        "--cut-after",
+        type=float,
+        nargs=2,
+        default=(30.0, 240.0),
+        metavar=("FROM_S", "TO_S"),
+        help="seconds from the end of a piece's first trial until it is killed",
     )
     parser.add_argument("--seed", type=int, default=None, help="of the time of the cuts")
     options = parser.parse_args(arguments)
@@ -75,10 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise RehearsalError(f"the {piece} piece lost trials of the one before: {lost}")
             new = len(told) - len(before)
             print(
-                f"{piece} piece: {after_s:.0f} s, {new} trials more, all of them kept", flush=True
+                f"{piece} piece: {after_s:.0f} s after its first trial, {new} trials more, all of "
+                "them kept",
+                flush=True,
             )
             if not new and not _all_answered(results):
-                raise RehearsalError(f"the {piece} piece measured nothing in {after_s:.0f} s")
+                raise RehearsalError(f"the {piece} piece measured nothing")
             before = told
     except RehearsalError as error:
         print(f"rehearsal: {error}", file=sys.stderr)
@@ -156,7 +165,7 @@ def _take_extensions(python: Path) -> None:
 
 
 def cut(command: Sequence[str], results: Path, after_s: float) -> set[str]:
-    """Run a piece and kill it with all its processes.
+    """Run a piece and kill it with all its processes, some time after its first trial has ended.
 
     Returns:
         The start times of the trials that had ended long enough before.
@@ -164,19 +173,38 @@ def cut(command: Sequence[str], results: Path, after_s: float) -> set[str]:
     with tempfile.TemporaryDirectory() as scratch:
         variables = {**os.environ, "TMPDIR": scratch, "OMP_NUM_THREADS": "1"}
         process = psutil.Popen(list(command), cwd=REPOSITORY, env=variables)
-        ends_s = time.monotonic() + after_s
+        began_s, ends_s = time.time(), math.inf
         while process.poll() is None and time.monotonic() < ends_s:
             time.sleep(0.2)
+            # Those of the piece before keep their times.
+            if ends_s == math.inf and any(
+                result["started_at_s"] > began_s for result in _results(Path(scratch))
+            ):
+                ends_s = time.monotonic() + after_s
         limit_s = time.time() - SAVING_S
+        below: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             below = process.children(recursive=True)
             for each in (process, *below):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
         process.wait()
-        ended = [f for f in Path(scratch).rglob(RESULT_FILE) if f.stat().st_mtime < limit_s]
-        studies = (f for f in ended if f.parents[1].name == "trials" and "listed" not in str(f))
-        return {_started(json.loads(file.read_text("utf-8"))) for file in studies}
+        psutil.wait_procs(below, timeout=10)
+        sweep_segments()  # a machine that is gone leaves none; this one stays
+        return {_started(result) for result in _results(Path(scratch), before_s=limit_s)}
+
+
+def _results(scratch: Path, *, before_s: float = math.inf) -> Iterator[dict[str, float]]:
+    """Results of the studies below a folder that were written before some time.
+
+    Not those of trials that a cut has lost: they have no start, and nothing was measured.
+    """
+    for folder, _, names in os.walk(scratch):  # which passes over folders that go meanwhile
+        file = Path(folder, RESULT_FILE)
+        if RESULT_FILE in names and file.parents[1].name == "trials" and "listed" not in folder:
+            result = json.loads(file.read_text("utf-8"))
+            if result["started_at_s"] and file.stat().st_mtime < before_s:
+                yield result
 
 
 def _started(result: dict[str, float]) -> str:
