@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tests.gpu.piece import (
@@ -104,6 +105,8 @@ def _stages(folder: Path) -> Iterator[dict[str, Any]]:
                 key: stage[key] for key in ("name", "seconds", "is_answered", "was_cut", "command")
             },
             **{key: found.get(key) for key in ("speedup", "speedup_low", "speedup_high")},
+            "n_pairs": len(found["pairs"]) if "pairs" in found else None,
+            "largest_difference": found.get("largest_difference"),
             "n_runs": best.get("n_runs"),
             "best": _knobs(best.get("candidate")),
             "baseline": _knobs(baseline.get("candidate")),
@@ -162,6 +165,8 @@ def tables(recorded: Path) -> Iterator[str]:
         ("device", "search", "start", "trials", "besides its steps", "whole"),
         (row for device, frame in trials.items() for row in _overheads(device, frame)),
     )
+    yield "\nLosses of the same steps, started warm and cold:\n"
+    yield from (line for device, frame in stages.items() for line in _agreement(device, frame))
     answered = {name for frame in stages.values() for name in frame[frame["is_answered"]]["name"]}
     left = [stage for stage in stages_of(GPU) if stage.name not in answered]
     yield "\nStages that no piece has answered yet:\n"
@@ -178,16 +183,30 @@ def _gains(
 ) -> Iterator[tuple[str, ...]]:
     if trials is None:
         return
-    compared = trials[trials["role"] == "confirm"].groupby("study")["candidate_hash"].nunique()
     for _, row in stages[stages["command"].str.contains(" search ")].iterrows():
         if not row["was_cut"] and pd.notna(row["speedup"]):
             gain = f"{row['speedup']:.3f} ({row['speedup_low']:.3f} to {row['speedup_high']:.3f})"
-            if compared.get(row["name"], 0) < 2:
-                gain = "none: nothing came near"
             best, baseline = str(row["best"]).split(), str(row["baseline"]).split()
             changed = [word for word in best if word not in baseline]
             what = " ".join(changed) if changed else "the baseline"
+            if not changed:
+                other = _by_round(trials[trials["study"] == row["name"]])
+                gain = f"none: {other}" if other else "none: nothing came near"
             yield device, row["name"], gain, f"{row['n_runs']:.0f}", what, _short(baseline)
+
+
+def _by_round(trials: pd.DataFrame) -> str:
+    """How others did beside the baseline in the rounds of a comparison; empty: none ran there."""
+    own = trials[trials["role"] == "baseline"]["candidate_hash"].tolist()
+    rounds = trials[(trials["role"] == "confirm") & (trials["outcome"] == "ok")].pivot_table(
+        index="confirm_round", columns="candidate_hash", values="samples_per_s"
+    )
+    base = next((key for key in reversed(own) if key in rounds), None)
+    if base is None or len(rounds.columns) < 2:
+        return ""
+    ratios = rounds.drop(columns=base).div(rounds[base], axis="index").stack()
+    mean = float(np.exp(np.log(ratios).mean()))
+    return f"the other came to {mean:.3f} ({ratios.min():.3f} to {ratios.max():.3f} by round)"
 
 
 def _cut(device: str, trials: pd.DataFrame, stages: Mapping[str, pd.DataFrame]) -> Iterator[str]:
@@ -199,6 +218,7 @@ def _cut(device: str, trials: pd.DataFrame, stages: Mapping[str, pd.DataFrame]) 
             told = (
                 f"{rounds.nunique()} rounds of the comparison" if len(rounds) else "no comparison"
             )
+            told = ": ".join(filter(None, (told, _by_round(rows))))
             yield f"- {device} `{study}`: {len(rows)} trials, {told}"
 
 
@@ -230,6 +250,13 @@ def _overheads(device: str, trials: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     for (study, start), rows in ran.groupby(["study", "start"]):
         figures = (f"{rows[column].median():.1f} s" for column in ("besides_s", "wall_s"))
         yield device, str(study), str(start), str(len(rows)), *figures
+
+
+def _agreement(device: str, stages: pd.DataFrame) -> Iterator[str]:
+    for _, row in stages.iterrows():
+        if pd.notna(row.get("largest_difference")):
+            apart = f"at most {row['largest_difference']:.1e} apart"
+            yield f"- {device}: {row['n_pairs']:.0f} candidates, {apart}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
