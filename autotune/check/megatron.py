@@ -135,13 +135,18 @@ def check_launch(
     ignored = ignored_in(launch.text, {}, ignore, name=str(path))
     place = _places(launch)
 
+    def judged(one: MegatronLaunch, unknown_facts: set[str] | None = None) -> list[Violation]:
+        return [
+            replace(each, rule=f"{MEGATRON_PREFIX}{each.rule}")
+            for each in judge_launch(one, unknown_facts)
+        ]
+
     def look(one: MegatronLaunch) -> list[Violation]:
-        found = [replace(each, rule=f"{MEGATRON_PREFIX}{each.rule}") for each in judge_launch(one)]
-        return _wanted(found, ignored, place)
+        return _wanted(judged(one), ignored, place)
 
     unknown_facts: set[str] = set()
-    judge_launch(launch, unknown_facts)
-    before = look(launch)
+    first = judged(launch, unknown_facts)
+    before = _wanted(first, ignored, place)
     spelled = _spelled_right(launch, number)
     after, left = spelled, before if spelled is launch else look(spelled)
     seen = [*before, *(each for each in left if each.rule not in {one.rule for one in before})]
@@ -184,11 +189,7 @@ def check_launch(
         not_judged=tuple(_not_judged(launch, unknown_facts)),
         fixed_text=text,
         not_edited=not_edited,
-        ignored=tuple(
-            f"{MEGATRON_PREFIX}{each.rule}"
-            for each in judge_launch(launch)
-            if ignored.holds(f"{MEGATRON_PREFIX}{each.rule}", place(each).line)
-        ),
+        ignored=tuple(each.rule for each in first if ignored.holds(each.rule, place(each).line)),
         release=launch.release,
     )
 

@@ -48,6 +48,7 @@ from autotune.contract.result import (
     Surroundings,
     TrialResult,
     Use,
+    signal_of,
 )
 from autotune.contract.spec import (
     SPEC_SCHEMA_VERSION,
@@ -134,6 +135,7 @@ __all__ = [
     "read_tail",
     "read_text",
     "settings_of",
+    "signal_of",
     "to_dict",
     "write_json",
 ]

@@ -4,6 +4,7 @@ Besides step times they say where the time went (`Split`, `Diagnosis`), and what
 """
 
 import dataclasses
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,6 +265,12 @@ class RankReport(Stored):
             check_figures("CollectiveCalls: number of calls", [len(calls.seconds)])
             check_figures("CollectiveCalls: group_size", [calls.group_size])
             check_figures("CollectiveCalls", [calls.message_bytes, *calls.seconds], zero=True)
+
+
+def signal_of(exit_code: int) -> int:
+    """Number of the signal that ended a process: -n, or 128 + n by way of a shell; 0: none."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    return number if number in set(signal.Signals) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,15 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
 """The name of the argument, the newest first."""
+SHORT_RUN: Mapping[str, Any] = {
+    "output_dir": "output",
+    "max_steps": 10,
+    "logging_steps": 1,
+    "lr_scheduler_type": "constant",
+    "save_strategy": "no",
+    "report_to": "none",
+}
+"""Arguments of the short training that an export carries."""
 
 
 class Setting(StrEnum):

@@ -25,6 +25,7 @@ from autotune.contract import (
     TrialSpec,
     read_tail,
     read_text,
+    signal_of,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
@@ -178,7 +179,7 @@ def _outcome(
     codes = [node.launcher_code for node in ending.nodes]
     code = next((code for code in codes if code), codes[0])
     how = f"ended with code {code}"
-    if code is not None and (number := -code if code < 0 else code - 128) in set(signal.Signals):
+    if code is not None and (number := signal_of(code)):
         how = f"was ended by {_signal_name(number)}"
     evidence = evidence or ending.problem or f"the launcher {how}"
     return Outcome.LAUNCH, evidence, source

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import typer
@@ -81,12 +82,11 @@ def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setattr(accept, "GRACE_S", 6.0)
-    listens = tmp_path / "listens"
+    listens, stop = tmp_path / "listens", Stop()
 
-    class AskedWhenItListens(Stop):
-        @property
-        def asked(self) -> bool:  # type: ignore[override]
-            return listens.exists()
+    def ask_when_it_listens() -> None:
+        wait_until(listens.exists, "the stage listens")
+        stop.asked = True
 
     script = (
         "import pathlib, signal, time\n"
@@ -98,7 +98,10 @@ def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
     )
     stages = [stage("ends-at-the-second", "-c", script), stage("after", *PRINTS)]
     results = tmp_path / "results"
-    assert run(stages, results, 60, stop=AskedWhenItListens()) == 130
+    asking = Thread(target=ask_when_it_listens)
+    asking.start()
+    assert run(stages, results, 60, stop=stop) == 130
+    asking.join()
     (ended,) = json.loads((results / STAGES_FILE).read_text())
     assert ended["was_cut"]
     assert "a report" in (results / TERMINAL_FILE).read_text()

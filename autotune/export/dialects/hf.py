@@ -8,22 +8,19 @@ from autotune.base.templates import Templates, canonical_json
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import SCRIPT, material, readme
 from autotune.export.own import OwnFiles, OwnTraining
-from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
+from autotune.export.trainer import (
+    SHORT_RUN,
+    Setting,
+    refuse_unsaid,
+    trained,
+    trainer_arguments,
+)
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 ARGUMENTS_FILE = "train.args"
 """HfArgumentParser reads a file of this name beside `train.py` by itself."""
 RUN_FILE = "run.args"
 """Arguments of the run that an export carries, as its `train.py` reads them."""
-_RUN: Mapping[str, Any] = {
-    "output_dir": "output",
-    "max_steps": 10,
-    "logging_steps": 1,
-    "lr_scheduler_type": "constant",
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-}
 BY_SCRIPT = frozenset(
     {
         *(Setting.SOME_LAYERS, Setting.ATTENTION, Setting.LOSS_CHUNKS, Setting.COMPILE),
@@ -88,7 +85,8 @@ def run_file(handout: Handout, **more: Any) -> dict[str, str]:
     """The file of what a candidate does not decide; none for a script of the workload's own."""
     if handout.workload.script:
         return {}
-    return {RUN_FILE: lines_of({**_RUN, **trained(handout).of_the_run, **more})}
+    own = {"disable_tqdm": True, **trained(handout).of_the_run, **more}
+    return {RUN_FILE: lines_of({**SHORT_RUN, **own})}
 
 
 def lines_of(arguments: Mapping[str, Any]) -> str:

@@ -10,7 +10,13 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.material import SCRIPT, from_config, readme
 from autotune.export.own import OwnFiles, OwnTraining, file_of_command
-from autotune.export.trainer import Setting, refuse_unsaid, trained, trainer_arguments
+from autotune.export.trainer import (
+    SHORT_RUN,
+    Setting,
+    refuse_unsaid,
+    trained,
+    trainer_arguments,
+)
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
@@ -96,11 +102,6 @@ def _trained_fields(handout: Handout) -> dict[str, Any]:
         "dataset_dir": "start",
         "dataset": "text",
         "overwrite_cache": True,
-        "output_dir": "output",
-        "max_steps": 10,
-        "logging_steps": 1,
-        "lr_scheduler_type": "constant",
-        "save_strategy": "no",
-        "report_to": "none",
+        **SHORT_RUN,
         **trained(handout).of_the_run,
     }

@@ -27,6 +27,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
     read_tail,
+    signal_of,
     write_json,
 )
 from autotune.trial.descent import adopt_orphans, below, end_all_below, end_with_parent
@@ -148,8 +149,7 @@ def _signalled_as_told(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
         return {}
     if told := _DIED_WITH.search(text):
         return {0: int(told["signal"])}
-    number = -code if code < 0 else code - 128
-    return {0: number} if number in set(signal.Signals) else {}
+    return {0: number} if (number := signal_of(code)) else {}
 
 
 class _RanksWatch:

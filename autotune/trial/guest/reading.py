@@ -180,7 +180,7 @@ def _data(path: str) -> dict[str, Any] | None:
             found = yaml.safe_load(text)
         else:
             found = _json(text)
-    except Exception:  # whoever it is for reads it otherwise, or nobody does
+    except Exception:  # of any parser, or a package that is not there: no training ends by this
         return None
     return found if isinstance(found, dict) else None
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,15 @@ def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
 def _tree(path: Path) -> ast.AST:
     """The script; an empty one where it cannot be read."""
     try:
-        return ast.parse(read_text(path))
+        return _parsed(read_text(path))
     except (RenderError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> ast.AST:
+    """The tree of a text; several questions are asked of one script, and none changes it."""
+    return ast.parse(text)
 
 
 def _name(node: ast.AST) -> str:
