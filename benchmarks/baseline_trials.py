@@ -32,16 +32,6 @@ from autotune.search.steering import Steering, steering_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 
-HERE = Environment(
-    accelerator="cpu",
-    n_devices=2,
-    device_name="CPU",
-    device_memory_bytes=2**33,
-    peak_flops=None,
-    deepspeed_version="0.19.8",
-    torch_version="2.13.0",
-)
-"""Whose releases the described fleets have."""
 PROBLEMS = (
     ("llama-3-8b", "H100", 8, 4096, 64),
     ("llama-3-8b", "A100-80GB", 8, 8192, 128),
@@ -151,7 +141,7 @@ def problem_of(model: str, gpu: str, world: int, seq_len: int, global_batch: int
     Raises:
         JobError: There is no such model or accelerator.
     """
-    environment = described(FleetWishes(gpu=gpu), HERE, shipped_accelerators())
+    environment = described(FleetWishes(gpu=gpu), shipped_accelerators())
     precision = "bf16" if "bf16" in environment.precisions else "fp16"
     job = make_job(
         {

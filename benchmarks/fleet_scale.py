@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
-import autotune.app.run
+from autotune.app import run as search_module
 from autotune.app.pages import PageWriter
 from autotune.app.run import begin_study, search
-from autotune.app.session import Session, lattice_of, read_job
+from autotune.app.session import Session, read_job
 from autotune.contract import (
     NodeReport,
     Outcome,
@@ -38,13 +38,12 @@ from autotune.contract import (
     to_dict,
 )
 from autotune.devices.accelerators import shipped_accelerators
-from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import AGENT, GangFleet, GangTrial
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
-from autotune.planning.lattice import Lattice
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.search.base import Observer, Snapshot
@@ -224,7 +223,7 @@ class ScalePlace(Place):
 
     def __init__(self, transport: SimulatedTransport) -> None:
         wishes = FleetWishes(gpu="H100", per_node=PER_NODE)
-        super().__init__(described(wishes, detect_environment(), shipped_accelerators()), {})
+        super().__init__(described(wishes, shipped_accelerators()), {})
         self._transport = transport
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
@@ -330,7 +329,11 @@ def result_of(spec: TrialSpec, number: int) -> TrialResult:
 def watched(watch: Watch) -> Callable[[], None]:
     """Count what is called; the call that is returned takes the watch away."""
     poll, collect, recover = GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover
-    close, close_page, write = GangFleet.close, PageWriter.close, autotune.app.run.write_table
+    close, close_page, write = (
+        GangFleet.close,
+        PageWriter.close,
+        vars(search_module)["write_table"],
+    )
     collection: list[float] = []
 
     def timed_poll(self: GangTrial) -> TrialResult | None:
@@ -380,14 +383,14 @@ def watched(watch: Watch) -> Callable[[], None]:
 
     GangTrial.poll, TrialsInFlight.collect = timed_poll, timed_collect
     TrialsInFlight.recover, GangFleet.close = timed_recover, timed_close
-    PageWriter.close, autotune.app.run.write_table = timed_page, timed_table
+    PageWriter.close, vars(search_module)["write_table"] = timed_page, timed_table
     gc.callbacks.append(timed_collection)
 
     def end() -> None:
         gc.callbacks.remove(timed_collection)
         GangTrial.poll, TrialsInFlight.collect, TrialsInFlight.recover = poll, collect, recover
         GangFleet.close, PageWriter.close = close, close_page
-        autotune.app.run.write_table = write
+        vars(search_module)["write_table"] = write
 
     return end
 

@@ -42,7 +42,9 @@ def measure(space_name: str, model: str, n_sampled: int) -> dict[str, str | int 
     built_s = clock() - started
     started = clock()
     found = predict(engine.plans(lattice.candidates))
-    order = ranked(found.step_time_s, found.fit_probability, _MIN_FIT)
+    order = ranked(
+        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=_MIN_FIT
+    )
     best = lattice.candidates[int(order[0])]
     ranked_s = clock() - started
     wall_s = time.perf_counter() - began

@@ -747,7 +747,7 @@ def _optimizer(rng: Random, config: Config) -> Config | None:
 
 
 _SCHEDULERS: Mapping[str, Config] = {
-    "WarmupLR": _WARMUP["params"] | {"warmup_type": "log", "last_batch_iteration": -1},  # type: ignore[operator]
+    "WarmupLR": _WARMUP["params"] | {"warmup_type": "log", "last_batch_iteration": -1},
     "WarmupDecayLR": {
         "total_num_steps": 100,
         "warmup_min_lr": 0.0,

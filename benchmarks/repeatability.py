@@ -310,7 +310,7 @@ def plain(
     exported = export(session, candidate, scratch / "export")
     logs = []
     for turn in range(rounds):
-        sides = [
+        sides: list[Callable[[], float]] = [
             lambda: trial(session, fleet, candidate).samples_per_s or 0.0,
             lambda: plain_samples_per_s(session, exported),
         ]

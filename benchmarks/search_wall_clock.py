@@ -43,9 +43,9 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.search.base import Snapshot
-from autotune.search.history import candidate_of as candidate_of_spec
 from autotune.search.history import results
 from autotune.space.candidate import Candidate
+from autotune.space.candidate import candidate_of as candidate_of_spec
 
 SPACE = Path(__file__).with_suffix(".yaml")
 JOB: dict[str, Any] = {

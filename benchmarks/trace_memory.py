@@ -51,12 +51,12 @@ def main() -> int:
         print(json.dumps(rows) if options.json else "\n".join(map(told_deep, rows)))
         return 0
     choices = (options.models, PRECISIONS, ATTENTIONS, RECOMPUTES)
-    cases = [
+    cases: list[list[Any]] = [
         [of[index] for of, index in zip(choices, indices, strict=True)]
         for indices in itertools.product(*(range(len(of)) for of in choices))
         if not options.half or sum(indices) % 2 == 0
     ]
-    rows = [compare(request_of(*case, options)) for case in cases]
+    rows = [compare(request_of(*case, options=options)) for case in cases]
     if options.json:
         print(json.dumps(rows))
         return 0
@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def request_of(
-    name: str, precision: str, attention: str, recompute: str, options: argparse.Namespace
+    name: str, precision: str, attention: str, recompute: str, *, options: argparse.Namespace
 ) -> dict[str, Any]:
     model = load_model(name)
     return {
@@ -105,7 +105,7 @@ def request_of(
 
 
 def deep(name: str, recompute: str, options: argparse.Namespace) -> dict[str, Any]:
-    request = request_of(name, "bf16", "sdpa", recompute, options)
+    request = request_of(name, "bf16", "sdpa", recompute, options=options)
     small, whole = (answer_to({**request, "may_extrapolate": may}) for may in (True, False))
     phases = (largest(Traced.from_dict(found).parts) for found in (small, whole))
     told, traced = ({p.value: sum(held.values()) for p, held in found.items()} for found in phases)

@@ -40,10 +40,10 @@ def test_trials_of_cpu_ranks_start_warm(role):
         (Run(candidate=ONE, role=Role.SEARCH), {"engine": Compiling(JOB)}),
         (
             Run(candidate=ONE, role=Role.SEARCH),
-            {"environment": replace(ENVIRONMENT, accelerator="cuda")},
+            {"environment": replace(ENVIRONMENT, accelerator="xpu")},
         ),
     ],
-    ids=["the claim", "after a fault", "compiled", "on a GPU"],
+    ids=["the claim", "after a fault", "compiled", "on an accelerator that nobody forked on"],
 )
 def test_torchrun_starts_what_the_claim_rests_on_and_what_is_read_at_a_start(run, changes):
     assert spec_of(run, **changes).measure.start is Start.COLD
