@@ -130,7 +130,8 @@ def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
     )
     dropped = p.recomputes_scores * s.tokens * _score_bytes(p)
     dropped = dropped + p.recomputes_norms * s.tokens * _norm_result_bytes(p, s)
-    dropped = dropped + p.recomputes_mlp * s.tokens * _mlp_bytes(p)
+    takes_mlp = np.maximum(p.recomputes_mlp, p.recomputes_experts)
+    dropped = dropped + takes_mlp * s.tokens * _mlp_bytes(p)
     kinds = (Recompute.FULL, Recompute.SELECTIVE, Recompute.OPERATORS)
     kept: NDArray[np.float64] = np.select(
         [np.equal(p.recompute, kind) for kind in kinds],

@@ -48,11 +48,12 @@ def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     is_full = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
     is_selective = np.equal(p.recompute, Recompute.SELECTIVE)
     is_operators = np.equal(p.recompute, Recompute.OPERATORS)
+    takes_mlp = np.maximum(p.recomputes_mlp, p.recomputes_experts)
     again = (
         is_full * matmul_forward
         + (is_full + is_selective * p.recomputes_scores) * attention_forward
         + (is_full + is_operators) * elementwise_forward
-        + is_selective * p.recomputes_mlp * _mlp_share(s) * matmul_forward
+        + is_selective * takes_mlp * _mlp_share(s) * matmul_forward
         + is_selective * p.recomputes_norms * _NORMS_SHARE * elementwise_forward
     )
     forward = matmul_forward + attention_forward + elementwise_forward

@@ -112,6 +112,22 @@ class Plans(PlanColumns):
     experts_per_token: Column = 0.0
     shared_expert_hidden: Column = 0.0
     """Width of an MLP that every token passes beside its experts; 0 for none."""
+    n_dense_layers: Column = 0.0
+    """First layers of a mixture of experts with one MLP in place of experts."""
+    dense_ffn_hidden: Column = 0.0
+    """Width of the MLP of those layers."""
+    latent_q_rank: Column = 0.0
+    """Rank of the queries of latent attention; 0: they are projected straight."""
+    latent_kv_rank: Column = 0.0
+    """Rank of its keys and values; 0: attention is not latent."""
+    latent_nope_dim: Column = 0.0
+    latent_rope_dim: Column = 0.0
+    latent_value_dim: Column = 0.0
+    n_mtp_layers: Column = 0.0
+    """Layers on the last stage that predict further tokens, each with a head's work of its own."""
+    window: Column = 0.0
+    """Tokens that attention looks back in `n_windowed_layers`; 0: no layer has a window."""
+    n_windowed_layers: Column = 0.0
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
@@ -205,6 +221,8 @@ class Plans(PlanColumns):
     """Tensor parallel degree of the experts; 0: `tp`."""
     most_stage_layers: Column = 0.0
     """Layers of the fullest pipeline stage; 0: the layers are split evenly."""
+    first_stage_layers: Column = 0.0
+    """Layers of the stage with the embedding, where they are not split evenly; 0: they are."""
     last_stage_layers: Column = 0.0
     """Layers of the stage with the head, where they are not split evenly; 0: they are."""
     stages_before_replicas: Column = 0.0
@@ -225,7 +243,15 @@ class Plans(PlanColumns):
     recomputes_norms: Column = 0.0
     """Whether it takes the results of the norms."""
     recomputes_mlp: Column = 0.0
-    """Whether it takes the MLP, or the experts with their way there and back."""
+    """Whether it takes the MLP of dense layers."""
+    recomputes_experts: Column = 0.0
+    """Whether it takes the experts with their way there and back."""
+    recomputes_shared: Column = 0.0
+    """Whether it takes the shared experts."""
+    recomputes_expert_act: Column = 0.0
+    """Whether it takes the experts' activation function."""
+    recomputes_latent: Column = 0.0
+    """Whether it takes the up-projections of latent attention, and so queries, keys, values."""
     optimizer_tier: Column = 0.0
     """A `Tier`."""
     optimizer_host_share: Column = 0.0
@@ -284,6 +310,21 @@ class Plans(PlanColumns):
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
+    expert_imbalance: Column = 1.0
+    """Rows of the rank whose experts get most, over those of the mean rank."""
+    grouped_experts: Column = 1.0
+    """A rank's experts are computed by one grouped product, not one by one."""
+    fused_routing: Column = 0.0
+    """The router and the permutation of rows are each one kernel."""
+    flex_dispatch: Column = 0.0
+    """A token goes once to each rank or node, whatever the number of its experts there: DeepEP,
+    HybridEP. 0: each of its rows goes by an all-to-all."""
+    overlap_experts: Column = 0.0
+    """Dispatch and combination run beside the layers of another micro-batch."""
+    overlap_shared_experts: Column = 0.0
+    """Shared experts are computed beside them."""
+    delays_weight_grads: Column = 0.0
+    """Gradients of weights are computed apart, so that more lies beside the all-to-alls."""
     whole_logits: Column = 0.0
     """Tensor parallel ranks gather their parts of the logits, and each computes the whole loss:
     DeepSpeed's AutoTP with the head of Hugging Face's models."""

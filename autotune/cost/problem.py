@@ -22,6 +22,14 @@ _SIZES = {
 """Field of `ModelShape` that predictions need -> its name in words."""
 
 
+_SHAPE_COLUMNS = (
+    *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
+    *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
+    *("latent_value_dim", "window", "n_windowed_layers"),
+)
+"""Fields of `ModelShape` that are columns under the same name."""
+
+
 def has_shape(shape: ModelShape) -> bool:
     """Whether a model's sizes can be seen; a factory's need not."""
     return all(getattr(shape, name) for name in _SIZES)
@@ -51,6 +59,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "learned_positions": float(shape.max_seq_len is not None),
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
+        **{name: getattr(shape, name) for name in _SHAPE_COLUMNS},
         "trained_share": _trained_share(shape),
     }
 

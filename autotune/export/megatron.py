@@ -21,10 +21,8 @@ from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
-    Arguments,
     kernel_arguments,
     layout_arguments,
-    model_arguments,
     optimizer_arguments,
     seed_arguments,
 )
@@ -36,6 +34,7 @@ from autotune.engines.megatron.flags import (
     words_of,
 )
 from autotune.engines.megatron.knobs import rows_of
+from autotune.engines.megatron.model_arguments import Arguments, model_arguments
 from autotune.engines.megatron.rules import LayoutTask
 from autotune.export.base import Handout, Launch, Subject
 from autotune.export.readme import choice_values

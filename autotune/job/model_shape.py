@@ -35,6 +35,29 @@ class ModelShape:
     tied to the output, and learned position embeddings."""
     head_dim: int | None = None
     """Width of one attention head; None: hidden / n_heads."""
+    n_dense_layers: int = 0
+    """First layers of a mixture of experts that have one MLP in place of experts."""
+    dense_ffn_hidden: int = 0
+    """Width of the MLP of those layers; 0: there are none."""
+    shared_expert_hidden: int = 0
+    """Width of the MLP that every token passes beside its experts; 0: there is none."""
+    latent_q_rank: int = 0
+    """Rank of the queries of latent attention; 0: they are projected straight."""
+    latent_kv_rank: int = 0
+    """Rank of its keys and values; 0: attention is not latent."""
+    latent_nope_dim: int = 0
+    """Width of a query head without its rotary part."""
+    latent_rope_dim: int = 0
+    """Width of that rotary part."""
+    latent_value_dim: int = 0
+    """Width of a value head."""
+    n_mtp_layers: int = 0
+    """Layers that predict further tokens. Megatron trains them; transformers builds none, so no
+    count of parameters has them."""
+    window: int = 0
+    """Tokens that attention looks back in layers with a window; 0: no layer has one."""
+    n_windowed_layers: int = 0
+    """Layers with that window."""
     n_params_frozen: int = 0
     """Parameters that are not trained: with LoRA all but the adapters, which are `n_params`. They
     have no gradient and no optimizer state, and stage 3 gathers them like the others."""
@@ -43,6 +66,11 @@ class ModelShape:
     def attention_width(self) -> int:
         """Width of all heads together; `hidden` but for models that choose `head_dim` freely."""
         return self.hidden if self.head_dim is None else self.n_heads * self.head_dim
+
+    @property
+    def n_expert_layers(self) -> int:
+        """Layers with experts; 0 for a dense model."""
+        return self.n_layers - self.n_dense_layers if self.n_experts > 1 else 0
 
     @property
     def n_params_total(self) -> int:

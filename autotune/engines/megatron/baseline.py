@@ -8,11 +8,11 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.engines.megatron.argument_rules.making import in_words
-from autotune.engines.megatron.arguments import Arguments
 from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
+from autotune.engines.megatron.model_arguments import Arguments
 from autotune.engines.megatron.rules import Columns
 from autotune.job.job import Job
 from autotune.space.rule import UnknownFactError

@@ -24,7 +24,6 @@ from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
     arguments_of,
-    has_layer_norm,
     kernel_arguments,
     layout_arguments,
 )
@@ -41,6 +40,7 @@ from autotune.engines.megatron.knobs import (
 )
 from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.model_arguments import has_layer_norm
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import (
@@ -370,7 +370,8 @@ class MegatronEngine(Engine):
             "offloaded_activations": self._offloaded_activations(rows),
             "recomputes_scores": has("core_attn", RECOMPUTED, modules),
             "recomputes_norms": has("layernorm", RECOMPUTED, modules),
-            "recomputes_mlp": has("mlp", RECOMPUTED, modules) | has("moe", RECOMPUTED, modules),
+            "recomputes_mlp": has("mlp", RECOMPUTED, modules),
+            "recomputes_experts": has("moe", RECOMPUTED, modules),
             "overlap_reduce": rows["overlap_grad_reduce"] == 0,
             "overlap_gather": rows["overlap_param_gather"] == 0,
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),

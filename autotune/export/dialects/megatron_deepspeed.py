@@ -8,8 +8,9 @@ from typing import Any
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.arguments import CLIP_GRAD, Arguments
+from autotune.engines.megatron.arguments import CLIP_GRAD
 from autotune.engines.megatron.knobs import MORE_KNOBS
+from autotune.engines.megatron.model_arguments import Arguments
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
 
