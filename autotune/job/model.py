@@ -27,6 +27,7 @@ from autotune.job.hub import config_of, is_repository
 from autotune.job.model_families import (
     FAMILIES,
     SPLIT_BY_AUTOTP,
+    as_transformers_names_it,
     has_closed_form,
     has_plain_loss,
     is_split_by_ulysses,
@@ -231,6 +232,7 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
             f"{where}: model_type: {config.get('model_type')!r} names no architecture",
             "a Hugging Face config has one, such as gpt2 or llama",
         )
+    config = as_transformers_names_it(config)
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
     shape = FAMILIES[config["model_type"]](config, where)
