@@ -47,6 +47,7 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "tensor_parallel.partition_config": ("ep", "pp"),
     "expert_parallel": ("ep",),
     "expert_parallel.preset_model": ("ep",),
+    "expert_parallel.comm_max_tokens_per_rank": ("micro_batch",),
     "pipeline": ("pp", "recompute"),
     "pipeline.activation_checkpoint_interval": ("pp", "recompute"),
     "bf16": ("precision", "master_dtype", "optimizer_states_dtype"),

@@ -128,8 +128,11 @@ class DeepSpeedEngine(Engine):
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; the release is the one whose rules were asked."""
-        extra = ["flash-attn"] if candidate.get("attention") == "flash_attention_2" else []
-        return [*super().needs(candidate), *extra]
+        extra = {
+            "flash-attn": candidate.get("attention") == "flash_attention_2",
+            "deep_ep": candidate.get("ep.dispatch") == "deepep",
+        }
+        return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
 
     @property
     def rendering_digest(self) -> str:
@@ -381,6 +384,7 @@ class DeepSpeedEngine(Engine):
                 "optimizer": self._implemented(knobs),
                 "weight_quantization": weight_quantization(knobs),
                 "autoep_preset": AUTOEP_PRESETS.get(_model_type(self._job), ""),
+                "seq_len": self._job.seq_len,
                 "partition_config": self._partition(candidate),
                 "dp": candidate.dp,
                 "knobs": knobs,

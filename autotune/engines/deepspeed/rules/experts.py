@@ -159,6 +159,8 @@ def _deepep(setup: Setup) -> Finding | None:
         what = "without comm_max_tokens_per_rank, the tokens of a micro-batch"
     elif precision != "bf16":
         what = f"in {precision}: DeepEP sends bf16 alone"
+    elif setup.accelerator == "cpu":
+        what = "on CPU ranks: DeepEP is for GPUs"
     else:
         return None
     return Finding(
