@@ -27,16 +27,17 @@ STEPS = 3
 
 
 def norm_of_gradient(module: torch.nn.Module) -> float:
-    total, of_experts = 0.0, torch.zeros(1, dtype=torch.float64)
+    total, in_parts = 0.0, torch.zeros(1, dtype=torch.float64)
     for parameter in module.parameters():
         gradient = safe_get_full_grad(parameter)
         squares = gradient.double().square().sum()
-        if getattr(parameter, "allreduce", True):
+        is_whole = getattr(parameter, "allreduce", True)
+        if is_whole and not getattr(parameter, "tensor_model_parallel", False):
             total += float(squares)
-        else:  # each rank has others
-            of_experts += squares
-    torch.distributed.all_reduce(of_experts)
-    return (total + float(of_experts)) ** 0.5
+        else:  # each rank has other experts, other rows or columns
+            in_parts += squares
+    torch.distributed.all_reduce(in_parts)
+    return (total + float(in_parts)) ** 0.5
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:

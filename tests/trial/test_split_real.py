@@ -12,6 +12,7 @@ import pytest
 
 from autotune.contract import to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.mixtures import SPLIT_BESIDE_AUTOEP
 from autotune.job.job import Job
 from autotune.search.trial_spec import Role, Run, make_spec
 from tests.driven_ranks import train_cases
@@ -34,8 +35,49 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": TINY | {"model_type": "qwen2"},
     "qwen3": TINY | {"model_type": "qwen3", "head_dim": 32},
     "olmo2": TINY | {"model_type": "olmo2"},
-    "mixtral": TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = {**_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_LATENT = _ROUTED | {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_SHARED = {"shared_expert_intermediate_size": 32}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": _EXPERTS | {"num_key_value_heads": 2, "head_dim": 32, "mlp_only_layers": [0]},
+    "qwen2_moe": _EXPERTS | _SHARED,
+    "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "head_dim": 8},
+    "deepseek_v3": _LATENT | {"routed_scaling_factor": 2.5},
+    "glm4_moe": _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1},
+    "olmoe": _EXPERTS,
+    "qwen3_5_moe_text": _EXPERTS | _SHARED | _LINEAR | {"head_dim": 16},
+    "minimax_m3_vl_text": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "dense_intermediate_size": 64,
+        "shared_intermediate_size": 32,
+        "head_dim": 16,
+    },
+}
+"""What each differs in from the tiny Llama, by the model_type of transformers."""
+SPREAD = [
+    *((name, stage) for name in ("qwen3_moe", "deepseek_v3") for stage in (1, 2, 3)),
+    *(("qwen2_moe", 3), ("deepseek_v2", 3), ("glm4_moe", 1), ("olmoe", 1)),
+    *(("qwen3_5_moe_text", 1), ("minimax_m3_vl_text", 1)),
+]
+"""Mixture and stage that two ranks spread."""
 
 
 def make_case(
@@ -69,7 +111,7 @@ def make_case(
 def job_of(folder: Path, name: str) -> Job:
     model = folder / name.replace(" ", "-") / "config.json"
     model.parent.mkdir()
-    model.write_text(json.dumps(MODELS[name]))
+    model.write_text(json.dumps(MODELS.get(name) or TINY | {"model_type": name} | MIXTURES[name]))
     return tiny_job(folder, model=str(model), precision="fp32", global_batch=4, optimizer=SGD)
 
 
@@ -84,11 +126,20 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
     for name, job in jobs.items():
         if name != "llama":
             found |= {f"{name} {sp}": make_case(job, 1, sp=sp) for sp in (1, 2)}
+    mixtures = {name: job_of(folder, name) for name in MIXTURES}
+    found |= {f"mixtral {sp}": make_case(mixtures["mixtral"], 1, sp=sp) for sp in (1, 2)}
     for stage in STAGES:
         for clipping in CLIPPINGS:
             for ep in (1, 2):
-                case = make_case(jobs["mixtral"], stage, clipping=clipping, ep=ep)
+                case = make_case(mixtures["mixtral"], stage, clipping=clipping, ep=ep)
                 found[f"experts {stage} {clipping} {ep}"] = case
+    for name, stage in SPREAD:
+        for ep in (1, 2):
+            case = make_case(mixtures[name], stage, clipping=0.1, ep=ep)
+            found[f"{name} {stage} spread over {ep}"] = case
+    found["fused products"] = make_case(
+        mixtures["qwen3_moe"], 1, clipping=0.1, ep=2, ep__gate_up="fused"
+    )
     whole = {"reduce_scatter": False}
     return found | {
         "not scattered by 1": make_case(jobs["llama"], 3, zero=whole, sp=2) | {"scale": 1},
@@ -97,6 +148,11 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
         "all of it 2": make_case(
             jobs["llama"], 3, sp=2, recompute="full", loss_chunk_tokens=3, attention="sdpa"
         ),
+        # AutoTP leaves groups behind: last.
+        **{
+            f"{name} split": make_case(mixtures[name], 3, clipping=0.1, tp=2, ep=2)
+            for name in sorted(SPLIT_BESIDE_AUTOEP)
+        },
     }
 
 
@@ -149,7 +205,30 @@ def test_two_ranks_spread_experts_at_every_stage(
     assert_same(whole, spread)
 
 
-@pytest.mark.parametrize("name", [*list(MODELS)[1:], "all of it"])
+@pytest.mark.parametrize(("name", "stage"), SPREAD)
+def test_two_ranks_spread_the_experts_of(
+    results: dict[str, dict[str, Any]], name: str, stage: int
+) -> None:
+    whole, spread = (results[f"{name} {stage} spread over {ep}"] for ep in (1, 2))
+    assert (whole["read_back"]["ep"], spread["read_back"]["ep"]) == (1, 2)
+    assert_same(whole, spread)
+
+
+def test_two_ranks_compute_gate_and_up_at_once(results: dict[str, dict[str, Any]]) -> None:
+    assert_same(results["qwen3_moe 1 spread over 1"], results["fused products"])
+
+
+@pytest.mark.parametrize("name", sorted(SPLIT_BESIDE_AUTOEP))
+def test_two_ranks_split_what_is_beside_spread_experts(
+    results: dict[str, dict[str, Any]], name: str
+) -> None:
+    split = results[f"{name} split"]
+    key = "experts 3 0.1 1" if name == "mixtral" else f"{name} 3 spread over 1"
+    assert (split["read_back"]["tp"], split["read_back"]["ep"]) == (2, 2)
+    assert_same(results[key], split)
+
+
+@pytest.mark.parametrize("name", [*list(MODELS)[1:], "mixtral", "all of it"])
 def test_two_ranks_share_samples_of(results: dict[str, dict[str, Any]], name: str) -> None:
     assert_same(results[f"{name} 1"], results[f"{name} 2"])
 

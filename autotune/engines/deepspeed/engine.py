@@ -49,6 +49,11 @@ from autotune.engines.deepspeed.knobs.compression import (
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.mixtures import (
+    AUTOEP_PRESETS,
+    SPLIT_BESIDE_AUTOEP,
+    partition_config,
+)
 from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
@@ -123,8 +128,11 @@ class DeepSpeedEngine(Engine):
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; the release is the one whose rules were asked."""
-        extra = ["flash-attn"] if candidate.get("attention") == "flash_attention_2" else []
-        return [*super().needs(candidate), *extra]
+        extra = {
+            "flash-attn": candidate.get("attention") == "flash_attention_2",
+            "deep_ep": candidate.get("ep.dispatch") == "deepep",
+        }
+        return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
 
     @property
     def rendering_digest(self) -> str:
@@ -178,6 +186,7 @@ class DeepSpeedEngine(Engine):
             recompute=str(candidate.get("recompute", "none")),
             precision=candidate.precision(job.precision),
             model=model.shape,
+            model_type=_model_type(job),
             supports_tp=model.supports_tp,
             supports_recompute=model.supports_recompute,
             environment=self._environment,
@@ -374,6 +383,9 @@ class DeepSpeedEngine(Engine):
                 "precision": candidate.precision(self._job.precision),
                 "optimizer": self._implemented(knobs),
                 "weight_quantization": weight_quantization(knobs),
+                "autoep_preset": AUTOEP_PRESETS.get(_model_type(self._job), ""),
+                "seq_len": self._job.seq_len,
+                "partition_config": self._partition(candidate),
                 "dp": candidate.dp,
                 "knobs": knobs,
                 "plain": _plain(knobs),
@@ -391,6 +403,12 @@ class DeepSpeedEngine(Engine):
         has_base = self._base or self._notes
         config, notes = self._over_base(tuned, candidate) if has_base else (tuned, {})
         return config, {**notes, **self._uncompressed(tuned)}
+
+    def _partition(self, candidate: Candidate) -> Mapping[str, Any] | None:
+        """What AutoTP splits of a mixture beside AutoEP; None where transformers' plan says it."""
+        if candidate.get("ep", 1) == 1 or _model_type(self._job) not in SPLIT_BESIDE_AUTOEP:
+            return None
+        return partition_config(self._job.model.shape)
 
     def _uncompressed(self, tuned: Mapping[str, Any]) -> dict[str, Note]:
         """The type of the user's optimizer, where it compresses and the candidate does not."""
@@ -427,6 +445,10 @@ class DeepSpeedEngine(Engine):
                 overridden[key] = (look_up(under, key), None)
                 merged = without(merged, key)
         return merged, overridden
+
+
+def _model_type(job: Job) -> str:
+    return str(job.model.source.get("config", {}).get("model_type", ""))
 
 
 def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:

@@ -10,6 +10,7 @@ from autotune.contract import KnobValue
 from autotune.engines.communication.variables import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.offload import ZENFLOW
+from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.job.model import ModelShape
@@ -48,7 +49,7 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
     if "config" in source:
         found |= _of_the_script(setup)
     if setup.model is not None and (setup.tp == 1 or setup.pp > 1):
-        found["n_params"] = setup.model.n_params - _experts_elsewhere(setup)
+        found["n_params"] = setup.model.n_params - experts_elsewhere(setup.model, setup.ep)
         found["n_params_frozen"] = setup.model.n_params_frozen
     if setup.optimizer in ("adam", "adamw"):
         found["optimizer"] = optimizer_class(setup)
@@ -129,16 +130,6 @@ def _derived(setup: Setup) -> dict[str, Any]:
         if config_value(config, "zeropp.loco"):
             found["loco"] = True
     return found
-
-
-def _experts_elsewhere(setup: Setup) -> int:
-    """Parameters of the experts that other ranks have."""
-    shape = setup.model
-    if shape is None or setup.ep == 1:
-        return 0
-    here = shape.n_experts // setup.ep
-    per_expert = (3 if shape.gated_mlp else 2) * shape.hidden * shape.ffn_hidden
-    return shape.n_layers * (shape.n_experts - here) * per_expert
 
 
 def _communication_dtype(setup: Setup, precision: str) -> str:

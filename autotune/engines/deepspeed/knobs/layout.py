@@ -27,6 +27,10 @@ def _has_experts(_: Knobs, context: Context) -> bool:
     return context.model.n_experts > 0 and context.is_hugging_face
 
 
+def _spreads_experts(values: Knobs, _: Context) -> bool:
+    return degree(values, "ep") > 1
+
+
 def _read_sequence(config: Mapping[str, Any]) -> Any:
     # With the pass it is the compiler's degree: the script must not split once more.
     passes = look_up(config, "compile.passes")
@@ -88,11 +92,37 @@ ENTRIES = (
         reader=_read_experts,
         default=1,
         minimum=1,
-        scope="for Mixtral-like models built from a Hugging Face config",
+        scope="for mixtures of experts built from a Hugging Face config",
         acts=_has_experts,
         help="expert parallel degree (DeepSpeed AutoEP): neighbouring ranks over which the "
         "experts of each layer are spread; 1: every rank has all of them",
         source="module_inject/auto_ep.py",
+    ),
+    DeepSpeedKnob(
+        name="ep.dispatch",
+        key="expert_parallel.comm_backend",
+        more_keys=("expert_parallel.comm_max_tokens_per_rank",),
+        by_template=True,
+        default="comm",
+        choices=("comm", "deepep"),
+        scope="where ep is above 1",
+        acts=_spreads_experts,
+        needs_cuda=("deepep",),
+        help="the way of tokens to their experts: comm, an all-to-all of a row for each expert of "
+        "a token; deepep, the kernels of DeepEP, which send a token once to each rank, in bf16",
+        source="module_inject/auto_ep_comm.py",
+    ),
+    DeepSpeedKnob(
+        name="ep.gate_up",
+        key="expert_parallel.gate_up_impl",
+        by_template=True,
+        default="separate",
+        choices=("separate", "fused"),
+        scope="where ep is above 1",
+        acts=_spreads_experts,
+        help="whether an expert's gate and up projections are two grouped products, or one over "
+        "both weights, which are put together at each call",
+        source="moe/ep_experts.py: GroupedExperts",
     ),
     DeepSpeedKnob(
         name="micro_batch",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
+from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.space.knob import Context, Knobs
 
@@ -72,8 +73,10 @@ def elements_per_rank(values: Knobs, context: Context) -> int:
 
 def _tensor_parallel_elements(values: Knobs, context: Context) -> int:
     model, tp = context.model, degree(values, "tp")
+    if model.n_experts:
+        return model.n_params - experts_elsewhere(model, degree(values, "ep"))
     uneven = model.n_heads % tp or model.n_kv_heads % tp or model.ffn_hidden % tp
-    if tp == 1 or uneven or model.n_experts:
+    if tp == 1 or uneven:
         return model.n_params
     tables = (1 if model.tied_embeddings else 2) * model.vocab + (model.max_seq_len or 0)
     vectors = model.n_layers * (16 * model.hidden + 4 * model.ffn_hidden)

@@ -62,6 +62,8 @@ class Setup:
     """Precision of the job; None where the configuration decides it."""
     model: ModelShape | None = None
     """Shape of the model; None where unknown."""
+    model_type: str = ""
+    """transformers' name of the model's architecture; empty where unknown."""
     supports_tp: bool = True
     supports_recompute: bool = True
     environment: Environment

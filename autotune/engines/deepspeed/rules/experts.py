@@ -2,22 +2,41 @@
 
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, raised, zero
+from autotune.engines.deepspeed.mixtures import AUTOEP_PRESETS, partition_config
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    autotp,
+    differs,
+    ignored,
+    offload,
+    raised,
+    zero,
+)
+from autotune.engines.deepspeed.rules.plain import PLAIN_SHAPE
 from autotune.engines.deepspeed.rules.values import ELEMENTS
 from autotune.space.rule import Finding, Patch, rule
 
 _AT_STAGE_3_SINCE = "0.19.3"
 _OFF: dict[str, Any] = {"expert_parallel": None}
 _EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+_SPLIT = autotp(partition_config=partition_config(PLAIN_SHAPE))
 
 
-def _spread(stage: int = 1, **keys: Any) -> dict[str, Any]:
-    return zero(stage, **keys) | {"expert_parallel": {"enabled": True, "autoep_size": 2}}
+def _spread(stage: int = 1, size: int = 2, **keys: Any) -> dict[str, Any]:
+    return zero(stage) | {"expert_parallel": {"enabled": True, "autoep_size": size, **keys}}
+
+
+def _split_and_spread(stage: int = 3, size: int = 2) -> dict[str, Any]:
+    return _spread(stage, size) | _SPLIT
 
 
 def _against(setup: Setup, what: str, changes: Patch = _OFF, advice: str = "") -> Finding:
     message = f"ep={setup.ep} (expert_parallel.autoep_size) {what}"
     return Finding(message=message, changes=changes, advice=advice)
+
+
+def _is_on(setup: Setup) -> bool:
+    return setup.section("expert_parallel").get("enabled") is True
 
 
 def _undivided(setup: Setup, total: int, of_what: str) -> Finding | None:
@@ -73,6 +92,190 @@ def _dense(setup: Setup) -> Finding | None:
 
 
 @rule(
+    "module_inject/auto_ep_presets/registry.py: resolve_preset_candidates tries every preset",
+    raised(
+        "ValueError: AutoEP detection is ambiguous",
+        _spread(),
+        model=_EXPERTS | {"architecture": "olmoe"},
+    ),
+    ignored(_spread(), model=_EXPERTS | {"architecture": "gpt_oss"}),
+)
+def _family(setup: Setup) -> Finding | None:
+    section = setup.section("expert_parallel")
+    if setup.ep == 1 or not setup.model_type or setup.model is None or not setup.model.n_experts:
+        return None
+    if section.get("preset_model") or section.get("moe_layer_pattern"):
+        return None  # the user says which
+    preset = AUTOEP_PRESETS.get(setup.model_type)
+    if preset == "":
+        return None
+    is_gpt_oss = setup.model_type == "gpt_oss"
+    what = "warns and spreads nothing" if is_gpt_oss else "finds several presets that match"
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size): AutoEP does not know "
+        f"{setup.model_type}, and {what}",
+        changes={"expert_parallel": {"preset_model": preset}} if preset else _OFF,
+        consequence="ignored" if is_gpt_oss else "raised",
+    )
+
+
+@rule(
+    "module_inject/auto_ep_folding.py: build_folding_spec, validate_folding_global",
+    raised(
+        "ValueError: expert_parallel.*expert_tensor_parallel_size",
+        _spread(expert_tensor_parallel_size=2),
+        model=_EXPERTS,
+    ),
+)
+def _expert_tp(setup: Setup) -> Finding | None:
+    size = setup.section("expert_parallel").get("expert_tensor_parallel_size", 1)
+    if not _is_on(setup) or size == 1:
+        return None
+    return Finding(
+        message=f"expert_parallel.expert_tensor_parallel_size={size}: an expert is on one rank",
+        changes={"expert_parallel": {"expert_tensor_parallel_size": None}},
+    )
+
+
+@rule(
+    "module_inject/auto_ep_config.py: validate_autoep_config; module_inject/auto_ep_comm.py",
+    raised(
+        "ValueError: comm_max_tokens_per_rank must be a positive integer",
+        _spread(comm_backend="deepep"),
+        model=_EXPERTS,
+    ),
+    raised(
+        "TypeError: .*bfloat16",
+        _spread(comm_backend="deepep", comm_max_tokens_per_rank=64),
+        model=_EXPERTS,
+    ),
+)
+def _deepep(setup: Setup) -> Finding | None:
+    section = setup.section("expert_parallel")
+    if setup.ep == 1 or section.get("comm_backend") != "deepep":
+        return None
+    precision = setup.precision or setup.dtype
+    if not section.get("comm_max_tokens_per_rank"):
+        what = "without comm_max_tokens_per_rank, the tokens of a micro-batch"
+    elif precision != "bf16":
+        what = f"in {precision}: DeepEP sends bf16 alone"
+    elif setup.accelerator == "cpu":
+        what = "on CPU ranks: DeepEP is for GPUs"
+    else:
+        return None
+    return Finding(
+        message=f"expert_parallel.comm_backend=deepep {what}",
+        changes={"expert_parallel": {"comm_backend": None}},
+    )
+
+
+@rule(
+    "module_inject/auto_ep_layer.py: async_split_plan waits for events of the device",
+    raised(
+        "TypeError: 'NoneType' object is not callable",
+        _spread(async_split_plan=True),
+        model=_EXPERTS,
+    ),
+    raised(
+        "ValueError: expert_parallel.async_split_plan does not support AutoEP",
+        _split_and_spread() | _spread(3, async_split_plan=True),
+        model=_EXPERTS,
+        tp=2,
+    ),
+)
+def _split_plan(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.section("expert_parallel").get("async_split_plan") is not True:
+        return None
+    if setup.accelerator != "cpu" and setup.tp == 1:
+        return None
+    why = f"with tp={setup.tp}" if setup.tp > 1 else "on CPU ranks, which have no device events"
+    return Finding(
+        message=f"expert_parallel.async_split_plan=true {why}",
+        changes={"expert_parallel": {"async_split_plan": None}},
+    )
+
+
+@rule(
+    "module_inject/auto_ep_folding.py: validate_folding_global",
+    raised(
+        r"ValueError: AutoEP\+AutoTP folding requires expert_parallel.autoep_size > 1",
+        _split_and_spread(size=1),
+        model=_EXPERTS,
+        tp=2,
+    ),
+)
+def _tensor_parallel_alone(setup: Setup) -> Finding | None:
+    if not _is_on(setup) or setup.ep > 1 or setup.tp == 1:
+        return None
+    return Finding(
+        message=f"tp={setup.tp} with expert_parallel.autoep_size=1: each rank of tp would add the "
+        "gradients of the same tokens to its experts",
+        changes=_OFF,
+        advice="or set autoep_size to 2 or more",
+    )
+
+
+@rule(
+    "module_inject/auto_ep_folding.py: validate_folding_global",
+    raised(
+        r"ValueError: ZeRO optimizer/parameter offload with AutoEP\+AutoTP",
+        _split_and_spread() | offload(3),
+        model=_EXPERTS,
+        tp=2,
+    ),
+)
+def _tensor_parallel_offload(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.tp == 1:
+        return None
+    sections = ("offload_optimizer", "offload_param")
+    offloaded = [name for name in sections if setup.zero_section(name).get("device", "none") != "none"]
+    if not offloaded:
+        return None
+    return _against(
+        setup,
+        f"with tp={setup.tp} and {' and '.join(offloaded)}",
+        zero(**dict.fromkeys(offloaded)),
+    )
+
+
+@rule(
+    "module_inject/auto_ep_folding.py: validate_folding_global",
+    raised(
+        r"ValueError: DeepCompile with AutoEP\+AutoTP folding",
+        _split_and_spread() | {"compile": {"deepcompile": True}},
+        model=_EXPERTS,
+        tp=2,
+    ),
+)
+def _tensor_parallel_deepcompile(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.tp == 1 or setup.section("compile").get("deepcompile") is not True:
+        return None
+    return _against(
+        setup,
+        f"with tp={setup.tp} and compile.deepcompile",
+        {"compile": {"deepcompile": None}},
+    )
+
+
+@rule(
+    "runtime/zero/stage_1_and_2.py: experts of other ranks of tp are not in the norm; "
+    "runtime/zero/stage3.py: counts_every_rank",
+    differs({"norm_is_whole": False}, _split_and_spread(1), model=_EXPERTS, tp=2),
+    differs({"norm_is_whole": False}, _split_and_spread(2), model=_EXPERTS, tp=2),
+)
+def _tensor_parallel_clipping(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.tp == 1 or setup.stage not in (1, 2) or not setup.clipping:
+        return None
+    return _against(
+        setup,
+        f"with tp={setup.tp} at stage {setup.stage} and gradient_clipping={setup.clipping}: ranks "
+        "clip by a norm that lacks the experts of some of them",
+        zero(3),
+        "or set gradient_clipping to 0",
+    )
+
+
+@rule(
     "runtime/engine.py: _configure_expert_parallel; parallel_state_sp.py: "
     "get_model_parallel_world_size",
     raised(
@@ -96,7 +299,7 @@ def _sequence(setup: Setup) -> Finding | None:
     "runtime/engine.py: _validate_zero3_moe_compatibility",
     raised(
         "AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
-        _spread(3, zero_hpz_partition_size=2),
+        _spread(3) | zero(3, zero_hpz_partition_size=2),
         model=_EXPERTS,
     ),
 )

@@ -107,7 +107,9 @@ def _tp_sizes(setup: Setup) -> Finding | None:
     ),
 )
 def _model(setup: Setup) -> Finding | None:
-    if setup.tp == 1 or setup.supports_tp or setup.pp > 1:
+    section = setup.section("tensor_parallel")
+    says_how = section.get("partition_config") or section.get("preset_model")
+    if setup.tp == 1 or setup.supports_tp or setup.pp > 1 or says_how:
         return None
     return Finding(
         message=f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with "

@@ -1,6 +1,7 @@
 """The plain setup that every `Case` of a witness differs from: legal, small, and it trains."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.base.nested import merge
@@ -28,10 +29,22 @@ PLAIN_MODEL: dict[str, Any] = {
     "tied_embeddings": False,
 }
 
+PLAIN_SHAPE = ModelShape(
+    **{name: size for name, size in PLAIN_MODEL.items() if name != "architecture"},
+    gated_mlp=True,
+    n_experts=0,
+    experts_per_token=0,
+    n_params=22_688,
+    n_params_active=22_688,
+    largest_param=2_048,
+)
+"""The shape of that model."""
+
+_MIXTURES = frozenset({"mixtral", "olmoe", "gpt_oss"})
 _SUPPORTS_TP = frozenset({"llama"})
 _SUPPORTS_RECOMPUTE = frozenset({"llama", "gpt2"})
 _SUPPORTS_SP = frozenset({"llama", "mixtral"})
-_ADAPTER_PARAMS, _MODEL_PARAMS = 3_000, 22_688
+_ADAPTER_PARAMS = 3_000
 
 
 def config_of(case: Case) -> dict[str, Any]:
@@ -55,6 +68,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     model = model_of(case)
     architecture = model.pop("architecture")
     adapters = _ADAPTER_PARAMS if model.pop("lora_rank", 0) else 0
+    whole = PLAIN_SHAPE.n_params
     return Setup(
         ds_config=config_of(case),
         world=case.world,
@@ -64,13 +78,14 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
         seq_len=case.seq_len,
         recompute=case.recompute,
         precision=case.precision,
-        model=ModelShape(
-            gated_mlp=True,
-            n_params=adapters or _MODEL_PARAMS,
-            n_params_frozen=_MODEL_PARAMS if adapters else 0,
-            n_params_active=_MODEL_PARAMS + adapters,
-            **({"largest_param": 2048, "n_experts": 0, "experts_per_token": 0} | model),
+        model=replace(
+            PLAIN_SHAPE,
+            n_params=adapters or whole,
+            n_params_frozen=whole if adapters else 0,
+            n_params_active=whole + adapters,
+            **model,
         ),
+        model_type=architecture if architecture in _MIXTURES else "",
         supports_tp=architecture in _SUPPORTS_TP,
         supports_recompute=architecture in _SUPPORTS_RECOMPUTE,
         environment=environment(

@@ -25,16 +25,14 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm as ds_comm
 from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from deepspeed.utils import logger
+from deepspeed.utils import logger, safe_get_full_grad
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     CTRLConfig,
     CTRLLMHeadModel,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
 )
 
 from autotune.trial.engines.deepspeed import load_code, load_model_code
@@ -221,23 +219,24 @@ def build_model(shape: dict[str, Any]) -> torch.nn.Module:
                 use_cache=False,
             )
         )
-    is_mixture = shape["architecture"] == "mixtral"
-    kind = MixtralForCausalLM if is_mixture else LlamaForCausalLM
-    experts = {"num_local_experts": shape["n_experts"]} if is_mixture else {}
-    return kind(
-        (MixtralConfig if is_mixture else LlamaConfig)(
-            **experts,
-            hidden_size=shape["hidden"],
-            intermediate_size=shape["ffn_hidden"],
-            num_hidden_layers=shape["n_layers"],
-            num_attention_heads=shape["n_heads"],
-            num_key_value_heads=shape["n_kv_heads"],
-            vocab_size=shape["vocab"],
-            max_position_embeddings=shape["max_seq_len"] or 64,
-            tie_word_embeddings=shape["tied_embeddings"],
-            use_cache=False,
-        )
+    name_of_experts = "num_experts" if shape["architecture"] == "olmoe" else "num_local_experts"
+    config = AutoConfig.for_model(
+        shape["architecture"],
+        **({name_of_experts: shape["n_experts"]} if "n_experts" in shape else {}),
+        **({"num_experts_per_tok": shape["experts_per_token"]} if "n_experts" in shape else {}),
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["ffn_hidden"],
+        num_hidden_layers=shape["n_layers"],
+        num_attention_heads=shape["n_heads"],
+        num_key_value_heads=shape["n_kv_heads"],
+        head_dim=shape["hidden"] // shape["n_heads"],
+        vocab_size=shape["vocab"],
+        max_position_embeddings=shape["max_seq_len"] or 64,
+        tie_word_embeddings=shape["tied_embeddings"],
+        pad_token_id=None,
+        use_cache=False,
     )
+    return AutoModelForCausalLM.from_config(config)
 
 
 def train(engine: Any, run: dict[str, Any]) -> list[float]:
@@ -278,38 +277,54 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
 def watch_norms(engine: Any) -> list[tuple[float, float]]:
     """Note at every step the norm that DeepSpeed clips by, and that of all ranks' gradients.
 
-    Only in fp32 at stage 0: ZeRO and the wrappers of 16 bits clip by themselves.
+    At stage 0 in fp32 alone: the wrappers of 16 bits clip by themselves. ZeRO says its norm after
+    the step.
     """
     seen: list[tuple[float, float]] = []
-    clip = ds_engine.clip_grad_norm_
+    clip, step = ds_engine.clip_grad_norm_, engine.step
 
     def noting_clip() -> None:
-        whole = whole_norm(engine)
+        whole = whole_norm(engine, [(p, p.grad) for p in engine.module.parameters()])
         parameters, most = engine.module.parameters(), engine.gradient_clipping()
         seen.append((float(clip(parameters, max_norm=most, mpu=engine.mpu)), whole))
 
-    if not engine.zero_optimization() and run_dtype(engine) == torch.float32:
+    def noting_step() -> None:
+        is_last = engine.is_gradient_accumulation_boundary()
+        graded = [(p, safe_get_full_grad(p)) for p in engine.module.parameters() if is_last]
+        step()
+        if is_last:
+            seen.append((float(engine.get_global_grad_norm()), whole_norm(engine, graded)))
+
+    if engine.zero_optimization() and engine.autotp_size() > 1:
+        engine.step = noting_step
+    elif not engine.zero_optimization() and run_dtype(engine) == torch.float32:
         engine.clip_fp32_gradients = noting_clip
     return seen
 
 
-def whole_norm(engine: Any) -> float:
-    """Norm of all gradients: of all stages of a pipeline, of all ranks' experts."""
-    graded = [p for p in engine.module.parameters() if p.grad is not None]
+def whole_norm(engine: Any, gradients: list[tuple[torch.nn.Parameter, Any]]) -> float:
+    """Norm of all gradients: of all stages of a pipeline, of all ranks' experts and slices."""
+    graded = [(p, gradient) for p, gradient in gradients if gradient is not None]
     if isinstance(engine, PipelineEngine):
         group, own = engine.grid.get_model_parallel_group(), graded
     else:
-        group, own = None, [p for p in graded if not getattr(p, "allreduce", True)]
-    total = torch.stack([torch.zeros(()), *(square(p) for p in own)]).sum()
+        group, own = None, [(p, g) for p, g in graded if is_elsewhere_too(p)]
+    total = torch.stack([torch.zeros(()), *(square(g) for _, g in own)]).sum()
     torch.distributed.all_reduce(total, group=group)
-    mine = {id(p) for p in own}
-    total += sum(square(p) for p in graded if id(p) not in mine)
+    mine = {id(p) for p, _ in own}
+    total += sum(square(g) for p, g in graded if id(p) not in mine)
     return float(total.sqrt())
 
 
-def square(parameter: torch.Tensor) -> torch.Tensor:
-    """Sum of the squares of a parameter's gradient."""
-    return parameter.grad.float().pow(2).sum()
+def is_elsewhere_too(parameter: torch.nn.Parameter) -> bool:
+    """Whether each rank has another part of it: experts that are spread, layers that are split."""
+    is_spread = not getattr(parameter, "allreduce", True)
+    return is_spread or bool(getattr(parameter, "tensor_model_parallel", False))
+
+
+def square(gradient: torch.Tensor) -> torch.Tensor:
+    """Sum of the squares of a gradient."""
+    return gradient.float().pow(2).sum()
 
 
 def run_dtype(engine: Any) -> torch.dtype:
