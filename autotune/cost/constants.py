@@ -36,6 +36,8 @@ class Constants:
     under a load that lasts."""
     matmul_traffic: float
     """Times that a product moves its operands and result through device memory."""
+    grouped_share: float
+    """Share of that rate which the experts' products reach, a group of small ones."""
     low_precision_share: float
     """Share of the gain of fp8 and fp4 over bf16 that products reach with their casts."""
     attention_share: float
@@ -55,6 +57,10 @@ class Constants:
     """Host time per kernel."""
     kernels_per_layer: float
     """Kernels of one layer, forward; twice as many backward."""
+    routing_kernels: float
+    """Further kernels of a layer with experts, forward: its router, and rows that are permuted."""
+    expert_launch_s: float
+    """Host time per product of one expert in a grouped product."""
     skew_share: float
     """Share of a layer's host time that each further tensor parallel rank adds: all wait for the
     slowest."""

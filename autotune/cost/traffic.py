@@ -39,8 +39,9 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     is_sharded = np.greater_equal(p.zero_stage, 1)
     grads_bytes = whole * p.reduce_bytes * p.trained_share
     bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
-    tensors = p.gather_calls_per_layer
-    largest = np.maximum(p.reduce_bucket_elements, s.layer_params / tensors)
+    tensors = layer_tensors(p, s)
+    layer_params = s.layer_params + s.layer_expert_params
+    largest = np.maximum(p.reduce_bucket_elements, layer_params / tensors)
     calls = np.where(p.layer_wise_gather, layers, np.ceil(whole / largest))
     calls = np.where(is_3, calls, np.ceil(grads_bytes / bucket_bytes))
     scatters = is_sharded * (1.0 - p.reduces_whole)
@@ -54,7 +55,7 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     gather_step = collectives.gather_s(
         shard, gathered_bytes * p.trained_share / step_calls, step_calls
     )
-    fetches = layers * np.clip(s.layer_params / p.prefetch_elements, 1.0, tensors)
+    fetches = layers * np.clip(layer_params / p.prefetch_elements, 1.0, tensors)
     fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
     passes = 1.0 + _fetched_again(p, s)
     gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
@@ -67,6 +68,13 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         reduced + is_3 * cut_s,
         is_sharded * (1 - is_3) * gather_step,
     )
+
+
+def layer_tensors(p: Plans, s: Sizes) -> Column:
+    """Tensors that stage 3 gathers of a layer: of each expert that is a module its own too."""
+    of_experts = (1.0 - p.grouped_experts) * np.greater(p.n_experts, 1)
+    of_experts = of_experts * s.mlp_matrices * s.expert_share * (1.0 - p.layer_wise_gather)
+    return p.gather_calls_per_layer + of_experts
 
 
 def owners_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -100,7 +108,8 @@ def _fetched_again(p: Plans, s: Sizes) -> Column:
     runtime/zero/partitioned_param_coordinator.py, __params_to_release.
     """
     recomputed = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    stays = 0.5 * p.reuse_elements / np.maximum(1.0, s.layer_params)
+    layer_params = s.layer_params + s.layer_expert_params
+    stays = 0.5 * p.reuse_elements / np.maximum(1.0, layer_params)
     return (1.0 - p.layer_wise_gather) * recomputed * np.maximum(0.0, 1.0 - stays)
 
 
@@ -149,14 +158,25 @@ def head_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Tokens to their experts and back, per layer: four all-to-alls, forward and backward.
+    """Rows to their experts, or their results back: one way, of one layer and micro-batch.
 
-    Source: Lepikhin et al., GShard (arXiv:2006.16668).
+    An all-to-all moves all T K / tp rows of a rank, whichever of them go the same way; what
+    sends a token once to each rank or node moves fewer. Neighbours are the ranks of one expert,
+    then those of its group. Source: Lepikhin et al., GShard (arXiv:2006.16668); counted on ranks
+    of megatron-core 0.16.1: 2 T K h / tp bytes, of which (ep - 1) / ep leave. Where tensor
+    parallel ranks share an expert, they gather its rows and scatter the results.
     """
-    g = collectives.group(p, c, ranks=p.ep, stride=p.tp)
-    size_bytes = s.tokens * s.experts_per_token * p.hidden * p.activation_bytes / s.norm_split
-    again = 2.0 * np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    return collectives.exchange_s(g, size_bytes, 4.0 + again)
+    g = collectives.group(p, c, ranks=p.ep, stride=s.expert_tp)
+    token_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp * p.expert_imbalance
+    way_s = collectives.exchange_s(g, token_bytes * s.experts_per_token)
+    if np.any(p.flex_dispatch):
+        flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token)
+        way_s = np.where(p.flex_dispatch, flex_s, way_s)
+    if np.any(np.greater(s.expert_tp, 1) & np.greater(s.routed_rows, 0)):
+        shared = collectives.group(p, c, ranks=s.expert_tp, stride=1.0)
+        rows_bytes = s.routed_rows * p.hidden * p.activation_bytes
+        way_s = way_s + collectives.gather_s(shared, rows_bytes)
+    return way_s
 
 
 def context_s(p: Plans, s: Sizes, c: Constants) -> Column:
