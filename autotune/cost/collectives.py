@@ -133,8 +133,19 @@ class RankGroup:
         return np.where(self.crosses, near_s + leaving_s, near_s)
 
 
-def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> RankGroup:
-    """The group of ranks that are `stride` apart: measured links count in full, others in part."""
+def group(
+    p: Plans,
+    c: Constants,
+    *,
+    ranks: Column,
+    stride: Column,
+    network_share: float | None = None,
+) -> RankGroup:
+    """The group of ranks that are `stride` apart: measured links count in full, others in part.
+
+    `network_share` is that part of the network's; by default the constants'.
+    """
+    far_share = c.network_share if network_share is None else network_share
     near = Link(
         bytes_per_s=p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share),
         hop_s=np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s),
@@ -145,7 +156,7 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> RankGroup
         all_reduce_hop_s=p.nvlink_all_reduce_latency_s,
     )
     far = Link(
-        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, c.network_share),
+        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, far_share),
         hop_s=np.where(
             np.greater(p.network_latency_s, 0), p.network_latency_s, c.network_latency_s
         ),

@@ -19,6 +19,11 @@ _CHECKPOINT_KERNELS = 20.0
 module on H100, NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute."""
 _KERNELS_OF_AN_EXPERT = 10.0
 """Kernels of an expert that is a module of its own, forward."""
+_LATENT_KERNELS = 15.0
+"""Kernels of latent attention beyond those of other attention: two projections and norms more, and
+keys and queries put together. Source: megatron/core/transformer/multi_latent_attention.py."""
+_SHARED_KERNELS = 5.0
+"""Kernels of a shared expert."""
 _TILE_ROWS = 128.0
 _ACTIVATION_SHARE = 0.25
 """Part of the routed rows' element-wise traffic that the experts' activation is."""
@@ -134,8 +139,11 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: Kind) -> C
     models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock.
     """
     kernels = c.kernels_per_layer * (2.0 - p.fused_kernels)
+    if np.any(p.latent_kv_rank):
+        kernels = kernels + _LATENT_KERNELS * np.greater(p.latent_kv_rank, 0)
     if kind == Kind.MIXTURE:
-        kernels = kernels + c.routing_kernels * (1.0 - 0.5 * p.fused_routing)
+        kernels = kernels + c.routing_kernels * (1.0 - 0.25 * p.fused_routing)
+        kernels = kernels + _SHARED_KERNELS * np.greater(p.shared_expert_hidden, 0)
         alone = 1.0 - p.grouped_experts
         kernels = kernels + alone * _KERNELS_OF_AN_EXPERT * s.expert_share
     kernels = kernels * (3.0 + is_full) * (1.0 + c.skew_share * (p.tp - 1.0))
@@ -149,7 +157,7 @@ def _expert_launches(p: Plans, s: Sizes) -> Column:
     nvte_multi_tensor_gemm.
     """
     casts = 1.0 + np.greater(p.matmul_flops, p.half_flops)
-    return p.grouped_experts * 2.0 * s.expert_share * casts
+    return p.grouped_experts * (1.0 - p.fused_experts) * 2.0 * s.expert_share * casts
 
 
 def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -357,14 +365,15 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     token the router passes E logits through some ten steps in 32 bit, or one kernel. Source:
     megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
+    apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch) * p.hidden
-    row = row + (2.0 + p.gated_mlp) * p.ffn_hidden / s.expert_tp
+    row = row + apart * (2.0 + p.gated_mlp) * p.ffn_hidden / s.expert_tp
     cast_bytes = 4.0 * (p.hidden + p.ffn_hidden / s.expert_tp)
-    is_cast = np.greater(p.matmul_flops, p.half_flops)
+    is_cast = apart * np.greater(p.matmul_flops, p.half_flops)
     steps = 10.0 - 7.0 * p.fused_routing
     routing_bytes = 8.0 * steps * p.n_experts * s.tokens / s.norm_split
     row_bytes = p.activation_bytes * row + is_cast * cast_bytes
-    return _moved_s(p, s, c, s.routed_rows * row_bytes + routing_bytes)
+    return c.routed_traffic * _moved_s(p, s, c, s.routed_rows * row_bytes + routing_bytes)
 
 
 def _moved_s(p: Plans, s: Sizes, c: Constants, moved_bytes: Column) -> Column:

@@ -51,6 +51,9 @@ class Constants:
     """Share of the datasheet's memory bandwidth that element-wise kernels reach."""
     unfused_traffic: float
     """Times the traffic of fused element-wise kernels, without fusion."""
+    routed_traffic: float
+    """Times that the rows of experts and their router move through device memory, over what is
+    counted."""
     score_traffic_bytes: float
     """Moved per attention score, forward, where the scores are written."""
     launch_s: float
@@ -82,6 +85,8 @@ class Constants:
     """Share of an NVLink's rate that collectives reach as bus bandwidth."""
     network_share: float
     """The same of the network."""
+    all_to_all_share: float
+    """The same of the network where experts' rows go through it: no ring, so nobody waits."""
     host_link_share: float
     """The same of PCIe or NVLink-C2C."""
     nvlink_latency_s: float

@@ -10,6 +10,7 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
+from autotune.cost.row_mixture import mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
@@ -111,6 +112,9 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     }
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
+    columns |= mixture_columns(
+        cells, model, traits.mixture_columns, etp_is_tp=traits.experts_share_tp
+    )
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
@@ -176,13 +180,6 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         raise RowError(f"n_heads={heads:g} is no multiple of tp={tp:g}")
     if pp * vp > layers:
         raise RowError(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
-    # Megatron can count the embedding and the loss as a layer each
-    # (account_for_*_in_pipeline_split).
-    if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
-        raise RowError(
-            f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
-            f"pp {pp:g} x vp {vp:g}"
-        )
     if seq_len % (cp * ulysses):
         raise RowError(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
     micro_batch = cells.count("micro_batch")
@@ -202,8 +199,21 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "ulysses": ulysses,
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
+        **_stages(cells, layers + model.get("n_mtp_layers", 0.0), pp, vp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
     }
+
+
+def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
+    """Layers of the fullest stage, where chunks of a pipeline cannot be alike.
+
+    Megatron can count the embedding and the loss as a layer each
+    (account_for_*_in_pipeline_split), or is given a layout, which balances what there is.
+    """
+    if vp == 1 or any((layers + extra) % (pp * vp) == 0 for extra in (0, 1, 2)):
+        return {}
+    cells.assume("stages", "by a layout", f"{layers:g} layers on pp {pp:g} x vp {vp:g}")
+    return {"most_stage_layers": vp * math.ceil(layers / (pp * vp))}
 
 
 def _ulysses(cells: Cells) -> float:
@@ -375,6 +385,7 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
         cells.assume("recompute", text.rstrip("?"))
     return {
         "recompute": float(recompute),
+        **(recomputed_modules(cells) if recompute == Recompute.SELECTIVE else {}),
         "recompute_every": float(every[1]) if every and int(every[1]) > 0 else 1.0,
         **_offload(cells, model),
     }
@@ -387,12 +398,18 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         return {}
     if text in {"none", "no", "false"}:
         return {}
+    host_share = re.fullmatch(r"(?:cpu[ (]*)?optimizer[ (]*(\d{1,3})\s*%\)*", text)
+    if host_share:
+        return {"optimizer_host_share": min(1.0, float(host_share[1]) / 100.0)}
     share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
     if share:
         return {"offloaded_activations": min(1.0, float(share[1]))}
-    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)", text)
+    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
     if layers:
-        return {"offloaded_activations": min(1.0, float(layers[1]) / model["n_layers"])}
+        return {"offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])}
+    if text.startswith("act") and not re.search("optim|param", text):
+        cells.assume("offloaded_activations", 1, text)
+        return {"offloaded_activations": 1.0}
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise RowError(f"offload={text!r} names neither cpu nor nvme")

@@ -25,36 +25,55 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         the parameters that stages 1 and 2 updated, per step.
     """
     data_ranks = p.dp * p.cp * p.ulysses
-    stride = p.tp * np.where(p.stages_before_replicas, p.pp, 1.0)
+    apart = np.where(p.stages_before_replicas, p.pp, 1.0)
+    stride = p.tp * apart
     states = collectives.group(p, c, ranks=data_ranks, stride=stride)
     shard = collectives.group(p, c, ranks=s.shard_ranks, stride=stride)
     backward_ranks = np.where(np.greater(p.gather_group, 0), p.gather_group, s.shard_ranks)
     backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=stride)
     layers = s.stage_layers
-    # An expert's states go round the ranks that hold the same expert, which are fewer by ep: as
-    # much a rank, but for the share (n - 1)/n that each group's size makes.
-    alone = np.maximum(0.0, 1.0 - p.ep / data_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
-    whole = s.stage_params + s.stage_expert_params * np.where(np.greater(p.ep, 1), alone, 1.0)
     is_3 = np.greater_equal(p.zero_stage, 3)
     is_sharded = np.greater_equal(p.zero_stage, 1)
-    grads_bytes = whole * p.reduce_bytes * p.trained_share
-    bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
     tensors = layer_tensors(p, s)
     layer_params = s.layer_params + s.layer_expert_params
     largest = np.maximum(p.reduce_bucket_elements, layer_params / tensors)
-    calls = np.where(p.layer_wise_gather, layers, np.ceil(whole / largest))
-    calls = np.where(is_3, calls, np.ceil(grads_bytes / bucket_bytes))
-    scatters = is_sharded * (1.0 - p.reduces_whole)
-    reduced = np.where(
-        scatters,
-        collectives.gather_s(states, grads_bytes / calls, calls),
-        collectives.all_reduce_s(states, grads_bytes / calls, calls),
-    )
+
+    def reduced_s(of: collectives.RankGroup, params: Column) -> Column:
+        grads_bytes = params * p.reduce_bytes * p.trained_share
+        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(params / largest)))
+        bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
+        calls = np.where(is_3, calls, np.maximum(1.0, np.ceil(grads_bytes / bucket_bytes)))
+        scatters = is_sharded * (1.0 - p.reduces_whole)
+        return np.where(
+            scatters,
+            collectives.gather_s(of, grads_bytes / calls, calls),
+            collectives.all_reduce_s(of, grads_bytes / calls, calls),
+        )
+
+    def gathered_step_s(of: collectives.RankGroup, params: Column) -> Column:
+        calls = np.maximum(1.0, np.ceil(params / p.gather_bucket_elements))
+        size_bytes = params * p.gather_bytes * p.trained_share
+        return collectives.gather_s(of, size_bytes / calls, calls)
+
+    whole = s.stage_params + s.stage_expert_params
+    if np.any(np.greater(p.ep, 1)):
+        # An expert's states go round the ranks that hold the same one, which lie ep apart: a ring
+        # of its own for each expert of a node.
+        apart_too = np.greater(p.ep, 1)
+        replicas = collectives.group(
+            p, c, ranks=s.expert_shard_ranks, stride=s.expert_tp * p.ep * apart
+        )
+        dense = np.where(apart_too, s.stage_params, whole)
+        experts = apart_too * s.stage_expert_params
+        reduced = reduced_s(states, dense) + reduced_s(replicas, experts)
+        gather_step = gathered_step_s(shard, dense) + gathered_step_s(replicas, experts)
+        # Fetches by stage 3 count as if all went round the dense parameters' ring: as much a
+        # rank, but for the share (n - 1)/n that each group's size makes.
+        alone = (1.0 - 1.0 / s.expert_shard_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
+        whole = dense + experts * alone
+    else:
+        reduced, gather_step = reduced_s(states, whole), gathered_step_s(shard, whole)
     gathered_bytes = whole * p.gather_bytes
-    step_calls = np.ceil(whole / p.gather_bucket_elements)
-    gather_step = collectives.gather_s(
-        shard, gathered_bytes * p.trained_share / step_calls, step_calls
-    )
     fetches = layers * np.clip(layer_params / p.prefetch_elements, 1.0, tensors)
     fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
     passes = 1.0 + _fetched_again(p, s)
@@ -166,7 +185,7 @@ def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     of megatron-core 0.16.1: 2 T K h / tp bytes, of which (ep - 1) / ep leave. Where tensor
     parallel ranks share an expert, they gather its rows and scatter the results.
     """
-    g = collectives.group(p, c, ranks=p.ep, stride=s.expert_tp)
+    g = collectives.group(p, c, ranks=p.ep, stride=s.expert_tp, network_share=c.all_to_all_share)
     token_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp * p.expert_imbalance
     way_s = collectives.exchange_s(g, token_bytes * s.experts_per_token)
     if np.any(p.flex_dispatch):
