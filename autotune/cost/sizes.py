@@ -165,14 +165,19 @@ def sizes_of(p: Plans) -> Sizes:
         first = stage(
             first_layers, np.minimum(n_dense, first_layers), held_vocab_params, is_last_full
         )
+        has_mtp = np.greater(p.n_mtp_layers, 0)
         left = np.maximum(0.0, p.n_layers - (p.pp - 1.0) * stage_layers)
-        last_layers = np.where(np.greater(p.n_mtp_layers, 0), left, last_layers)
-        last_layers = np.where(np.greater(p.last_stage_layers, 0), p.last_stage_layers, last_layers)
+        last_layers = np.where(has_mtp, left, last_layers)
+        held_layers = np.where(has_mtp, left, stage_layers)
+        given = np.greater(p.last_stage_layers, 0)
+        last_layers, held_layers = (
+            np.where(given, p.last_stage_layers, layers) for layers in (last_layers, held_layers)
+        )
         # The embedding is needed there too, for the inputs of further tokens.
-        again = np.where(np.greater(p.pp, 1), np.greater(p.n_mtp_layers, 0) * vocab_params, 0.0)
+        again = np.where(np.greater(p.pp, 1), has_mtp * vocab_params, 0.0)
         last = stage(
-            last_layers,
-            np.maximum(0.0, n_dense - (p.n_layers - last_layers)),
+            held_layers,
+            np.maximum(0.0, n_dense - (p.n_layers - held_layers)),
             held_vocab_params + again,
             1.0,
         )

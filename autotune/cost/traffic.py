@@ -65,8 +65,9 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         )
         dense = np.where(apart_too, s.stage_params, whole)
         experts = apart_too * s.stage_expert_params
-        reduced = reduced_s(states, dense) + reduced_s(replicas, experts)
-        gather_step = gathered_step_s(shard, dense) + gathered_step_s(replicas, experts)
+        reduced = reduced_s(states, dense) + apart_too * reduced_s(replicas, experts)
+        gather_step = gathered_step_s(shard, dense)
+        gather_step = gather_step + apart_too * gathered_step_s(replicas, experts)
         # Fetches by stage 3 count as if all went round the dense parameters' ring: as much a
         # rank, but for the share (n - 1)/n that each group's size makes.
         alone = (1.0 - 1.0 / s.expert_shard_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
