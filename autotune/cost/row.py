@@ -112,9 +112,8 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     }
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
-    columns |= mixture_columns(
-        cells, model, traits.mixture_columns, etp_is_tp=traits.experts_share_tp
-    )
+    if model["n_experts"] > 1:
+        columns |= mixture_columns(cells, traits.mixture_columns)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
@@ -199,21 +198,29 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "ulysses": ulysses,
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
-        **_stages(cells, layers + model.get("n_mtp_layers", 0.0), pp, vp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
+        **_stages(cells, layers, pp, vp),
     }
 
 
 def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
-    """Layers of the fullest stage, where chunks of a pipeline cannot be alike.
+    """Layers of the stages where they do not split evenly.
 
-    Megatron can count the embedding and the loss as a layer each
-    (account_for_*_in_pipeline_split), or is given a layout, which balances what there is.
+    Engines then leave layers out of the ends, which have the embedding and the loss besides:
+    Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
+    layouts.
     """
-    if vp == 1 or any((layers + extra) % (pp * vp) == 0 for extra in (0, 1, 2)):
+    if layers % (pp * vp) == 0:
         return {}
-    cells.assume("stages", "by a layout", f"{layers:g} layers on pp {pp:g} x vp {vp:g}")
-    return {"most_stage_layers": vp * math.ceil(layers / (pp * vp))}
+    if layers % pp == 0:
+        cells.assume("stages", "a layout", f"{layers:g} layers on pp {pp:g} x vp {vp:g}")
+        return {}
+    most = math.ceil(layers / pp)
+    n_missing = most * pp - layers
+    first = most - float(n_missing >= 2)
+    last = most - float(min(n_missing, 2 if n_missing > 2 else 1))
+    cells.assume("stages", f"{first:g} to {most:g} to {last:g} layers", f"{layers:g} on pp {pp:g}")
+    return {"most_stage_layers": most, "first_stage_layers": first, "last_stage_layers": last}
 
 
 def _ulysses(cells: Cells) -> float:

@@ -1,6 +1,6 @@
 """What a row of a table says of its mixture of experts, as columns of `Plans`.
 
-The cells `etp` and `recompute` are read, and words of `kernels`, `settings` and `notes` that name
+The cell `recompute` is read, and words of `kernels`, `settings` and `notes` that name
 a setting: most tables have no columns for a dispatcher or for CUDA graphs. Of `notes` nothing else
 is read, and nothing of a clause that compares with another run.
 """
@@ -8,7 +8,7 @@ is read, and nothing of a clause that compares with another run.
 import re
 from collections.abc import Mapping
 
-from autotune.cost.cells import Cells, RowError
+from autotune.cost.cells import Cells
 
 _TEXTS = ("settings", "kernels", "notes")
 _OTHER_RUN = re.compile(r"\bthe same layout\b|\bpredicts\b|\bother commits\b", re.I)
@@ -30,8 +30,6 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"delay(ed)?[ -_]wgrad", {"delays_weight_grads": 1.0}),
     (r"shared[ -_]expert[ -_]overlap", {"overlap_shared_experts": 1.0}),
     (r"natural routing", {"expert_imbalance": _NATURAL_IMBALANCE}),
-    (r"mtp-num-layers=1|\bw/ mtp\b", {"n_mtp_layers": 1.0}),
-    (r"\bw/o mtp\b", {"n_mtp_layers": 0.0}),
     (r"no tp_comm_overlap|\btp-comm off", {"overlap_tp": 0.0}),
     (
         r"no overlap of any kind",
@@ -69,16 +67,8 @@ def recomputed_modules(cells: Cells) -> dict[str, float]:
     return {column: float(module in named) for module, column in _MODULES.items()} if named else {}
 
 
-def mixture_columns(
-    cells: Cells, model: Mapping[str, float], usual: Mapping[str, float], *, etp_is_tp: bool
-) -> dict[str, float]:
-    """Columns of experts: what the framework usually does, changed by what the row says.
-
-    Raises:
-        RowError: `etp` cannot be.
-    """
-    if model["n_experts"] < 2:
-        return {}
+def mixture_columns(cells: Cells, usual: Mapping[str, float]) -> dict[str, float]:
+    """Columns of experts: what the framework usually does, changed by what the row says."""
     found = dict(usual)
     text = _settings_text(cells)
     precision = cells.text("precision").lower()
@@ -94,7 +84,7 @@ def mixture_columns(
         found["fused_experts"] = 1.0
     if _GRAPHS.search(text):
         found["launch_free"] = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
-    return found | _expert_tp(cells, model, etp_is_tp=etp_is_tp)
+    return found
 
 
 def _settings_text(cells: Cells) -> str:
@@ -106,15 +96,3 @@ def _captured(text: str) -> float:
     modules = [share for name, share in _CAPTURED.items() if re.search(rf"\b{name}\b", text)]
     return sum(modules) if modules else 1.0
 
-
-def _expert_tp(
-    cells: Cells, model: Mapping[str, float], *, etp_is_tp: bool
-) -> dict[str, float]:
-    if cells.is_blank("tp"):
-        return {}
-    tp = cells.count("tp")
-    default = tp if etp_is_tp or model["ep"] == 1 else 1.0
-    etp = cells.count("etp", default) if tp > 1 or not cells.is_blank("etp") else 1.0
-    if model["ffn_hidden"] % etp:
-        raise RowError(f"ffn_hidden={model['ffn_hidden']:g} is no multiple of etp={etp:g}")
-    return {"expert_tp": etp}

@@ -25,8 +25,6 @@ class Traits:
     """Columns that differ in fp8 and fp4."""
     mixture_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns of mixtures of experts."""
-    experts_share_tp: bool = True
-    """Tensor parallel ranks share each expert, where a row does not say."""
     attention_on_hopper: float = 0.65
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3
@@ -85,15 +83,14 @@ FRAMEWORKS = (
     ),
     Traits(
         # Megatron-Bridge is NeMo's successor. Its recipes of mixtures send tokens by DeepEP or
-        # HybridEP, fuse the permutation, and share no expert between tensor parallel ranks.
-        # Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance.
+        # HybridEP and fuse the permutation. Source: NVIDIA-NeMo/Megatron-Bridge,
+        # scripts/performance.
         name="nemo",
         spelled="bridge",
         zero_stage=1,
         columns=_NEMO,
         low_precision_columns={"product_input_bytes": 1.0},
         mixture_columns={"flex_dispatch": 1.0, "fused_routing": 1.0},
-        experts_share_tp=False,
         attention_on_hopper=1.0,
         sequence_parallel=True,
     ),
