@@ -314,6 +314,8 @@ class Plans(PlanColumns):
     """Rows of the rank whose experts get most, over those of the mean rank."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
+    fused_experts: Column = 0.0
+    """Their products are one kernel with the activation and the casts to fp8, launched once."""
     fused_routing: Column = 0.0
     """The router and the permutation of rows are each one kernel."""
     flex_dispatch: Column = 0.0
