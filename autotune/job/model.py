@@ -27,6 +27,7 @@ from autotune.job.hub import config_of, is_repository
 from autotune.job.model_families import (
     FAMILIES,
     SPLIT_BY_AUTOTP,
+    as_transformers_names_it,
     has_closed_form,
     has_plain_loss,
     is_split_by_ulysses,
@@ -80,7 +81,7 @@ def load_model(text: str) -> Model:
     """Find a model by preset name, folder, config.json, repository or `package.module:factory`.
 
     A repository's name, such as `meta-llama/Llama-3.1-8B`, is looked for in the local cache of
-    Hugging Face alone: nothing is fetched.
+    Hugging Face, then among the presets: nothing is fetched.
 
     A factory is a callable without arguments that returns a `torch.nn.Module` whose
     `forward(input_ids=, labels=)` returns the loss or an object with `.loss`.
@@ -88,14 +89,13 @@ def load_model(text: str) -> Model:
     Raises:
         JobError: There is no such model, or its config or factory is not usable.
     """
-    if text in presets():
-        file = resources.files("autotune.job") / "presets" / f"{text}.json"
+    found = config_of(text) if is_repository(text) else text
+    if isinstance(found, Path):
+        return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)
+    if found in presets():
+        file = resources.files("autotune.job") / "presets" / f"{found}.json"
         config = json.loads(file.read_text(encoding="utf-8"))
-        return model_from_config(text, config, where=str(file))
-    if is_repository(text):
-        return model_from_config(
-            text.rpartition("/")[2], _read_config(config_of(text)), where=text
-        )
+        return model_from_config(found, config, where=str(file))
     if is_path(text):
         path = Path(os.path.expanduser(text))
         is_folder = os.path.isdir(path)
@@ -231,6 +231,7 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
             f"{where}: model_type: {config.get('model_type')!r} names no architecture",
             "a Hugging Face config has one, such as gpt2 or llama",
         )
+    config = as_transformers_names_it(config)
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
     shape = FAMILIES[config["model_type"]](config, where)

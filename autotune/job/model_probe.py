@@ -239,8 +239,11 @@ def _check_forward(module: nn.Module) -> None:
 
 
 def _supports_tp(module: nn.Module) -> bool:
-    """Whether AutoTP would take it: every style of the model's plan is one that it converts."""
-    if not isinstance(module, PreTrainedModel):
+    """Whether AutoTP would take it: every style of the model's plan is one that it converts.
+
+    It splits linear layers; experts that are packed into tensors of three dimensions are none.
+    """
+    if not isinstance(module, PreTrainedModel) or any(p.dim() > 2 for p in module.parameters()):
         return False
     plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
     styles = {style for plan in plans if plan for style in plan.values()}

@@ -34,9 +34,14 @@ class ModelShape:
     """Parameters that are only looked up, so cost no arithmetic: token embeddings that are not
     tied to the output, and learned position embeddings."""
     head_dim: int | None = None
-    """Width of one attention head; None: hidden / n_heads."""
+    """Width of one attention head; None: hidden / n_heads. Of latent attention the mean of what is
+    compared and what is summed."""
     n_dense_layers: int = 0
-    """First layers of a mixture of experts that have one MLP in place of experts."""
+    """Layers of a mixture of experts that have one MLP in place of experts: the first ones, unless
+    `dense_layers` says others."""
+    dense_layers: tuple[int, ...] = ()
+    """Their indices where they are not the first (Llama 4 Maverick has one before each layer of
+    experts)."""
     dense_ffn_hidden: int = 0
     """Width of the MLP of those layers; 0: there are none."""
     shared_expert_hidden: int = 0
@@ -71,6 +76,11 @@ class ModelShape:
     def n_expert_layers(self) -> int:
         """Layers with experts; 0 for a dense model."""
         return self.n_layers - self.n_dense_layers if self.n_experts > 1 else 0
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has experts."""
+        is_dense = layer in self.dense_layers if self.dense_layers else layer < self.n_dense_layers
+        return self.n_experts > 1 and not is_dense
 
     @property
     def n_params_total(self) -> int:
