@@ -35,7 +35,7 @@ from autotune.engines.megatron.flags import (
 )
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.model_arguments import Arguments, model_arguments
-from autotune.engines.megatron.rules import LayoutTask
+from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.export.base import Handout, Launch, Subject
 from autotune.export.readme import choice_values
 from autotune.record.soak import digest_of

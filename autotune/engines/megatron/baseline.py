@@ -13,7 +13,7 @@ from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
 from autotune.engines.megatron.model_arguments import Arguments
-from autotune.engines.megatron.rules import Columns
+from autotune.engines.megatron.layout_task import Columns
 from autotune.job.job import Job
 from autotune.space.rule import UnknownFactError
 

@@ -17,7 +17,8 @@ from autotune.engines.megatron.argument_rules.making import CHUNKED, all_in_word
 from autotune.engines.megatron.argument_rules.pipeline import ENDS, chunks_of
 from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
-from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.layout_task import Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.rules import RULES
 from autotune.space.rule import Rule, UnknownFactError, Violation
 
 _NOT_ASKED = frozenset(

@@ -19,7 +19,8 @@ from autotune.engines.megatron import knobs
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
 from autotune.engines.megatron.layouts import Layouts, lay_out
-from autotune.engines.megatron.rules import RULES, LayoutRows, LayoutTask
+from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask
+from autotune.engines.megatron.rules import RULES
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
