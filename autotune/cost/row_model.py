@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.cost.cells import Cells, RowError
 from autotune.job.model import load_model
 from autotune.job.model_shape import ModelShape
-from autotune.job.published import preset_spelled
+from autotune.job.published import preset_spelled, unsaid_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,8 @@ def _preset(cells: Cells) -> _NamedModel | None:
     """The preset that the row names; none where its layers are of another size."""
     for key in ("model", "model_name"):
         name = preset_spelled(cells.text(key))
+        if unsaid := unsaid_layers(cells.text(key)):
+            raise RowError(f"{key}={cells.text(key)}: its {unsaid} cannot be said by sizes")
         if name is None:
             continue
         shape = _shape(name)
