@@ -338,6 +338,8 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         before, after = named["window_size"].split(",")
         named["window_size"] = int(before), int(after)
     given = {name: value for name, value in named.items() if name in known}
+    if is_latent:  # a rank by default; a flag that is left out means none
+        given.setdefault("q_lora_rank", None)
     off = {field for name, field in _SWITCHED_OFF.items() if arguments.get(name)}
     given |= {name: name not in off for name in set(_SWITCHED_OFF.values()) & known}
     if arguments.get("position_embedding_type") != "rope":  # fused for plain rotary ones alone
