@@ -366,7 +366,7 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
-    row = (8.0 - 4.0 * p.flex_dispatch) * p.hidden
+    row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
     row = row + apart * (2.0 + p.gated_mlp) * p.ffn_hidden / s.expert_tp
     cast_bytes = 4.0 * (p.hidden + p.ffn_hidden / s.expert_tp)
     is_cast = apart * np.greater(p.matmul_flops, p.half_flops)
