@@ -134,7 +134,9 @@ class LeftOut:
 
 
 def _fit(runs: Runs) -> tuple[Constants, dict[str, float]]:
-    """All constants, and the shares of devices."""
+    """All constants, and the shares of devices; those of the start where nothing ran."""
+    if not runs.rows:
+        return _START, {}
     constants, shares = fit_time(runs, _START)
     return fit_memory(runs, constants), shares
 
