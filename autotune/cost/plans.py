@@ -312,8 +312,12 @@ class Plans(PlanColumns):
     """Tensor parallel communication runs beside the products it belongs to."""
     expert_imbalance: Column = 1.0
     """Rows of the rank whose experts get most, over those of the mean rank."""
+    forced_balance: Column = 0.0
+    """The router is made to give every expert as many rows, as benchmarks do."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
+    fused_experts: Column = 0.0
+    """Their products are one kernel with the activation and the casts to fp8, launched once."""
     fused_routing: Column = 0.0
     """The router and the permutation of rows are each one kernel."""
     flex_dispatch: Column = 0.0

@@ -25,7 +25,8 @@ RESULT_COLUMNS = frozenset(
     {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
     | {"samples_per_s", "peak_mem_gb", "status"}
 )
-"""Columns of results, which are never read. Of `notes`, words about the model are."""
+"""Columns of results, which are never read. Of `notes`, words about the model and
+its settings are."""
 
 
 @dataclass(frozen=True, kw_only=True)
