@@ -191,4 +191,5 @@ def described(
         torch_version="",
         precisions=known,
         has_flash_attention=not is_cpu,
+        has_deep_ep=not is_cpu,
     )
