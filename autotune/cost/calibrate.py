@@ -17,7 +17,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "matmul_share": 0.4,
     "matmul_traffic": 0.4,
     "low_precision_share": 0.6,
-    "grouped_share": 0.5,
+    "grouped_traffic": 0.5,
     "routed_traffic": 0.5,
     "routing_kernels": 0.5,
     "expert_launch_s": 0.7,

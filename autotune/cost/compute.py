@@ -75,7 +75,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: Kind = Kind.DENSE) -> La
     projections = _product_times(p, c, _attention_products(p, s))
     width = p.shared_expert_hidden if is_mixture else s.dense_ffn_hidden
     mlp = _product_times(p, c, _mlp_products(p, s, width))
-    experts = _product_times(p, c, _expert_products(p, s), c.grouped_share) if is_mixture else _NONE
+    experts = _product_times(p, c, _expert_products(p, s), c.grouped_traffic) if is_mixture else _NONE
     products = [a + b + e for a, b, e in zip(projections, mlp, experts, strict=True)]
     routed_forward = _routed_elementwise(p, s, c) if is_mixture else 0.0
     plain_forward = _elementwise(p, s, c, width)
@@ -225,9 +225,9 @@ def _half_rate(p: Plans) -> Column:
 
 
 def _product_times(
-    p: Plans, c: Constants, products: _Products, share: float = 1.0
+    p: Plans, c: Constants, products: _Products, traffic: float = 1.0
 ) -> tuple[Column, Column]:
-    """Products of one layer, forward and backward, at a share of the rate of large ones.
+    """Products of one layer, forward and backward; their elements move so many times as often.
 
     Time = operations / rate + bytes moved / bandwidth. Dividing by the operations shows what that
     is: 1 / efficiency = 1 + (rate / bandwidth) (1/m + 1/n + 1/k), a curve that saturates in all
@@ -240,10 +240,10 @@ def _product_times(
     bandwidth = p.memory_bytes_per_s * c.memory_share
     moved_s = np.where(
         np.greater(p.operand_elements_per_s, 0),
-        products.elements / np.maximum(1.0, p.operand_elements_per_s),
-        c.matmul_traffic * 2.0 * products.elements / bandwidth,
+        traffic * products.elements / np.maximum(1.0, p.operand_elements_per_s),
+        traffic * c.matmul_traffic * 2.0 * products.elements / bandwidth,
     )
-    forward = products.flops / (rate * share) + moved_s
+    forward = products.flops / rate + moved_s
     accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * products.weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
@@ -366,7 +366,7 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
-    row = (8.0 - 4.0 * p.flex_dispatch) * p.hidden
+    row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
     row = row + apart * (2.0 + p.gated_mlp) * p.ffn_hidden / s.expert_tp
     cast_bytes = 4.0 * (p.hidden + p.ffn_hidden / s.expert_tp)
     is_cast = apart * np.greater(p.matmul_flops, p.half_flops)

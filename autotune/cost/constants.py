@@ -36,8 +36,8 @@ class Constants:
     under a load that lasts."""
     matmul_traffic: float
     """Times that a product moves its operands and result through device memory."""
-    grouped_share: float
-    """Share of that rate which the experts' products reach, a group of small ones."""
+    grouped_traffic: float
+    """Times that the products of experts, a group of small ones, move them beside large ones."""
     low_precision_share: float
     """Share of the gain of fp8 and fp4 over bf16 that products reach with their casts."""
     attention_share: float

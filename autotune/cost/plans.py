@@ -312,6 +312,8 @@ class Plans(PlanColumns):
     """Tensor parallel communication runs beside the products it belongs to."""
     expert_imbalance: Column = 1.0
     """Rows of the rank whose experts get most, over those of the mean rank."""
+    forced_balance: Column = 0.0
+    """The router is made to give every expert as many rows, as benchmarks do."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
     fused_experts: Column = 0.0

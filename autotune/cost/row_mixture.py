@@ -29,6 +29,7 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"\b(ep|a2a) overlap on\b", {"overlap_experts": 1.0}),
     (r"delay(ed)?[ -_]wgrad", {"delays_weight_grads": 1.0}),
     (r"shared[ -_]expert[ -_]overlap", {"overlap_shared_experts": 1.0}),
+    (r"balanced routing|forced.balance|capacity", {"forced_balance": 1.0}),
     (r"natural routing", {"expert_imbalance": _NATURAL_IMBALANCE}),
     (r"no tp_comm_overlap|\btp-comm off", {"overlap_tp": 0.0}),
     (
@@ -77,8 +78,8 @@ def mixture_columns(cells: Cells, usual: Mapping[str, float]) -> dict[str, float
             found |= columns
     if "flex_dispatch" in usual and not re.search(r"dispatch|hybrid-?ep|deep-?ep", text):
         cells.assume("dispatcher", "flex" if found["flex_dispatch"] else "alltoall")
-    if "expert_imbalance" not in found:
-        cells.assume("expert_imbalance", 1, "routing balanced by force; natural: 1.2 to 1.5 slower")
+    if not {"expert_imbalance", "forced_balance"} & set(found):
+        cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
     release = _RELEASE.search(text)
     if release and float(release[1]) >= _FUSED_SINCE and re.search("mx|fp4", precision):
         found["fused_experts"] = 1.0

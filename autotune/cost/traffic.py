@@ -82,7 +82,8 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
     gather_micro = gather_micro + passes * collectives.gather_s(
         backward_shard, fetched_bytes, fetches
     )
-    cut_s = p.cuts_by_rank * layers * tensors * s.shard_ranks * c.cut_s
+    # Those of experts come at once, with their block as one leaf.
+    cut_s = p.cuts_by_rank * layers * p.gather_calls_per_layer * s.shard_ranks * c.cut_s
     return (
         is_3 * (gather_micro + (1.0 + passes) * cut_s),
         reduced + is_3 * cut_s,
@@ -112,11 +113,12 @@ def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:
 
     DeepSpeed prefetches while less than `live_elements` are gathered, whatever the size of the
     next tensor. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py,
-    fetch_sub_module.
+    fetch_sub_module. A loop over experts waits for each one's rows, so the host is never ahead.
     """
     attention = p.hidden * (s.attention_width + 2.0 * s.kv_width)
     largest = np.maximum(attention, p.hidden * p.ffn_hidden) / p.tp
-    return np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
+    fits = np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
+    return fits * np.where(np.greater(p.n_experts, 1), p.grouped_experts, 1.0)
 
 
 def _fetched_again(p: Plans, s: Sizes) -> Column:

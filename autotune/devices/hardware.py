@@ -46,6 +46,8 @@ class Environment:
     """Native precisions of the accelerator; most CPUs have no fp16, GPUs before Ampere no bf16."""
     has_flash_attention: bool = False
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
+    has_deep_ep: bool = False
+    """Whether DeepEP is installed, which sends tokens to their experts."""
     nccl: str = ""
     """Release of NCCL that torch brings; empty on CPU ranks, and where nobody can say."""
     megatron_core: str = ""
@@ -115,6 +117,7 @@ def detect_environment() -> Environment:
             **versions,
             precisions=_precisions(devices),
             has_flash_attention=is_importable("flash_attn"),
+            has_deep_ep=is_importable("deep_ep"),
             nccl=nccl_version(),
             megatron_core=version_of("megatron-core") or "",
             has_transformer_engine=is_importable("transformer_engine"),

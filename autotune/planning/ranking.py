@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.base.errors import JobError
+from autotune.base.errors import AutotuneError, JobError
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
@@ -18,12 +18,17 @@ from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.job.job import Job
+from autotune.planning.lattice import lattice_of
 from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook, described
 from autotune.space.candidate import Candidate
 
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
+_LEAST_GAIN_ELSEWHERE = 1.3
+"""Gain from which another space or engine is: about what the predictions may be wrong by."""
+_WITH_SPREAD_EXPERTS = {"--space moe": {"space": "moe"}, "--engine megatron": {"engine": "megatron"}}
+"""Flags -> what they change of a job, for more than one rank to hold the experts of a layer."""
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
 
@@ -52,6 +57,17 @@ class OtherBatch:
     """The fastest candidate there that a careful user would start from."""
     speedup: float
     """Samples/s of that candidate over those of the best one of the job's own batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """The best of the same job in another space, or under another engine."""
+
+    flags: str
+    """What asks for it, such as `--space moe`."""
+    described: str
+    speedup: float
+    """Samples/s over those of the best of the job as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +100,8 @@ class Ranking:
     """None: it would gain nothing."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
+    spread_experts: tuple[Elsewhere, ...] = ()
+    """What trains a mixture of experts much faster than stage 3, which gathers all experts."""
 
     @property
     def n_likely(self) -> int:
@@ -122,9 +140,7 @@ def rank_lattice(
     """
     candidates = outlook.lattice.candidates
     found, reach = outlook.predict_plans(outlook.plans(candidates))
-    order = ranked(
-        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
-    )
+    order = ranked(*_judged(found), min_fit=min_fit)
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
@@ -141,6 +157,9 @@ def rank_lattice(
         learned=outlook.learned,
         other_batch=_other_batch(outlook, float(found.step_time_s[order[0]]), min_fit=min_fit),
         baseline=_baseline(outlook),
+        spread_experts=_spread_experts(
+            outlook, candidates[order[0]], float(found.step_time_s[order[0]]), min_fit=min_fit
+        ),
         variants=tuple(
             _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
         ),
@@ -162,9 +181,7 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBat
     if not legal:
         return None
     found = other.predict(legal)
-    order = ranked(
-        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
-    )
+    order = ranked(*_judged(found), min_fit=min_fit)
     first = int(order[0])
     speedup = nearest / float(found.step_time_s[first]) * best_s / job.global_batch
     if speedup < _LEAST_GAIN or found.fit_probability[first] < min_fit:
@@ -172,6 +189,34 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBat
     return OtherBatch(
         global_batch=nearest, described=engine.describe(legal[first]), speedup=speedup
     )
+
+
+def _spread_experts(
+    outlook: Outlook, best: Candidate, best_s: float, *, min_fit: float
+) -> tuple[Elsewhere, ...]:
+    """What gains much over a mixture of experts at stage 3, where each rank gathers them all."""
+    job = outlook.job
+    is_gathered = best.get("zero.stage") == 3 and best.get("ep", 1) == 1
+    if job.model.shape.n_experts < 2 or not is_gathered or job.script is not None:
+        return ()
+    found = []
+    for flags, changes in _WITH_SPREAD_EXPERTS.items():
+        there = dataclasses.replace(outlook, job=dataclasses.replace(job, **changes))
+        try:
+            there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
+            predicted = there.predict(there.lattice.candidates)
+        except AutotuneError:  # the model or the machine has no such candidates
+            continue
+        first = int(ranked(*_judged(predicted), min_fit=min_fit)[0])
+        speedup = best_s / float(predicted.step_time_s[first])
+        if speedup >= _LEAST_GAIN_ELSEWHERE and predicted.fit_probability[first] >= min_fit:
+            described = there.engine.describe(there.lattice.candidates[first])
+            found.append(Elsewhere(flags=flags, described=described, speedup=speedup))
+    return tuple(found)
+
+
+def _judged(found: Prediction) -> tuple[NDArray[np.float64], ...]:
+    return found.step_time_s, found.peak_memory_bytes, found.fit_probability
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
@@ -217,9 +262,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    order = ranked(
-        found.step_time_s, found.peak_memory_bytes, found.fit_probability, min_fit=min_fit
-    )
+    order = ranked(*_judged(found), min_fit=min_fit)
     first = int(order[0])
     return Variant(
         change=f"{key}={value}",

@@ -374,6 +374,17 @@ def test_a_batch_that_not_all_ranks_share_is_told_with_the_one_that_they_do(
         assert data["speedup"] == found.other_batch.speedup
 
 
+def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
+    keys = {"model": "deepseek-v2-lite", "seq_len": 4096, "global_batch": 64, "world": 8}
+    found = rank_lattice(open_outlook(None, {**keys, "space": "smoke"}, FleetWishes(gpu="A100")))
+    assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
+    assert min(each.speedup for each in found.spread_experts) > 1.3
+    told = printed(print_ranking, found, top=1)
+    assert all(f"with {each.flags}, {each.described} is" in told for each in found.spread_experts)
+    spread = rank_lattice(open_outlook(None, {**keys, "space": "moe"}, FleetWishes(gpu="A100")))
+    assert spread.spread_experts == ()
+
+
 def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):
     outlook = small(tmp_path, FleetWishes(gpu="H100", per_node=3))
     setting = ["zero.stage=1", "micro_batch=1"]

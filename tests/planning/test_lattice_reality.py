@@ -38,6 +38,7 @@ FEW_WORLDS = {
     "compression": (2, 8),
     "long_context": (2, 6, 8),
     "lossy": (2, 8),
+    "moe": (2, 6, 8),
     "script": (2, 8),
     "zeropp": (2, 3, 8),
     "parallel_3d": (1, 2, 6, 8),
@@ -128,7 +129,10 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         parsed = parse(written, copies)
         values = candidate.values
         read = read_from(parsed, written) | {"sp": int(copies / parsed.world_size)}
-        read["ep"] = written.get("expert_parallel", {}).get("autoep_size", 1)
+        experts = written.get("expert_parallel", {})
+        read["ep"] = experts.get("autoep_size", 1)
+        read["ep.dispatch"] = experts.get("comm_backend", "comm")
+        read["ep.gate_up"] = experts.get("gate_up_impl", "separate")
         # No keys of a ds_config: what the script does, and what its processes start with.
         split = ("tp", "pp") if candidate.pp > 1 else ("pp",)
         others = (*SCRIPT, *PROCESS, *COMMUNICATION, *split)

@@ -61,7 +61,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "head_dim": 8},
     "deepseek_v3": _LATENT | {"routed_scaling_factor": 2.5},
     "glm4_moe": _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1},
-    "olmoe": _EXPERTS,
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "qwen3_5_moe_text": _EXPERTS | _SHARED | _LINEAR | {"head_dim": 16},
     "minimax_m3_vl_text": {
         "num_local_experts": 8,
@@ -72,12 +72,21 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 """What each differs in from the tiny Llama, by the model_type of transformers."""
-SPREAD = [
-    *((name, stage) for name in ("qwen3_moe", "deepseek_v3") for stage in (1, 2, 3)),
-    *(("qwen2_moe", 3), ("deepseek_v2", 3), ("glm4_moe", 1), ("olmoe", 1)),
-    *(("qwen3_5_moe_text", 1), ("minimax_m3_vl_text", 1)),
-]
-"""Mixture and stage that two ranks spread."""
+SPREAD = {
+    "qwen3_moe": (1, 2, 3),
+    "deepseek_v3": (1, 2, 3),
+    "qwen2_moe": (1, 3),
+    "deepseek_v2": (1, 3),
+    "glm4_moe": (1, 3),
+}
+"""Mixture -> stages at which two ranks spread it."""
+SPREAD_TOO = {"olmoe": (1, 3), "qwen3_5_moe_text": (1, 3), "minimax_m3_vl_text": (1, 3)}
+"""Those whose shapes only building them can tell."""
+
+
+def stages_of(spread: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    return [(name, stage) for name, stages in spread.items() for stage in stages]
+
 
 
 def make_case(
@@ -126,17 +135,14 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
     for name, job in jobs.items():
         if name != "llama":
             found |= {f"{name} {sp}": make_case(job, 1, sp=sp) for sp in (1, 2)}
-    mixtures = {name: job_of(folder, name) for name in MIXTURES}
+    mixtures = {name: job_of(folder, name) for name in ("mixtral", *SPREAD)}
     found |= {f"mixtral {sp}": make_case(mixtures["mixtral"], 1, sp=sp) for sp in (1, 2)}
     for stage in STAGES:
         for clipping in CLIPPINGS:
             for ep in (1, 2):
                 case = make_case(mixtures["mixtral"], stage, clipping=clipping, ep=ep)
                 found[f"experts {stage} {clipping} {ep}"] = case
-    for name, stage in SPREAD:
-        for ep in (1, 2):
-            case = make_case(mixtures[name], stage, clipping=0.1, ep=ep)
-            found[f"{name} {stage} spread over {ep}"] = case
+    found |= cases_of_mixtures(mixtures, SPREAD)
     found["fused products"] = make_case(
         mixtures["qwen3_moe"], 1, clipping=0.1, ep=2, ep__gate_up="fused"
     )
@@ -154,6 +160,17 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
             for name in sorted(SPLIT_BESIDE_AUTOEP)
         },
     }
+
+
+def cases_of_mixtures(
+    jobs: dict[str, Job], spread: dict[str, tuple[int, ...]]
+) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in spread:
+        found[f"{name} whole"] = make_case(jobs[name], 1, clipping=0.1)
+    for name, stage in stages_of(spread):
+        found[f"{name} {stage}"] = make_case(jobs[name], stage, clipping=0.1, ep=2)
+    return found
 
 
 def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
@@ -205,17 +222,29 @@ def test_two_ranks_spread_experts_at_every_stage(
     assert_same(whole, spread)
 
 
-@pytest.mark.parametrize(("name", "stage"), SPREAD)
+@pytest.mark.parametrize(("name", "stage"), stages_of(SPREAD))
 def test_two_ranks_spread_the_experts_of(
     results: dict[str, dict[str, Any]], name: str, stage: int
 ) -> None:
-    whole, spread = (results[f"{name} {stage} spread over {ep}"] for ep in (1, 2))
+    assert_spread(results, name, stage)
+
+
+@pytest.mark.thorough
+def test_two_ranks_spread_the_experts_of_rarer_models(tmp_path: Path) -> None:
+    jobs = {name: job_of(tmp_path, name) for name in SPREAD_TOO}
+    results = run_cases(cases_of_mixtures(jobs, SPREAD_TOO), tmp_path)
+    for name, stage in stages_of(SPREAD_TOO):
+        assert_spread(results, name, stage)
+
+
+def assert_spread(results: dict[str, dict[str, Any]], name: str, stage: int) -> None:
+    whole, spread = results[f"{name} whole"], results[f"{name} {stage}"]
     assert (whole["read_back"]["ep"], spread["read_back"]["ep"]) == (1, 2)
     assert_same(whole, spread)
 
 
 def test_two_ranks_compute_gate_and_up_at_once(results: dict[str, dict[str, Any]]) -> None:
-    assert_same(results["qwen3_moe 1 spread over 1"], results["fused products"])
+    assert_same(results["qwen3_moe whole"], results["fused products"])
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_BESIDE_AUTOEP))
@@ -223,9 +252,9 @@ def test_two_ranks_split_what_is_beside_spread_experts(
     results: dict[str, dict[str, Any]], name: str
 ) -> None:
     split = results[f"{name} split"]
-    key = "experts 3 0.1 1" if name == "mixtral" else f"{name} 3 spread over 1"
+    whole = results["experts 1 0.1 1" if name == "mixtral" else f"{name} whole"]
     assert (split["read_back"]["tp"], split["read_back"]["ep"]) == (2, 2)
-    assert_same(results[key], split)
+    assert_same(whole, split)
 
 
 @pytest.mark.parametrize("name", [*list(MODELS)[1:], "mixtral", "all of it"])

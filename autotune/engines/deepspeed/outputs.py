@@ -26,6 +26,8 @@ _STAY = re.compile(
     r"|(.*\.)?(index_to_sample_path|index_to_metric_path|metrics_path|load_path)"
     # Names of modules: `attention.out` is none of a file.
     r"|(.*\.)?(modules|related_modules|layer_name)"
+    r"|tensor_parallel\.partition_config\.layer_specs|expert_parallel\.\w+_pattern"
+    r"|zero_optimization\.leaf_module\.\w+"
 )
 _NAMES = re.compile(
     r"(^|_)(\w*(path|(?<!pro)file|dir|folder)s?|pathname|filename|\w*director(y|ies)|outputs?"

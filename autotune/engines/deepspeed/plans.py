@@ -1,5 +1,6 @@
 """Candidates of a job under DeepSpeed, as the columns of `Plans`."""
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ _MOMENTS = {
 }
 """Values that an optimizer keeps per parameter, beside the master copy; SGD without momentum."""
 PREDICTED = (
-    *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
+    *("zero.stage", "tp", "pp", "sp", "ep", "ep.dispatch", "micro_batch", "recompute"),
     *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
     *("allocator", "host_allocator", "precision"),
     *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
@@ -54,6 +55,8 @@ Nobody has measured DeepCompile."""
 _GROWING_SEGMENTS = 0.1
 """Part of the fragmentation that is left with expandable segments. In the same two trials 1.0% and
 1.7% of what the allocator held was free at the peak; 13% without them."""
+_HAS_GROUPED_PRODUCTS = re.compile(r"\bG?[HB]\d{2,3}\b")
+"""Names of devices of NVIDIA from Hopper on."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
 """Intermediate results that a function's backward pass needs, beside its input and its result.
 Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
@@ -95,7 +98,7 @@ def plans_of(
             lambda kind: fleet_columns(job, environment, table, world=kind[0], precision=kind[1]),
         ),
         **_lengths(candidates, job),
-        **_layout(candidates, job),
+        **_layout(candidates, job, environment),
         **_dtypes(candidates, job),
         **_kept(candidates),
         **_zero(candidates),
@@ -167,7 +170,9 @@ def _lengths(candidates: Sequence[Candidate], job: Job) -> dict[str, Column]:
     }
 
 
-def _layout(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
+def _layout(
+    candidates: Sequence[Candidate], job: Job, environment: Environment
+) -> dict[str, Floats]:
     # What the model computes grows with the rows that go through it.
     n_rows = (job.script.rows_per_sample or 1) if job.script is not None else 1
     return {
@@ -175,9 +180,32 @@ def _layout(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
         "tp": _each(candidates, lambda c: c.tp),
         "pp": _each(candidates, lambda c: c.pp),
         "ulysses": _each(candidates, lambda c: c.sp),
-        "ep": _numbers(candidates, "ep", 1),
+        **_experts(candidates, job, environment),
         "micro_batch": _each(candidates, lambda c: c.micro_batch * n_rows),
         "grad_accum": _each(candidates, lambda c: c.grad_accum),
+    }
+
+
+def _experts(
+    candidates: Sequence[Candidate], job: Job, environment: Environment
+) -> dict[str, Floats]:
+    """Columns of AutoEP, and of transformers' own experts without it.
+
+    Both call torch's grouped product, which is one kernel in bf16 from Hopper on; elsewhere it
+    goes through the experts one by one. On older devices AutoEP takes a kernel of Triton. Source:
+    transformers 5, integrations/moe.py (grouped_mm by default); torch, aten/src/ATen/native/cuda/
+    GroupedBlas.cpp; DeepSpeed, moe/ep_experts.py.
+    """
+    ep = _numbers(candidates, "ep", 1)
+    is_bf16 = _each(candidates, lambda c: c.precision(job.precision) == "bf16")
+    has_kernel = _HAS_GROUPED_PRODUCTS.search(environment.device_name) is not None
+    is_cpu = environment.accelerator == "cpu"  # the host is the device: no launch is saved
+    return {
+        "ep": ep,
+        # AutoTP splits no expert.
+        "expert_tp": np.where(ep > 1, 1.0, 0.0),
+        "grouped_experts": np.maximum(is_bf16 * np.where(ep > 1, 1.0, has_kernel), is_cpu),
+        "flex_dispatch": _each(candidates, lambda c: c.get("ep.dispatch") == "deepep"),
     }
 
 

@@ -429,6 +429,7 @@ _NOT_EVERYWHERE = {
     "has_transformer_engine": "Transformer Engine",
     "has_apex": "Apex",
     "has_flash_attention": "flash-attn",
+    "has_deep_ep": "DeepEP",
 }
 """Flag of an environment -> a package that speeds trials up where it is installed."""
 
@@ -494,6 +495,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             p for p in first.precisions if all(p in each.precisions for each in environments)
         ),
         has_flash_attention=all(each.has_flash_attention for each in environments),
+        has_deep_ep=all(each.has_deep_ep for each in environments),
         has_transformer_engine=all(each.has_transformer_engine for each in environments),
         has_apex=all(each.has_apex for each in environments),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.

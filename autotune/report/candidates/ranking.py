@@ -16,7 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
-from autotune.planning.ranking import OtherBatch, PredictedBaseline, Ranking
+from autotune.planning.ranking import Elsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
@@ -67,6 +67,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
         "what_if": [
@@ -94,6 +95,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, [("too large", _too_large(ranking))])
     if (other := ranking.other_batch) is not None:
         print_facts(console, [("global batch", _dear_batch(job, other))])
+    for there in ranking.spread_experts:
+        print_facts(console, [("experts", _spread(there))])
     for index in shown[:1]:
         seconds, sizes = parts_of(ranking.prediction, index)
         print_facts(
@@ -132,6 +135,14 @@ def _dear_batch(job: Job, other: OtherBatch) -> str:
         f"{job.global_batch} is no multiple of {job.world}, so no candidate shares it among all "
         f"ranks as data; with --global-batch {other.global_batch}, {other.described} is predicted "
         f"to train {other.speedup:.2g} times as many samples/s as rank 1"
+    )
+
+
+def _spread(other: Elsewhere) -> str:
+    """What is gained where no rank gathers all experts of a layer."""
+    return (
+        f"every rank gathers all experts of every layer; with {other.flags}, {other.described} is "
+        f"predicted to train {other.speedup:.2g} times as many samples/s as rank 1"
     )
 
 

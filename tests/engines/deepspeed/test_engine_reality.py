@@ -35,7 +35,7 @@ from autotune.space.space import combinations, load_space
 from autotune.space.space_file import Space
 from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST
-from tests.jobs import CPU, tiny_job
+from tests.jobs import CPU, TINY, tiny_job
 
 pytestmark = pytest.mark.real
 
@@ -62,10 +62,14 @@ MOST_REFUSALS = 50
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def big_context() -> Context:
+MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+"""What the tiny model differs in where its experts are spread."""
+
+
+def big_context(*, has_experts: bool = False) -> Context:
     """Context of a model in which every listed value acts and none folds."""
     return Context(
-        model=load_model("llama-2-7b").shape,
+        model=load_model("mixtral-8x7b" if has_experts else "llama-2-7b").shape,
         world=WORLD,
         global_batch=128,
         precision="bf16",
@@ -81,7 +85,7 @@ def runs_here(name: str, value: Any) -> bool:
     """
     if KNOBS[name].group in ("process", "communication"):
         return value == KNOBS[name].default
-    if name in ("tp", "pp", "sp"):
+    if name in ("tp", "pp", "sp", "ep"):
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:
         return False
@@ -143,11 +147,11 @@ def stratified(folder: Path) -> list[dict[str, Any]]:
     lacking: set[tuple[str, Any]] = set()
     refusals: Counter[tuple[str, Any]] = Counter()
     draw = random.Random(0)
-    context = big_context()
     chosen: list[dict[str, Any]] = []
     spare: list[dict[str, Any]] = []
     for name in shipped_spaces(DEFAULT_ENGINE):
         space = load_space(name, KNOBS)
+        context = big_context(has_experts="ep" in space.domains)
         missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [c for c in combinations(here(space), context) if not copies_to_disk(c)]
         draw.shuffle(choices)
@@ -182,6 +186,8 @@ def acting_as_listed(combination: dict[str, Any], context: Context) -> dict[str,
 
 def is_legal(combination: dict[str, Any], context: Context) -> bool:
     """16-bit master weights and pipelines have conditions that the spaces leave to the rules."""
+    if context.model.n_experts and int(combination.get("tp", 1)) > 1:
+        return int(combination["ep"]) > 1 and combination.get("offload.optimizer") != "cpu"
     if (pp := int(combination.get("pp", 1))) > 1:
         return pp * int(combination.get("tp", 1)) <= WORLD and combination["zero.stage"] == 1
     if combination.get("master_dtype", "fp32") == "fp32":
@@ -215,8 +221,17 @@ def make_candidate(tmp_path: Path, index: int, knobs: dict[str, Any]) -> tuple[J
         precision=precision,
         seq_len=8,
         nvme_path=str(tmp_path / "nvme"),
+        **({"model": mixture(tmp_path)} if int(knobs.get("ep", 1)) > 1 else {}),
     )
     return job, Candidate.of(knobs, world=WORLD, global_batch=global_batch)
+
+
+def mixture(folder: Path) -> str:
+    """The config of a tiny mixture of experts."""
+    config = folder / "mixture" / "config.json"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(json.dumps(TINY | MIXTURE))
+    return str(config)
 
 
 def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, Any]:
@@ -324,7 +339,8 @@ def compiled_cases(folder: Path) -> list[dict[str, Any]]:
 def acting(case: dict[str, Any]) -> dict[str, Any]:
     """The knobs of a case that did something on these ranks: what its run is evidence of."""
     knobs, precision = case["spec"]["identity"]["knobs"], case["spec"]["workload"]["precision"]
-    here = dataclasses.replace(big_context(), accelerator="cpu", precision=precision)
+    context = big_context(has_experts="ep" in knobs)
+    here = dataclasses.replace(context, accelerator="cpu", precision=precision)
     settled = canonical(knobs, here)
     return {name: value for name, value in knobs.items() if settled.get(name) == value}
 
@@ -388,7 +404,8 @@ def test_candidates_that_differ_in_speed_alone_train_the_same(trained):
             and spec["identity"]["knobs"]["zero.stage"] < 3
             and alike
         ):
-            key = (spec["layout"]["tp"], spec["layout"]["micro_batch"])
+            kind = spec["workload"]["model"]["config"]["model_type"]
+            key = (kind, spec["layout"]["tp"], spec["layout"]["micro_batch"])
             first_losses[key].add(round(result["losses"][0], 4))
     assert first_losses
     assert all(len(losses) == 1 for losses in first_losses.values()), first_losses

@@ -298,6 +298,7 @@ def test_a_fleet_has_what_all_its_nodes_have() -> None:
         ("has_transformer_engine", "Transformer Engine"),
         ("has_apex", "Apex"),
         ("has_flash_attention", "flash-attn"),
+        ("has_deep_ep", "DeepEP"),
     ],
 )
 def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, package) -> None:

@@ -161,6 +161,8 @@ def _deepep(setup: Setup) -> Finding | None:
         what = f"in {precision}: DeepEP sends bf16 alone"
     elif setup.accelerator == "cpu":
         what = "on CPU ranks: DeepEP is for GPUs"
+    elif not setup.environment.has_deep_ep:
+        what = "without the package deep_ep"
     else:
         return None
     return Finding(
