@@ -113,7 +113,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
     if model["n_experts"] > 1:
-        columns |= mixture_columns(cells, traits.mixture_columns)
+        columns |= mixture_columns(cells, layout, traits.mixture_columns)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
