@@ -413,7 +413,9 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         return {"offloaded_activations": min(1.0, float(share[1]))}
     layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
     if layers:
-        return {"offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])}
+        return {
+            "offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
+        }
     if text.startswith("act") and not re.search("optim|param", text):
         cells.assume("offloaded_activations", 1, text)
         return {"offloaded_activations": 1.0}

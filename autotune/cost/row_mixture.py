@@ -100,4 +100,3 @@ def _settings_text(cells: Cells) -> str:
 def _captured(text: str) -> float:
     modules = [share for name, share in _CAPTURED.items() if re.search(rf"\b{name}\b", text)]
     return sum(modules) if modules else 1.0
-
