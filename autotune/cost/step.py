@@ -17,6 +17,9 @@ _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
 _KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
 """Free memory at its top that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
+_LEAF_FETCH = 1.0 / 3.0
+"""Host time of a tensor of an expert that stage 3 fetches, over that of others: all of a block
+come at once, by the hooks of one module (`leaf_module`)."""
 _WIDE = 4.0
 """Bytes of a logit in the loss, whatever the layers compute in."""
 
@@ -117,7 +120,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     is_3 = np.greater_equal(p.zero_stage, 3)
     # What the host does for a tensor of stage 3 hides behind no kernel: it waits for the device.
     fetch_s = np.where(p.runs_ahead, p.cuts_by_rank * c.device_fetch_s, c.fetch_s)
-    fetches = traffic.layer_tensors(p, s) * is_3
+    of_experts = traffic.layer_tensors(p, s) - p.gather_calls_per_layer
+    fetches = is_3 * (p.gather_calls_per_layer + _LEAF_FETCH * of_experts)
     waits = of_layers(lambda layer: layer.layer_s - layer.device_s + fetches * fetch_s)
     launches = micro_batches * (waits + c.micro_batch_s) + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)

@@ -89,14 +89,18 @@ def test_a_rank_holds_what_megatron_builds() -> None:
     # Qwen3-MoE's layers: 2 norms, grouped heads, router, 8 experts; its two norms of heads (64)
     # are not counted.
     s = sizes_of(tiny())
-    assert s.layer_params + s.layer_expert_params == 64 * 32 * 4 * 3 + 128 + 64 * 8 + 8 * 3 * 64 * 32
+    assert (
+        s.layer_params + s.layer_expert_params == 64 * 32 * 4 * 3 + 128 + 64 * 8 + 8 * 3 * 64 * 32
+    )
     halved = sizes_of(tiny(tp=2.0, dp=2.0, ep=4.0, expert_tp=1.0))
     assert halved.layer_expert_params == 2 * 3 * 64 * 32
     assert halved.layer_params == 64 * 32 * 4 * 3 / 2 + 128 + 64 * 8
 
 
 @pytest.mark.parametrize(("tp", "split"), [(1.0, 1), (2.0, 2)])
-def test_down_projections_of_latent_attention_are_whole_on_each_rank(tp: float, split: int) -> None:
+def test_down_projections_of_latent_attention_are_whole_on_each_rank(
+    tp: float, split: int
+) -> None:
     s = sizes_of(tiny(**LATENT, tp=tp))
     down = 64 * 24 + 24 + 64 * (16 + 8) + 16
     up = 24 * 4 * (16 + 8) + 16 * 4 * (16 + 16) + 4 * 16 * 64
@@ -166,9 +170,7 @@ def test_activations_of_latent_attention_are_those_counted() -> None:
         ({"recomputes_norms": 1.0}, 2 * 2 * 64),
     ],
 )
-def test_recomputed_modules_are_not_kept(
-    columns: dict[str, float], dropped_bytes: int
-) -> None:
+def test_recomputed_modules_are_not_kept(columns: dict[str, float], dropped_bytes: int) -> None:
     base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
     chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_scores": 0.0, **columns}
     assert kept_per_token(tiny(**base)) - kept_per_token(tiny(**base, **chosen)) == dropped_bytes
