@@ -50,9 +50,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "dispatcher.ranks",
-        lambda dispatcher, tp, etp, ep: (
-            (dispatcher == 0) | (np.where(etp > 0, etp, tp) * ep > 1)
-        ),
+        lambda dispatcher, tp, etp, ep: (dispatcher == 0) | (np.where(etp > 0, etp, tp) * ep > 1),
         "deepep and hybridep send tokens to other ranks, and ep {ep} x the experts' tensor "
         "parallel degree is 1",
         "take dispatcher=alltoall, or an ep above 1",

@@ -121,9 +121,7 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
         rows = _offered(task, _derived(task, rows, name), name)
         known = {*rows, *MORE_KNOBS} - later
-        ready = [
-            rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known
-        ]
+        ready = [rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known]
         rows = _kept(task, rows, ready)
         judged |= {rule.name for rule in ready}
     return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
@@ -198,8 +196,7 @@ def _is_sharded(rows: Columns) -> NDArray[np.bool_]:
 
 
 def _holds_weights(task: LayoutTask, rows: Columns) -> NDArray[np.bool_]:
-    """Whether weights and gradients alone, which nothing in the lattice shards, are no more than
-    the device has."""
+    """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
     own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
     experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
     found: NDArray[np.bool_] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts <= (
@@ -260,7 +257,7 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
             "recompute_modules": modules,
             "recompute_layers": parts // QUARTERS,
         }
-        whole = parts % QUARTERS == 0
+        whole = (quarters == 0) | ((parts > 0) & (parts % QUARTERS == 0))
         return {key: column[whole] for key, column in found.items()}
     if name == "fp8":
         kind, recipe = task.fp8_here
@@ -268,8 +265,10 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     if name == "overlap_experts":
         # Gradients of weights hide more where they are computed apart.
         shares = rows["overlap_experts"] == 0
-        shares &= (rows["dispatcher"] == 0) & (rows["ep"] > 1) & np.full(
-            shares.shape, task.flex_here > 0 and task.shared_expert_hidden > 0
+        shares &= (
+            (rows["dispatcher"] == 0)
+            & (rows["ep"] > 1)
+            & np.full(shares.shape, task.flex_here > 0 and task.shared_expert_hidden > 0)
         )
         return {
             **rows,

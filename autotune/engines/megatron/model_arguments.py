@@ -121,8 +121,6 @@ def _experts(model: Model) -> Arguments:
     return {
         "num_experts": model.shape.n_experts,
         "moe_router_topk": model.shape.experts_per_token,
-        # What the cost model counts; the default gathers all tokens instead.
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": 0.0,
     }
