@@ -15,6 +15,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.megatron.choices import (
     BALANCED,
     DISPATCHERS,
+    FLEX,
     FP8,
     FP8_RECIPES,
     FSDP,
@@ -222,9 +223,8 @@ def _placement(row: Mapping[str, int], shape: ModelShape, seq_len: int) -> str:
 
 def _experts(row: Mapping[str, int]) -> Arguments:
     kind = DISPATCHERS[row["dispatcher"]]
-    # What the cost model counts; the default gathers all tokens instead.
-    found: Arguments = {"moe_token_dispatcher_type": "alltoall"}
-    if row["dispatcher"]:
+    found: Arguments = {"moe_token_dispatcher_type": kind}
+    if row["dispatcher"] in FLEX:
         found = {"moe_token_dispatcher_type": "flex", "moe_router_dtype": "fp32"}
         # Every release has this flag; the backend's came with 0.16.
         found |= (

@@ -32,6 +32,7 @@ from autotune.engines.megatron.arguments import (
 from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
 from autotune.engines.megatron.choices import (
     DISPATCHERS,
+    FLEX,
     FP8,
     FP8_RECIPES,
     FSDP,
@@ -393,7 +394,7 @@ class MegatronEngine(Engine):
             "first_stage_layers": first,
             "last_stage_layers": last,
             "most_stage_layers": most,
-            "flex_dispatch": rows["dispatcher"] > 0,
+            "flex_dispatch": np.isin(rows["dispatcher"], FLEX),
             "overlap_experts": rows["overlap_experts"],
             "delays_weight_grads": rows["delay_weight_grads"],
             "overlap_shared_experts": rows["overlap_shared_experts"],

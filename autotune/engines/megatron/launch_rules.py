@@ -297,8 +297,8 @@ def _undone(knobs: Iterable[str], launch: MegatronLaunch) -> dict[str, Any]:
         knob, _, module = knob.partition(".")
         for argument in (name for name, other in KNOBS_OF.items() if other == knob):
             if argument in launch.given:
-                kept = [each for each in launch.get(argument) if each != module] if module else []
-                changes[argument] = kept or None
+                kept = changes.get(argument, launch.get(argument)) if module else ()
+                changes[argument] = [each for each in kept or () if each != module] or None
     return changes
 
 
@@ -608,10 +608,10 @@ def _stages(launch: MegatronLaunch) -> int | None:
 def _dispatcher(launch: MegatronLaunch) -> int | None:
     """The dispatcher's number; None: no knob carries it."""
     kind = launch.get("moe_token_dispatcher_type")
-    if not launch.get("num_experts") or kind == DISPATCHERS[0]:
+    if not launch.get("num_experts"):
         return 0
     if kind != "flex":
-        return None
+        return DISPATCHERS.index(kind) if kind in DISPATCHERS else None
     backend = launch.get("moe_flex_dispatcher_backend") if launch.release not in _OLDER else None
     return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
 

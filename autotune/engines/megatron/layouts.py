@@ -104,8 +104,7 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         "etp": (0, 1) if task.n_experts > 1 else (0,),
         "sequence_parallel": (0, 1),
         "vp": sorted({*_divisors(task.n_layers), *_divisors(task.n_layers + 2), *_CHUNKS}),
-        "ends_as_layers": (0, 1),
-        "stages": (0, BALANCED),
+        "ends_as_layers": (0, 1, _BALANCED),
         "micro_batch": _micro_batches(task.global_batch),
         "distributed_optimizer": (0, 1),
         "recompute": range(len(_recomputed(task))),
@@ -127,7 +126,10 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
     return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
 
 
+_BALANCED = 2
+"""Stages that are balanced by their work, among the ways to count the ends as layers."""
 _FOLLOWING = {
+    "ends_as_layers": ("stages",),
     "recompute": ("recompute_modules",),
     "fp8": ("fp8_recipe",),
     "overlap_experts": ("delay_weight_grads", "overlap_shared_experts"),
@@ -166,7 +168,7 @@ def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
 
 def _worth(task: LayoutTask, rows: Columns, name: str) -> NDArray[np.bool_] | None:
     """Which rows are worth a look once `name` is there; None: all of them."""
-    if name == "stages":
+    if name == "ends_as_layers":
         is_named = np.isin(rows["vp"], _CHUNKS) & (rows["pp"] * rows["vp"] <= task.n_layers + 1)
         return (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
     if name == "etp":
@@ -243,6 +245,10 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     if name == "cp":
         split = rows["tp"] * rows["pp"] * rows["cp"]
         return {**rows, "dp": np.maximum(1, task.world // split)}
+    if name == "ends_as_layers":
+        ways = rows["ends_as_layers"]
+        stages = np.where(ways == _BALANCED, BALANCED, 0)
+        return {**rows, "ends_as_layers": ways % _BALANCED, "stages": stages}
     if name == "micro_batch":
         per_step = rows["dp"] * rows["micro_batch"]
         return {**rows, "grad_accum": np.maximum(1, task.global_batch // per_step)}

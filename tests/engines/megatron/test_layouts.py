@@ -282,6 +282,10 @@ BROKEN = {
     "dispatcher.precision": ({"n_experts": 4, "in_fp32": True}, "ep=2 dispatcher=hybridep"),
     "overlap_experts.ranks": ({"n_experts": 4}, "overlap_experts=true"),
     "overlap_experts.chunks": ({"n_experts": 4}, "ep=2 pp=2 overlap_experts=true"),
+    "overlap_experts.dispatcher": (
+        {"n_experts": 4},
+        "ep=2 overlap_experts=true dispatcher=allgather",
+    ),
     "overlap_experts.recompute": ({"n_experts": 4}, "ep=2 overlap_experts=true recompute=full"),
     "overlap_experts.precision": (
         {"n_experts": 4, "in_fp32": True},
