@@ -47,8 +47,11 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "sh
 """Modules that selective recomputation can compute again."""
 RECOMPUTED = sets_of(MODULES)
 """Every choice of them."""
-DISPATCHERS = ("alltoall", "deepep", "hybridep")
-"""What sends tokens to their experts: a row for each expert, or each token once to a rank."""
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
+"""What sends tokens to their experts: a row for each expert; each token once to a rank; all tokens
+to every rank."""
+FLEX = (1, 2)
+"""Places of those that send each token once."""
 OFFLOADED = (
     "none",
     *("core_attn", "core_attn+attn_proj", "qkv_linear", "core_attn+attn_proj+qkv_linear"),

@@ -25,12 +25,14 @@ from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
     arguments_of,
+    expert_kernels,
     kernel_arguments,
     layout_arguments,
 )
 from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
 from autotune.engines.megatron.choices import (
     DISPATCHERS,
+    FLEX,
     FP8,
     FP8_RECIPES,
     FSDP,
@@ -54,10 +56,6 @@ from autotune.engines.megatron.knobs import (
     value_of,
 )
 from autotune.engines.megatron.ladder import ladder
-from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
-from autotune.engines.megatron.model_arguments import has_layer_norm
-from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
-from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.layout_task import (
     Columns,
     Counts,
@@ -66,8 +64,12 @@ from autotune.engines.megatron.layout_task import (
     edge_layers,
     stage_layers,
 )
-from autotune.engines.megatron.stages import work_of
+from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.model_arguments import has_layer_norm
+from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
+from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
+from autotune.engines.megatron.stages import work_of
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -150,7 +152,9 @@ class MegatronEngine(Engine):
         self._notes: Notes = {}
 
     def layouts(self, *, changes_training: bool = False) -> Layouts | None:
-        """Every legal layout, with fp8 if it may change what is trained; None where the job names a space, whose candidates are judged.
+        """Every legal layout, with fp8 if it may change what is trained.
+
+        None where the job names a space, whose candidates are judged.
 
         Raises:
             NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -190,9 +194,11 @@ class MegatronEngine(Engine):
             "dtype": candidate.precision(self._job.precision),
             "overlap_grad_reduce": not row["overlap_grad_reduce"],
             "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
-            "n_layers": shape.n_layers,
+            "n_layers": shape.n_layers + shape.n_mtp_layers,
             "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
-            "n_params": shape.n_params + self._n_params_padding(candidate.tp, shape),
+            "n_params": shape.n_params
+            + mtp_params(shape)
+            + self._n_params_padding(candidate.tp, shape),
         }
 
     def _more(self, row: Mapping[str, int]) -> dict[str, Any]:
@@ -200,8 +206,9 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"]:
-            found["stage_layers"] = stage_layers(self._task, row)
+        if row["first_stage_layers"] or row["last_stage_layers"] or row["stages"]:
+            *others, last = stage_layers(self._task, row)
+            found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
         return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
@@ -263,6 +270,7 @@ class MegatronEngine(Engine):
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
+        arguments |= expert_kernels(self._environment, self._job.model)
         if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
@@ -386,7 +394,7 @@ class MegatronEngine(Engine):
             "first_stage_layers": first,
             "last_stage_layers": last,
             "most_stage_layers": most,
-            "flex_dispatch": rows["dispatcher"] > 0,
+            "flex_dispatch": np.isin(rows["dispatcher"], FLEX),
             "overlap_experts": rows["overlap_experts"],
             "delays_weight_grads": rows["delay_weight_grads"],
             "overlap_shared_experts": rows["overlap_shared_experts"],
@@ -522,6 +530,33 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     )
 
 
+def mtp_params(shape: ModelShape) -> int:
+    """Parameters of layers that predict further tokens.
+
+    Each is a layer, with experts if the model has some, two norms and one projection of what comes
+    in, and a norm at the end.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py.
+    """
+    if not shape.n_mtp_layers:
+        return 0
+    h, matrices = shape.hidden, 3 if shape.gated_mlp else 2
+    if shape.latent_kv_rank:
+        key, rank = shape.latent_nope_dim + shape.latent_rope_dim, shape.latent_kv_rank
+        q_rank, heads = shape.latent_q_rank, shape.n_heads
+        queries = h * q_rank + q_rank + q_rank * heads * key if q_rank else h * heads * key
+        down = h * (rank + shape.latent_rope_dim) + rank
+        up = rank * heads * (shape.latent_nope_dim + shape.latent_value_dim)
+        attention = queries + down + up + heads * shape.latent_value_dim * h
+    else:
+        width = shape.attention_width
+        attention = h * (2 * width + 2 * width * shape.n_kv_heads // shape.n_heads)
+    n_experts = shape.n_experts if shape.n_experts > 1 else 0
+    mlp = matrices * h * (shape.ffn_hidden * max(1, n_experts) + shape.shared_expert_hidden)
+    layer = attention + mlp + n_experts * h + 2 * h
+    return shape.n_mtp_layers * (layer + 2 * h * h + 3 * h)
+
+
 def expert_params(shape: ModelShape) -> int:
     """Parameters of all experts of all layers."""
     matrices = 3 if shape.gated_mlp else 2
@@ -541,7 +576,7 @@ def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
     if "fp4" in found.peak_flops:
         return FP8.index("e4m3"), FP8_RECIPES.index("mxfp8")
     if _HOPPER.search(found.name) and shape.n_experts > 1:
-        return FP8.index("e4m3"), FP8_RECIPES.index("blockwise")
+        return FP8.index("hybrid"), FP8_RECIPES.index("blockwise")
     return FP8.index("hybrid"), FP8_RECIPES.index("tensorwise")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.choices import DISPATCHERS, RECOMPUTED, has
+from autotune.engines.megatron.choices import DISPATCHERS, FLEX, RECOMPUTED, has
 from autotune.engines.megatron.layout_rule import CONFIG, layout_rule
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth
 from autotune.space.rule import Rule
@@ -11,7 +11,7 @@ from autotune.space.rule import Rule
 _DISPATCHER = "megatron/core/transformer/moe/token_dispatcher.py"
 _OVERLAP = f"{CONFIG}: overlap_moe_expert_parallel_comm"
 _SELECTIVE = int(Recompute.SELECTIVE)
-_HYBRIDEP = DISPATCHERS.index("hybridep")
+_ALL_GATHER = DISPATCHERS.index("allgather")
 
 
 def _recomputes(part: str, recompute: Counts, modules: Counts) -> Truth:
@@ -51,7 +51,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     layout_rule(
         "dispatcher.ranks",
         lambda dispatcher, tp, etp, ep: (
-            (dispatcher == 0) | (np.where(etp > 0, etp, tp) * ep > 1)
+            ~np.isin(dispatcher, FLEX) | (np.where(etp > 0, etp, tp) * ep > 1)
         ),
         "deepep and hybridep send tokens to other ranks, and ep {ep} x the experts' tensor "
         "parallel degree is 1",
@@ -60,7 +60,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "dispatcher.precision",
-        lambda dispatcher, in_fp32: (dispatcher == 0) | (not in_fp32),
+        lambda dispatcher, in_fp32: ~np.isin(dispatcher, FLEX) | (not in_fp32),
         "deepep and hybridep send 16 bits, and the job trains in fp32",
         "take dispatcher=alltoall, or precision bf16 for the job",
         "ours: DeepEP's and HybridEP's buffers",
@@ -78,6 +78,14 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         lambda overlap_experts, pp, vp: (overlap_experts == 0) | (pp == 1) | (vp > 1),
         "overlap_experts pairs the chunks of a pipeline, and pp {pp} has vp {vp}",
         "take overlap_experts=false, or a vp above 1",
+        _OVERLAP,
+        undoes=("overlap_experts",),
+    ),
+    layout_rule(
+        "overlap_experts.dispatcher",
+        lambda overlap_experts, dispatcher: (overlap_experts == 0) | (dispatcher != _ALL_GATHER),
+        "overlap_experts hides all-to-alls, and the dispatcher is allgather",
+        "take dispatcher=alltoall",
         _OVERLAP,
         undoes=("overlap_experts",),
     ),

@@ -221,11 +221,12 @@ _MORE = (
         group="layout",
         default=DISPATCHERS[0],
         choices=DISPATCHERS,
-        needs_cuda=DISPATCHERS[1:],
+        needs_cuda=("deepep", "hybridep"),
         scope="for a mixture of experts",
         acts=_off("dispatcher", _has_experts),
         help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
-        "hybridep, which are packages of their own, send a token once to each rank or node",
+        "hybridep, which are packages of their own, send a token once to each rank or node; "
+        "allgather sends all tokens to all, and is predicted like alltoall",
         source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
     ),
     Knob(

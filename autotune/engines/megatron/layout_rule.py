@@ -1,4 +1,4 @@
-"""How a rule of layouts is made: one condition on whole columns, and what it says of one layout."""
+"""How a rule of layouts is made: a condition on whole columns, and what it says of one layout."""
 
 import re
 from collections.abc import Callable
@@ -75,5 +75,3 @@ def with_parameters(holds: Callable[..., Truth], *names: str) -> Callable[..., T
     named = [Parameter(name, kind) for name in names]
     holds.__signature__ = Signature(named)  # type: ignore[attr-defined]
     return holds
-
-

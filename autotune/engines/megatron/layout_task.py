@@ -22,7 +22,6 @@ Columns = Mapping[str, Counts]
 Truth = NDArray[np.bool_]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class LayoutTask:
     """The model and the devices that are laid out: all that the rules look at."""
@@ -167,7 +166,9 @@ def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts
     where = np.flatnonzero((keys[0] > 0) | (keys[3] > 0) | (keys[4] > 0))
     if len(where):
         splits, places = np.unique(keys[:, where], axis=1, return_inverse=True)
-        edges = np.array([_edges(task, dict(zip(names, map(int, s), strict=True))) for s in splits.T])
+        edges = np.array(
+            [_edges(task, dict(zip(names, map(int, s), strict=True))) for s in splits.T]
+        )
         found[:, where] = edges[np.ravel(places)].T
     first, last, most = found
     return first, last, most

@@ -104,8 +104,7 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         "etp": (0, 1) if task.n_experts > 1 else (0,),
         "sequence_parallel": (0, 1),
         "vp": sorted({*_divisors(task.n_layers), *_divisors(task.n_layers + 2), *_CHUNKS}),
-        "ends_as_layers": (0, 1),
-        "stages": (0, BALANCED),
+        "ends_as_layers": (0, 1, _BALANCED),
         "micro_batch": _micro_batches(task.global_batch),
         "distributed_optimizer": (0, 1),
         "recompute": range(len(_recomputed(task))),
@@ -121,15 +120,16 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
         rows = _offered(task, _derived(task, rows, name), name)
         known = {*rows, *MORE_KNOBS} - later
-        ready = [
-            rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known
-        ]
+        ready = [rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known]
         rows = _kept(task, rows, ready)
         judged |= {rule.name for rule in ready}
     return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
 
 
+_BALANCED = 2
+"""Stages that are balanced by their work, among the ways to count the ends as layers."""
 _FOLLOWING = {
+    "ends_as_layers": ("stages",),
     "recompute": ("recompute_modules",),
     "fp8": ("fp8_recipe",),
     "overlap_experts": ("delay_weight_grads", "overlap_shared_experts"),
@@ -168,7 +168,7 @@ def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
 
 def _worth(task: LayoutTask, rows: Columns, name: str) -> NDArray[np.bool_] | None:
     """Which rows are worth a look once `name` is there; None: all of them."""
-    if name == "stages":
+    if name == "ends_as_layers":
         is_named = np.isin(rows["vp"], _CHUNKS) & (rows["pp"] * rows["vp"] <= task.n_layers + 1)
         return (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
     if name == "etp":
@@ -198,8 +198,7 @@ def _is_sharded(rows: Columns) -> NDArray[np.bool_]:
 
 
 def _holds_weights(task: LayoutTask, rows: Columns) -> NDArray[np.bool_]:
-    """Whether weights and gradients alone, which nothing in the lattice shards, are no more than
-    the device has."""
+    """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
     own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
     experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
     found: NDArray[np.bool_] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts <= (
@@ -246,6 +245,10 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     if name == "cp":
         split = rows["tp"] * rows["pp"] * rows["cp"]
         return {**rows, "dp": np.maximum(1, task.world // split)}
+    if name == "ends_as_layers":
+        ways = rows["ends_as_layers"]
+        stages = np.where(ways == _BALANCED, BALANCED, 0)
+        return {**rows, "ends_as_layers": ways % _BALANCED, "stages": stages}
     if name == "micro_batch":
         per_step = rows["dp"] * rows["micro_batch"]
         return {**rows, "grad_accum": np.maximum(1, task.global_batch // per_step)}
@@ -260,7 +263,7 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
             "recompute_modules": modules,
             "recompute_layers": parts // QUARTERS,
         }
-        whole = parts % QUARTERS == 0
+        whole = (quarters == 0) | ((parts > 0) & (parts % QUARTERS == 0))
         return {key: column[whole] for key, column in found.items()}
     if name == "fp8":
         kind, recipe = task.fp8_here
@@ -268,8 +271,10 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     if name == "overlap_experts":
         # Gradients of weights hide more where they are computed apart.
         shares = rows["overlap_experts"] == 0
-        shares &= (rows["dispatcher"] == 0) & (rows["ep"] > 1) & np.full(
-            shares.shape, task.flex_here > 0 and task.shared_expert_hidden > 0
+        shares &= (
+            (rows["dispatcher"] == 0)
+            & (rows["ep"] > 1)
+            & np.full(shares.shape, task.flex_here > 0 and task.shared_expert_hidden > 0)
         )
         return {
             **rows,

@@ -480,11 +480,15 @@ RULES: tuple[Rule[LayoutRows], ...] = (
             (recompute != Recompute.SELECTIVE)
             | (fp8 == 0)
             | (fp8_recipe > 0)
-            | ~has("layernorm", RECOMPUTED, recompute_modules)
+            | ~(
+                has("layernorm", RECOMPUTED, recompute_modules)
+                | has("moe_act", RECOMPUTED, recompute_modules)
+            )
         ),
-        "the delayed recipe of fp8 recomputes no layernorm",
-        "take another fp8_recipe, or leave layernorm out of recompute_modules",
+        "the delayed recipe of fp8 recomputes no layernorm and no moe_act",
+        "take another fp8_recipe, or leave both out of recompute_modules",
         f"{CONFIG}: recompute_modules",
+        undoes=("recompute_modules.layernorm", "recompute_modules.moe_act"),
     ),
     layout_rule(
         "fp8.precision",

@@ -32,8 +32,10 @@ def _of_written(holds: Callable[..., bool], *names: str) -> Callable[..., Truth]
 
 def _has_ends(stages: Stages) -> bool:
     letters = "".join(stages)
-    return letters[:1] == "E" and letters[-1:] == "L" and letters.count("E") == 1 == letters.count(
-        "L"
+    return (
+        letters[:1] == "E"
+        and letters[-1:] == "L"
+        and letters.count("E") == 1 == letters.count("L")
     )
 
 
@@ -42,7 +44,9 @@ def _has_mtp_last(stages: Stages, n_mtp_layers: int, pp: int) -> bool:
     having = [at for at, stage in enumerate(stages) if "m" in stage]
     if letters.count("m") != n_mtp_layers or len(having) > 1:
         return False
-    return not having or ("t" not in letters[letters.index("m") :] and having[0] >= len(stages) - pp)
+    return not having or (
+        "t" not in letters[letters.index("m") :] and having[0] >= len(stages) - pp
+    )
 
 
 def _differs_from_even(
@@ -58,6 +62,8 @@ def _differs_from_even(
 
 def _is_own_split(work: StageWork, pp: int, vp: int) -> bool:
     """Whether balanced stages are none that other knobs make."""
+    if work.n_layers % (pp * vp) and (work.n_layers + 2) % (pp * vp):
+        return True
     counts = balanced_layers(work, pp, vp)
     if counts == even_layers(work.n_layers, pp, vp):
         return False
@@ -93,23 +99,23 @@ def _tracks_each_rank(
         return found
     columns = np.stack([stages, pp, vp, first_stage_layers])
     splits, places = np.unique(columns, axis=1, return_inverse=True)
+    model = work or StageWork(n_layers=n_layers)
     answers = [
-        _rank_has_experts(work or StageWork(n_layers=n_layers), n_dense_layers, *map(int, split))
-        for split in splits.T
+        _rank_has_experts(model, n_layers, n_dense_layers, *map(int, split)) for split in splits.T
     ]
     found = np.array(answers, dtype=np.bool_)[np.ravel(places)]
     return found
 
 
 def _rank_has_experts(
-    work: StageWork, n_dense: int, stages: int, pp: int, vp: int, first: int
+    work: StageWork, n_layers: int, n_dense: int, stages: int, pp: int, vp: int, first: int
 ) -> bool:
     if stages > BALANCED:
         return _has_experts_on_each_rank(written_stages(stages), pp, n_dense)
     if stages:
         return has_experts_on_each_rank(list(balanced_layers(work, pp, vp)), pp, n_dense)
     # Even stages: the first rank's chunks are the first ones.
-    return vp > 1 or (first or work.n_layers // pp) > n_dense
+    return (first or n_layers // pp) > n_dense or (vp > 1 and n_layers > n_dense + n_layers // vp)
 
 
 RULES: tuple[Rule[LayoutRows], ...] = (

@@ -85,26 +85,31 @@ def _attention(shape: ModelShape, seq_len: int) -> float:
 def balanced_layers(work: StageWork, pp: int, vp: int) -> tuple[int, ...]:
     """Layers of each stage of pp x vp, in the order of a layout, so that no rank has much more.
 
-    A rank's work is that of all its chunks. Layers are given out one at a time, each to the rank
-    that has least with it, and there to the chunk with least; of ranks that have as much the last
-    one comes first, since the first ones hold more micro-batches. Then layers move from the
-    heaviest rank to others while that makes it lighter: dense first layers are not as heavy as the
-    others. The chunk with the head may have no layer.
+    A rank's work is that of all its chunks, and each of them has about as much. Of ranks that have
+    as much the last ones have one more layer, since the first ones hold more micro-batches. Then
+    layers move from the heaviest rank to others while that makes it lighter: dense first layers
+    are not as heavy as the others. The chunk with the head may have no layer.
     """
-    counts = [0] * (pp * vp)
-    load = [0.0] * (pp * vp)
-    load[-1] = work.tail
-    total = [0.0] * pp
-    total[-1] = work.tail
-    for _ in range(work.n_layers):
-        rank = min(range(pp), key=lambda each: (total[each], -each))
-        chunk = min(range(rank, pp * vp, pp), key=lambda each: (load[each], -each))
-        counts[chunk] += 1
-        load[chunk] += work.layer
-        total[rank] += work.layer
+    *ranks, last = _shared(work.n_layers, pp, work.tail / work.layer)
+    chunks = [*(_shared(n, vp, 0.0) for n in ranks), _shared(last, vp, work.tail / work.layer)]
+    counts = [chunks[rank][chunk] for chunk in range(vp) for rank in range(pp)]
     if work.n_dense_layers:
         counts = _moved(work, counts, pp)
     return tuple(counts)
+
+
+def _shared(n_layers: int, parts: int, tail: float) -> list[int]:
+    """Layers of some parts, of which the last has the work of `tail` more layers."""
+    if parts == 1:
+        return [n_layers]
+
+    def heaviest(last: int) -> tuple[float, int]:
+        return max(last + tail, -(-(n_layers - last) // (parts - 1))), -last
+
+    fair = int((n_layers + tail) / parts - tail)
+    last = min({max(0, min(n_layers, fair + more)) for more in (-1, 0, 1)}, key=heaviest)
+    each, rest = divmod(n_layers - last, parts - 1)
+    return [*([each] * (parts - 1 - rest)), *([each + 1] * rest), last]
 
 
 def _moved(work: StageWork, counts: list[int], pp: int) -> list[int]:
