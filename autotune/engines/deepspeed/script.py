@@ -86,17 +86,33 @@ class ScriptEngine(DeepSpeedEngine):
         self._use_base(leftover(arrived), {}, optimizer=job.optimizer)
 
     @cached_property
-    def own(self) -> Candidate:
-        """The command as it is."""
-        chosen: dict[str, KnobValue] = {
+    def _own_knobs(self) -> dict[str, KnobValue]:
+        """Knobs that the command or its files set, with the values that they have there."""
+        return {
             **self._base_knobs,
             **layout_of(self._script),
             "micro_batch": self._script.micro_batch,
         }
-        job = self._job
-        return Candidate.of(
-            canonical(chosen, self.context), world=job.world, global_batch=job.global_batch
-        )
+
+    @cached_property
+    def own(self) -> Candidate:
+        """The command as it is."""
+        knobs, job = canonical(self._own_knobs, self.context), self._job
+        return Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
+
+    def as_written(self, candidate: Candidate) -> dict[str, KnobValue]:
+        """A candidate's knobs with the values that DeepSpeed gets.
+
+        In a candidate one value stands for all that run alike, as the model's size does for all
+        larger buckets. What is not edited stays as the user or DeepSpeed has it.
+        """
+        own = self.own.values
+        return {
+            name: self._own_knobs.get(name, KNOBS[name].default_for(own))
+            if value == own.get(name)
+            else value
+            for name, value in candidate.knobs
+        }
 
     @property
     def space(self) -> Space:
@@ -179,11 +195,10 @@ class ScriptEngine(DeepSpeedEngine):
         is not edited the user's own stays, and DeepSpeed allocates all of that.
         """
         found = super().plans(candidates, needs_shape=needs_shape)
-        folded = self.own.get(_BUCKET)
-        if folded is None:
+        if _BUCKET not in self.own.values:
             return found
-        arrived = float(self._base_knobs.get(_BUCKET, KNOBS[_BUCKET].default))
-        is_own = [candidate.get(_BUCKET) == folded for candidate in candidates]
+        is_own = [candidate.get(_BUCKET) == self.own[_BUCKET] for candidate in candidates]
+        arrived = float(self.as_written(self.own)[_BUCKET])
         elements = np.where(is_own, arrived, found.reduce_bucket_elements)
         return replace(found, reduce_bucket_elements=elements)
 
