@@ -35,7 +35,7 @@ from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
-from autotune.space.knobs import canonical
+from autotune.space.knobs import canonical, choices_of
 from autotune.space.rule import Violation
 from autotune.space.script import (
     IMPLEMENTATIONS,
@@ -106,13 +106,21 @@ class ScriptEngine(DeepSpeedEngine):
         In a candidate one value stands for all that run alike, as the model's size does for all
         larger buckets. What is not edited stays as the user or DeepSpeed has it.
         """
-        own = self.own.values
-        return {
-            name: self._own_knobs.get(name, KNOBS[name].default_for(own))
-            if value == own.get(name)
-            else value
-            for name, value in candidate.knobs
-        }
+        own, values = self.own.values, candidate.values
+        found = dict(values)
+        for name in self._defaults_at(candidate):
+            found[name] = KNOBS[name].default_for(values)
+        for name in [name for name in found if name in own and own[name] == values[name]]:
+            found[name] = self._own_knobs.get(name, KNOBS[name].default_for(own))
+        return found
+
+    def _defaults_at(self, candidate: Candidate) -> list[str]:
+        """Knobs that nobody chose, and that DeepSpeed sets so by itself.
+
+        Its default bucket runs alike, but takes more memory: that is written.
+        """
+        chosen = {_BUCKET, *self._own_knobs, *choices_of(candidate.values, self.context)}
+        return [name for name in candidate.values if KNOBS[name].is_plain and name not in chosen]
 
     @property
     def space(self) -> Space:
@@ -221,14 +229,18 @@ class ScriptEngine(DeepSpeedEngine):
         if candidate == self.own:
             return Edits(rows_per_sample=self._script.rows_per_sample)
         before, after = self._rendered(self.own), self._rendered(candidate)
+        defaults = {KNOBS[name].key for name in self._defaults_at(candidate)}
         configuration = {
             key: value
             for key, value in _differences(before, after)
-            # The global batch is no knob, and what is not there need not be removed.
+            # The global batch is no knob. What is not there need not be removed, nor a default
+            # be written.
             if key != "train_batch_size"
             and not (self._script.accumulates_by_hand and key in _BATCH_KEYS)
             and not (self._switches_optimizer and key.startswith("optimizer."))
-            and (value is not None or look_up(self._script.config, key) is not None)
+            and not (
+                (value is None or key in defaults) and look_up(self._script.config, key) is None
+            )
         }
         if not self._script.reads_config:
             configuration |= self._inert_at(configuration)
