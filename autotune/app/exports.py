@@ -33,7 +33,7 @@ from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
-from autotune.record.study import Study, Trial
+from autotune.record.study import Study, Trial, flags_of
 from autotune.search.objective import figure_of
 from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
@@ -128,6 +128,7 @@ def find_chosen(
         job=job,
         environment=environment,
         study=study.name,
+        study_flags=flags_of(study.folder),
         claim=claim,
         figures=_with_guard(
             _figures(answer, trials[number], history_of(recorded, facts).spread),

@@ -10,16 +10,13 @@ from autotune.contract import Origin, Outcome
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
 from autotune.record.facts import context_of, left_out_of, origin_of
-from autotune.record.study import Study
+from autotune.record.study import DEFAULT_RESULTS, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
 from autotune.report.results.study import read_report
 from autotune.report.terminal.overview import State
 from autotune.search.recorded import history_of
 from autotune.space.script import reach_of
-
-DEFAULT_RESULTS = Path("results")
-"""Folder of all studies, where nobody names another."""
 
 
 def studies(results: Path) -> list[Study]:

@@ -74,6 +74,8 @@ class Handout:
     """Environment variables of the ranks."""
     study: str | None = None
     """Name of the study that it is from; None: it is from none."""
+    study_flags: str = ""
+    """The flags by which a command finds that study."""
     figures: MeasuredFigures | None = None
     """None: rendered, not tried."""
     claim: str = ""

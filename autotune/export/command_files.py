@@ -13,6 +13,7 @@ from autotune.export.accelerate_launch import told_by_file
 from autotune.export.base import Dialect, Handout
 from autotune.export.own import HERE, OwnTraining, with_files_read
 from autotune.export.readme import choice_values
+from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
@@ -45,6 +46,7 @@ def files_of_command(
         "about": list(made.about.items()),
         "notes": list(made.notes),
         **choice_values(handout),
+        "knobs": [(name, format_value(own.values[name])) for name in handout.candidate.values],
         "overridden": [],  # they are the changes at the top
     }
     files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
@@ -70,7 +72,10 @@ def training_of(handout: Handout, folder: Path) -> OwnTraining:
         script=script.here,
         edits=engine.edits(handout.candidate),
         arrived=json.loads(handout.files[CONFIG_FILE]),
-        values={**handout.candidate.values, "grad_accum": handout.candidate.grad_accum},
+        values={
+            **engine.as_written(handout.candidate),
+            "grad_accum": handout.candidate.grad_accum,
+        },
         folder=folder,
         carried=frozenset(handout.carried),
         own_files=handout.own_files,

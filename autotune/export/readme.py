@@ -42,7 +42,7 @@ def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> 
             ("memory limit per device", limit),
         ],
         "untried": handout.untried,
-        "study": handout.study,
+        "study_flags": handout.study_flags,
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(handout.overridden.items())

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ from autotune.record.facts import environment_at, said_origin_of
 from autotune.space.candidate import candidate_of, layout_of
 from autotune.space.knob import Catalogue, knobs_of
 
+DEFAULT_RESULTS = Path("results")
+"""Folder of all studies, where nobody names another."""
 LOCK_FILE = "lock"
 """File of a study that its coordinator holds; it names the process."""
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
@@ -379,6 +382,14 @@ class Study:
                 "give this user read access to the results folder",
             ) from error
         return sorted(found, key=lambda path: int(path.name))
+
+
+def flags_of(folder: Path) -> str:
+    """The flags by which a command finds the study of a folder."""
+    flags = f"--study {shlex.quote(folder.name)}"
+    if folder.parent == DEFAULT_RESULTS:
+        return flags
+    return f"{flags} --results {shlex.quote(str(folder.parent))}"
 
 
 def _is_number(name: str) -> bool:

@@ -21,7 +21,7 @@ from autotune.fleet.transports.local import Here
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
-from autotune.record.study import Study
+from autotune.record.study import Study, flags_of
 from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.search.trial_spec import MEASURE, Run, make_spec
@@ -64,6 +64,7 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     export_study(study, tmp_path / "before", to="deepspeed", trial=None)
     readme = (tmp_path / "before" / "README.md").read_text()
     assert "It was not soaked" in readme
+    assert f"(`autotune soak {flags_of(study.folder)}`;" in readme
     assert json.loads((tmp_path / "before" / "figures.json").read_text())["soak"] is None
 
     assert "soak" not in dict(describe_verdict(read_report(study)))

@@ -10,7 +10,7 @@ import pytest
 from autotune import contract
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialSpec, to_dict
-from autotune.record.study import Study, lost_result
+from autotune.record.study import Study, flags_of, lost_result
 from autotune.space.candidate import Candidate
 from tests.chaos.mutations import NO_FILES
 from tests.search.scripted import candidate, make, ok
@@ -374,3 +374,8 @@ def test_a_study_that_another_user_prepared_is_refused_with_its_owner(tmp_path: 
         Study(root, "a").lock()
     assert "--results" in caught.value.hint
     assert not (root / "a" / "lock").exists()
+
+
+def test_a_study_outside_the_default_folder_is_found_by_its_flags() -> None:
+    assert flags_of(Path("results/night")) == "--study night"
+    assert flags_of(Path("/data/my runs/night")) == "--study night --results '/data/my runs'"

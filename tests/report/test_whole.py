@@ -40,6 +40,16 @@ def test_the_gain_of_the_whole_run_is_told_beside_that_of_the_steps(tmp_path: Pa
     assert f"is {beside_s / (before_s + beside_s):.0%} of the baseline" in facts["whole run"]
 
 
+def test_no_gain_of_the_whole_run_is_told_of_single_trials(tmp_path: Path) -> None:
+    study = of_a_command(finished(tmp_path, evaluates))
+    state = study.read_state()
+    state["answer"] |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
+    study.write_state(state)
+    facts = dict(describe_verdict(read_report(study)))
+    assert facts["speedup"].startswith("unknown")
+    assert "whole run" not in facts
+
+
 def test_even_steps_need_no_word(tmp_path: Path) -> None:
     even = finished(tmp_path / "even", lambda spec: ok(spec, 8.0 * spec.layout.micro_batch))
     assert "whole run" not in dict(describe_verdict(read_report(of_a_command(even))))

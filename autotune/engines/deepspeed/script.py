@@ -35,7 +35,7 @@ from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
-from autotune.space.knobs import canonical
+from autotune.space.knobs import canonical, choices_of
 from autotune.space.rule import Violation
 from autotune.space.script import (
     IMPLEMENTATIONS,
@@ -86,17 +86,41 @@ class ScriptEngine(DeepSpeedEngine):
         self._use_base(leftover(arrived), {}, optimizer=job.optimizer)
 
     @cached_property
-    def own(self) -> Candidate:
-        """The command as it is."""
-        chosen: dict[str, KnobValue] = {
+    def _own_knobs(self) -> dict[str, KnobValue]:
+        """Knobs that the command or its files set, with the values that they have there."""
+        return {
             **self._base_knobs,
             **layout_of(self._script),
             "micro_batch": self._script.micro_batch,
         }
-        job = self._job
-        return Candidate.of(
-            canonical(chosen, self.context), world=job.world, global_batch=job.global_batch
-        )
+
+    @cached_property
+    def own(self) -> Candidate:
+        """The command as it is."""
+        knobs, job = canonical(self._own_knobs, self.context), self._job
+        return Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
+
+    def as_written(self, candidate: Candidate) -> dict[str, KnobValue]:
+        """A candidate's knobs with the values that DeepSpeed gets.
+
+        In a candidate one value stands for all that run alike, as the model's size does for all
+        larger buckets. What is not edited stays as the user or DeepSpeed has it.
+        """
+        own, values = self.own.values, candidate.values
+        found = dict(values)
+        for name in self._defaults_at(candidate):
+            found[name] = KNOBS[name].default_for(values)
+        for name in [name for name in found if name in own and own[name] == values[name]]:
+            found[name] = self._own_knobs.get(name, KNOBS[name].default_for(own))
+        return found
+
+    def _defaults_at(self, candidate: Candidate) -> list[str]:
+        """Knobs that nobody chose, and that DeepSpeed sets so by itself.
+
+        Its default bucket runs alike, but takes more memory: that is written.
+        """
+        chosen = {_BUCKET, *self._own_knobs, *choices_of(candidate.values, self.context)}
+        return [name for name in candidate.values if KNOBS[name].is_plain and name not in chosen]
 
     @property
     def space(self) -> Space:
@@ -179,11 +203,10 @@ class ScriptEngine(DeepSpeedEngine):
         is not edited the user's own stays, and DeepSpeed allocates all of that.
         """
         found = super().plans(candidates, needs_shape=needs_shape)
-        folded = self.own.get(_BUCKET)
-        if folded is None:
+        if _BUCKET not in self.own.values:
             return found
-        arrived = float(self._base_knobs.get(_BUCKET, KNOBS[_BUCKET].default))
-        is_own = [candidate.get(_BUCKET) == folded for candidate in candidates]
+        is_own = [candidate.get(_BUCKET) == self.own[_BUCKET] for candidate in candidates]
+        arrived = float(self.as_written(self.own)[_BUCKET])
         elements = np.where(is_own, arrived, found.reduce_bucket_elements)
         return replace(found, reduce_bucket_elements=elements)
 
@@ -206,14 +229,18 @@ class ScriptEngine(DeepSpeedEngine):
         if candidate == self.own:
             return Edits(rows_per_sample=self._script.rows_per_sample)
         before, after = self._rendered(self.own), self._rendered(candidate)
+        defaults = {KNOBS[name].key for name in self._defaults_at(candidate)}
         configuration = {
             key: value
             for key, value in _differences(before, after)
-            # The global batch is no knob, and what is not there need not be removed.
+            # The global batch is no knob. What is not there need not be removed, nor a default
+            # be written.
             if key != "train_batch_size"
             and not (self._script.accumulates_by_hand and key in _BATCH_KEYS)
             and not (self._switches_optimizer and key.startswith("optimizer."))
-            and (value is not None or look_up(self._script.config, key) is not None)
+            and not (
+                (value is None or key in defaults) and look_up(self._script.config, key) is None
+            )
         }
         if not self._script.reads_config:
             configuration |= self._inert_at(configuration)

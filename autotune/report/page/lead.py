@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,7 +20,7 @@ from autotune.base.units import (
 from autotune.contract import Origin
 from autotune.record.answer import SearchAnswer, Speedup, Standing
 from autotune.record.facts import no_comparison_of, origin_of
-from autotune.record.study import Trial
+from autotune.record.study import Trial, flags_of
 from autotune.report.page.charts import Standings, needs_of
 from autotune.report.page.words import best_word, capitalized
 from autotune.report.results.details import describe_setting, pareto_front
@@ -339,10 +338,7 @@ def _use(report: StudyReport, best: Standing) -> tuple[str, str]:
         study = shlex.quote(f"{report.study}-measured")
         command = f"python -m autotune search --job {job} --study {study}"
         return command, "To measure it on your own devices:"
-    study = shlex.quote(report.study)
-    command = f"python -m autotune export --study {study}"
-    if report.folder.parent != Path("results"):
-        command += f" --results {shlex.quote(str(report.folder.parent))}"
+    command = f"python -m autotune export {flags_of(report.folder)}"
     answer = report.answer
     if answer is not None and answer.handed_out not in (None, answer.best):
         about = "To write the files of the baseline, since no gain is proven"

@@ -15,7 +15,12 @@ from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
 
 
 def describe_whole(report: StudyReport) -> str:
-    """The gain by the mean step, and what it counts besides; empty: the median says as much."""
+    """The gain by the mean step, and what it counts besides.
+
+    Empty: the median says as much, or no comparison says that there is a gain.
+    """
+    if report.answer is None or report.answer.speedup is None:
+        return ""
     rows = (report.best_row, report.baseline_row)
     sides = [[] if row is None else _runs(report, row.candidate.hash) for row in rows]
     if not all(sides):

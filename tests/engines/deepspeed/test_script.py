@@ -11,6 +11,7 @@ from autotune.base.errors import JobError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical
 from autotune.space.script import Script, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
@@ -184,15 +185,31 @@ def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
     assert "bf16" not in config
 
 
-def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path, stage: int) -> None:
+    """Stage 3 once wrote five of DeepSpeed's defaults, some of them cut to the model's size."""
     engine = engine_of(tmp_path)
-    candidate = changed(engine, zero__stage=2)
-    edits = engine.edits(candidate)
-    assert edits.configuration["zero_optimization.stage"] == 2
-    assert all(key.startswith("zero_optimization.") for key in edits.configuration)
+    chosen = canonical({**engine.own.values, "zero.stage": stage}, engine.context)
+    candidate = replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    assert engine.edits(candidate).configuration == {"zero_optimization.stage": stage}
     written = json.loads(engine.files(candidate)[CONFIG_FILE])
     assert written["gradient_clipping"] == RAW["config"]["gradient_clipping"]
     assert json.loads(engine.files(candidate)[EDITS_FILE])["arguments"] == {}
+    if stage == 3:
+        told = engine.as_written(candidate)["stage3.sub_group_size"]
+        assert told == engine.expected(candidate)["sub_group_size"] == 1_000_000_000
+
+
+def test_a_bucket_that_the_user_s_stage_has_not_is_written(tmp_path: Path) -> None:
+    """DeepSpeed would allocate 5e8 elements for a model of two million."""
+    at_stage_0 = {**RAW, "config": {**RAW["config"], "zero_optimization": {"stage": 0}}}
+    engine = engine_of(tmp_path, at_stage_0)
+    chosen = canonical({**engine.own.values, "zero.stage": 2}, engine.context)
+    candidate = replace(engine.own, knobs=tuple(sorted(chosen.items())))
+    assert engine.edits(candidate).configuration == {
+        "zero_optimization.stage": 2,
+        "zero_optimization.reduce_bucket_size": RAW["n_params"],
+    }
 
 
 def test_a_raw_script_s_batch_is_two_keys_of_its_configuration(tmp_path: Path) -> None:

@@ -275,6 +275,27 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
     assert "environment variable" not in (without / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("zero", "row"),
+    [
+        ({"reduce_bucket_size": 3_000_000}, "| `reduce_bucket_size` | 3e6 |"),
+        ({"reduce_bucket_size": 70_000}, "| `reduce_bucket_size` | 70000 |"),
+        ({}, "| `reduce_bucket_size` | 5e8 |"),
+    ],
+)
+def test_the_readme_has_the_buckets_that_deepspeed_gets(
+    tmp_path: Path, zero: dict[str, int], row: str
+) -> None:
+    """It had the size of the model (2,104,842) for all that are larger."""
+    config = str(tmp_path / "ds.json")
+    handout = handed_out(
+        *(tmp_path, f"torchrun train.py --deepspeed_config {config}", "deepspeed"),
+        config_file=config,
+        config={**ARRIVED, "zero_optimization": {"stage": 2, **zero}},
+    )
+    assert row in (exported(handout, tmp_path, "command") / "README.md").read_text()
+
+
 @pytest.mark.parametrize("names_file", [True, False])
 def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_file: bool) -> None:
     config = str(tmp_path / "ds.json")
