@@ -137,7 +137,7 @@ _TOTAL = re.compile(r"(?<![\dx.])(\d+(?:\.\d+)?)b", re.I)
 _UNSAID = (
     (r"nemotron.?(h\b|v?3(?!\d)|nano.*v2)", "Mamba layers"),
     (r"qwen.?3.?next|qwen.?3\.5|kimi.?linear|minimax.?(m1|text)", "layers of linear attention"),
-    (r"jamba|bamba|zamba|falcon.?(h1|mamba)|mamba|granite.?4", "Mamba layers"),
+    (r"jamba|bamba|zamba|falcon.?(h1|mamba)|mamba|granite.?4.*(\bh\b|tiny)", "Mamba layers"),
     (r"deepseek.?v(3\.2|4)|glm.?5", "sparse attention"),
 )
 """How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
