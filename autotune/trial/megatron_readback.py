@@ -4,7 +4,7 @@ Taken from what does the work: the groups of ranks, the chunks of the model, the
 samples that went through.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,13 @@ def read_back(training: Any) -> dict[str, Any]:
         "fp8": config.fp8 or "none",
         "fp8_recipe": config.fp8_recipe or "delayed",
         "fp8_param_gather": bool(config.fp8_param),
-        "stage_layers": _stage_layers(_n_layers(chunks)),
+        "stage_layers": _of_stages(_n_layers(chunks)),
+        "stages": _stages(chunks),
+        "dense_layers": _dense_layers(chunks),
+        "dispatcher": _dispatcher(config),
+        "n_mtp_layers": _total(
+            _n_mtp_layers(chunks), parallel_state.get_pipeline_model_parallel_group()
+        ),
         "overlap_grad_reduce": bool(of_data.overlap_grad_reduce),
         "overlap_param_gather": bool(of_data.overlap_param_gather),
         "recompute": _recompute(config),
@@ -81,14 +87,63 @@ def _order() -> str:
     return "tp-cp-ep-pp-dp" if are_near and has_replicas else "tp-cp-ep-dp-pp"
 
 
-def _stage_layers(own: int) -> list[int]:
-    """Layers of each stage of this rank's pipeline, in order."""
+def _of_stages(own: int) -> list[int]:
+    """A number of each stage of this rank's pipeline, in order."""
     group = parallel_state.get_pipeline_model_parallel_group()
     device = torch.cuda.current_device()
     mine = torch.tensor([own], dtype=torch.int64, device=device)
     found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
     return [int(each) for each in found]
+
+
+def _stages(chunks: Sequence[Any]) -> str:
+    """What each stage has, in the model's order: `Et|tt|tmL`, as Megatron writes a layout."""
+    rows = [
+        zip(
+            *(
+                _of_stages(count)
+                for count in (
+                    int(chunk.pre_process),
+                    len(chunk.decoder.layers),
+                    _n_mtp_layers([chunk]),
+                    int(chunk.post_process),
+                )
+            ),
+            strict=True,
+        )
+        for chunk in map(_model, chunks)
+    ]
+    counts = (count for row in rows for count in row)
+    return "|".join("E" * e + "t" * t + "m" * m + "L" * loss for e, t, m, loss in counts)
+
+
+def _n_mtp_layers(chunks: Iterable[Any]) -> int:
+    """Layers of these chunks that predict further tokens."""
+    blocks = (getattr(_model(chunk), "mtp", None) for chunk in chunks)
+    return sum(len(block.layers) for block in blocks if block is not None)
+
+
+def _dense_layers(chunks: Iterable[Any]) -> list[int]:
+    """Layers of a mixture without experts, numbered from 0; none of a dense model."""
+    layers = [layer for chunk in chunks for layer in _model(chunk).decoder.layers]
+    config = _model(next(iter(chunks))).config
+    device = torch.cuda.current_device()
+    is_dense = torch.zeros(config.num_layers, dtype=torch.int64, device=device)
+    for layer in layers:
+        if config.num_moe_experts and not hasattr(layer.mlp, "router"):
+            is_dense[layer.layer_number - 1] = 1
+    dist.all_reduce(is_dense, group=parallel_state.get_pipeline_model_parallel_group())
+    return [int(number) for number in is_dense.nonzero()]
+
+
+def _dispatcher(config: Any) -> str:
+    """What brings rows to experts, as the knob of that name says it; `none` in a dense model."""
+    if not config.num_moe_experts:
+        return "none"
+    if config.moe_token_dispatcher_type != "flex":
+        return str(config.moe_token_dispatcher_type)
+    return str(getattr(config, "moe_flex_dispatcher_backend", None) or "deepep")
 
 
 def _model(chunk: Any) -> Any:
@@ -107,7 +162,7 @@ def _largest(chunks: Iterable[Any]) -> torch.nn.Parameter:
 
 
 def _n_layers(chunks: Iterable[Any]) -> int:
-    """Transformer layers of this rank."""
+    """Transformer layers of this rank, with those that predict further tokens."""
     return sum(
         type(module).__name__ == "TransformerLayer"
         for chunk in chunks

@@ -195,16 +195,20 @@ def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
         "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
         "qk_norm": family == "qwen3",
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "rotary": _rotary(config),
+        "rotary": rotary_of(config),
         "attention_dropout": float(config.get("attention_dropout") or 0.0),
         "init_std": float(config.get("initializer_range", 0.02)),
     }
 
 
-def _rotary(config: Config) -> dict[str, Any]:
-    """The settings of rotary positions, in the old spelling (`rope_scaling`) or the new one."""
-    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def rotary_of(config: Config) -> dict[str, Any]:
+    """The settings of rotary positions, in the old spelling (`rope_scaling`) or the new one.
+
+    Raises:
+        NoPipelineError: They are of another kind, or of a part of each head.
+    """
+    rope = rope_settings(config)
+    kind = rope["rope_type"]
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if kind not in _SCALED_BY or partial not in (None, 1.0):
         raise NoPipelineError(
@@ -219,6 +223,12 @@ def _rotary(config: Config) -> dict[str, Any]:
         if type(value) not in (int, float):
             raise NoPipelineError(f"rotary positions of type {kind}: {key} is {value!r}")
     return {"kind": kind, "theta": float(theta)} | scaled
+
+
+def rope_settings(config: Config) -> dict[str, Any]:
+    """What a config says of rotary positions, with their kind as `rope_type`."""
+    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
 
 def _activation(name: object) -> str:

@@ -62,6 +62,7 @@ from autotune.engines.megatron.layout_task import (
     LayoutTask,
     chunk_layers,
     edge_layers,
+    placed,
     stage_layers,
 )
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
@@ -69,7 +70,7 @@ from autotune.engines.megatron.model_arguments import has_layer_norm
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
-from autotune.engines.megatron.stages import work_of
+from autotune.engines.megatron.stages import stages_of, work_of, written
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -99,11 +100,18 @@ _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = (0, 16)
-_TRACKS_ALIKE = (0, 17)
-"""First release whose tracker of losses counts layers alike on every rank."""
 _LIVE_MORE = frozenset(
     {
-        *("etp", "order", "stage_layers", "fsdp", "tp_comm_overlap", "overlap_p2p"),
+        *(
+            "etp",
+            "order",
+            "stages",
+            "stage_layers",
+            "dispatcher",
+            "fsdp",
+            "tp_comm_overlap",
+            "overlap_p2p",
+        ),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather"),
     }
@@ -209,6 +217,9 @@ class MegatronEngine(Engine):
         if row["first_stage_layers"] or row["last_stage_layers"] or row["stages"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
+        if row["stages"]:
+            counts = placed(self._task, row["pp"], row["vp"], row["stages"])
+            found["stages"] = "|".join(stages_of(written(counts, self._task.n_mtp_layers)) or ())
         return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
@@ -497,7 +508,6 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         expert_bytes=kept_bytes * expert_params(shape),
         other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
-        tracks_aux_loss=bool(release) and release_tuple(release) < _TRACKS_ALIKE,
         fp8_here=_fp8_of(found, shape) if has_te and job.precision != "fp32" else (0, 0),
         flex_here=_flex_of(int(device["nvlink_domain"]), release)
         if has_te and shape.n_experts > 1 and job.precision != "fp32"

@@ -94,6 +94,11 @@ def mend_megatron() -> None:
     for module in (moe, dispatcher):
         if hasattr(module, "maybe_move_tensor_to_cpu"):
             module.maybe_move_tensor_to_cpu = _on_host
+    _mend_attention()
+    _mend_latent_attention()
+    _mend_expert_biases()
+    _mend_recomputed_modules()
+    _mend_grouped_experts()
 
 
 def is_installed() -> bool:
@@ -158,6 +163,154 @@ def _norm(
     return norm
 
 
+def _mend_attention() -> None:
+    """Give the attention of the local layers what latent attention and GPT-OSS ask of it.
+
+    Without it latent attention fails: `TypeError: DotProductAttention.__init__() got an unexpected
+    keyword argument 'k_channels'`, and its output would be cut by the width of a key. Sinks are
+    split over tensor parallel ranks and not marked so: the gradient norm would leave out those of
+    all ranks but the first, without an error.
+    """
+    attention = importlib.import_module("megatron.core.transformer.dot_product_attention")
+    backends: Any = importlib.import_module("megatron.core.models.backends")
+    plain: Any = attention.DotProductAttention
+
+    class HostAttention(plain):  # type: ignore[misc]
+        def __init__(
+            self, *args: Any, k_channels: Any = None, v_channels: Any = None, **kwargs: Any
+        ) -> None:
+            super().__init__(*args, **kwargs)
+            if v_channels is not None:
+                width = v_channels * self.num_attention_heads_per_partition
+                self.hidden_size_per_partition = width
+            sinks = getattr(self, "softmax_offset", None)
+            if isinstance(sinks, torch.nn.Parameter):
+                _mark_as_split(sinks)
+
+    backends.LocalSpecProvider.core_attention = lambda _: HostAttention
+
+
+def _mark_as_split(parameter: Any) -> None:
+    """Say that each tensor parallel rank has a part of its own of a vector."""
+    parameter.tensor_model_parallel = True
+    parameter.partition_dim, parameter.partition_stride = 0, 1
+
+
+def _mend_latent_attention() -> None:
+    """Let every tensor parallel rank have the down projections of latent attention whole.
+
+    So do the layers of Transformer Engine. The local ones split them, and with tp > 1 the gradient
+    of the rotary part of the keys is not summed over the ranks: the model trains a little wrong,
+    without an error. Besides, Megatron compares a layer with a class of Transformer Engine, which
+    is None where that is not installed: `TypeError: isinstance() arg 2 must be a type`.
+    """
+    latent: Any = importlib.import_module("megatron.core.transformer.multi_latent_attention")
+    specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+    latent.HAVE_TE = False
+    latent.TELinear = _WholeLinear
+    layer_spec = specs.get_gpt_layer_local_spec
+
+    @functools.wraps(layer_spec)
+    def with_whole_projections(*args: Any, **kwargs: Any) -> Any:
+        spec = layer_spec(*args, **kwargs)
+        parts = spec.submodules.self_attention.submodules
+        for name in ("linear_q_down_proj", "linear_kv_down_proj"):
+            if hasattr(parts, name):
+                setattr(parts, name, _WholeLinear)
+        return spec
+
+    specs.get_gpt_layer_local_spec = with_whole_projections
+
+
+class _WholeLinear(torch.nn.Module):
+    """A product with a matrix that tensor parallel ranks have whole, as Transformer Engine's."""
+
+    def __init__(
+        self, n_inputs: int, n_outputs: int, *, config: Any, init_method: Any, **_: Any
+    ) -> None:
+        super().__init__()
+        whole = torch.empty(n_outputs, n_inputs, dtype=config.params_dtype)
+        weight: Any = torch.nn.Parameter(whole)
+        init_method(weight)
+        # Each rank has a part of the sequence, and gradients are summed over them.
+        weight.sequence_parallel = config.sequence_parallel
+        self.weight = weight
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.nn.functional.linear(inputs, self.weight), None
+
+
+def _mend_expert_biases() -> None:
+    """Keep the biases of experts apart.
+
+    Without it a mixture whose experts have biases fails with ep=1: `Output 0 of
+    _ReduceFromModelParallelRegion is a view and is being modified inplace`. With tp > 1 those of
+    the second product count as copies of one another, and are none where each rank has other
+    experts: their gradients are summed over the ranks and left out of the norm, without an error.
+    """
+    layers: Any = importlib.import_module("megatron.core.tensor_parallel.layers")
+    backends: Any = importlib.import_module("megatron.core.models.backends")
+    plain: Any = layers.RowParallelLinear
+
+    class HostExpertLinear(plain):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if self.bias is not None:
+                self.bias.sequence_parallel = False
+                _mark_as_split(self.bias)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            outputs, bias = super().forward(*args, **kwargs)
+            return (outputs if bias is None else outputs.clone()), bias
+
+    modules = backends.LocalSpecProvider.grouped_mlp_modules
+
+    @functools.wraps(modules)
+    def with_host_linear(*args: Any, **kwargs: Any) -> Any:
+        module, parts = modules(*args, **kwargs)
+        if parts is not None:
+            parts.linear_fc2 = HostExpertLinear
+        return module, parts
+
+    backends.LocalSpecProvider.grouped_mlp_modules = with_host_linear
+
+
+def _mend_recomputed_modules() -> None:
+    """Let norms and activations of experts be computed again without Transformer Engine.
+
+    Megatron takes `fp8=False` for fp8: `NameError: name 'FP8GlobalStateManager' is not defined`.
+    """
+    random: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    checkpoint = random.CheckpointWithoutOutput
+    make = checkpoint.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
+        make(self, fp8 or None, *args, **kwargs)
+
+    checkpoint.__init__ = made
+
+
+def _mend_grouped_experts() -> None:
+    """Multiply the rows of each expert in turn, where a GPU has one kernel for all of them.
+
+    `AssertionError: Grouped GEMM is not available`: of the local layers, those of
+    `--moe-grouped-gemm` alone can compute their activations again (`moe_act`).
+    """
+    with contextlib.suppress(ImportError):  # releases from 0.17 on have Transformer Engine's alone
+        kernels: Any = importlib.import_module("megatron.core.transformer.moe.grouped_gemm_util")
+        kernels.ops = types.SimpleNamespace(gmm=_grouped_product)
+        kernels.assert_grouped_gemm_is_available = _does_nothing()
+
+
+def _grouped_product(
+    rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor, trans_b: bool = False
+) -> torch.Tensor:
+    """Rows of one expert after another (rows, in), each times its expert's (experts, in, out)."""
+    parts = zip(rows.split(counts.tolist()), weights, strict=True)
+    return torch.cat([part @ (weight.t() if trans_b else weight) for part, weight in parts])
+
+
 def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     """What Megatron's function of that purpose does with a tensor of a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
@@ -184,6 +337,7 @@ def _answer_for_devices() -> None:
 
     tensor.to, tensor.type = moved, typed
     tensor.cuda = tensor.pin_memory = _stays
+    tensor.record_stream = _does_nothing()  # overlapped dispatch says which stream reads it
     module: Any = torch.nn.Module
     module.cuda = _stays
 
@@ -378,6 +532,45 @@ def _answer_for_nccl() -> None:
         owner.new_group = new_gloo_group
         owner.init_process_group = init_gloo
         owner.barrier = gloo_barrier
+    _answer_for_unequal_parts()
+
+
+def _answer_for_unequal_parts() -> None:
+    """Gather and scatter parts of different sizes, which gloo refuses and NCCL does not.
+
+    `ProcessGroupGloo::allgather: invalid tensor size`: with etp and ep above 1 ranks share the
+    rows of one another's experts, and each has as many as its router sent.
+    """
+    gather, scatter = dist.all_gather, dist.reduce_scatter
+
+    def are_equal(parts: Any) -> bool:
+        return len({part.shape for part in parts}) == 1
+
+    @functools.wraps(gather)
+    def gather_parts(tensor_list: Any, tensor: Any, group: Any = None, **kwargs: Any) -> Any:
+        if are_equal(tensor_list):
+            return gather(tensor_list, tensor, group=group, **kwargs)
+        padded = tensor.new_zeros((max(map(len, tensor_list)), *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        found = [torch.empty_like(padded) for _ in tensor_list]
+        gather(found, padded, group=group)
+        for part, whole in zip(tensor_list, found, strict=True):
+            part.copy_(whole[: len(part)])
+        return None
+
+    @functools.wraps(scatter)
+    def scatter_parts(
+        output: Any, input_list: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any
+    ) -> Any:
+        if are_equal(input_list):
+            return scatter(output, input_list, op=op, group=group, **kwargs)
+        whole = torch.cat(list(input_list))
+        dist.all_reduce(whole, op=op, group=group)
+        output.copy_(whole.split([len(part) for part in input_list])[dist.get_rank(group)])
+        return None
+
+    for owner in (dist, dist.distributed_c10d):
+        owner.all_gather, owner.reduce_scatter = gather_parts, scatter_parts
 
 
 # ---------------------------------------------------------------- a script of Megatron-LM

@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,23 @@ _SWITCHED_OFF = {
     "no_rope_fusion": "apply_rope_fusion",
 }
 """Argument -> the field that it turns off, and that is on without it."""
+_DTYPES_OF_STATES = (
+    *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
+)
+"""Arguments that name a type of numbers, which the optimizer's configuration has as torch's."""
+_OF_YARN = {
+    "rotary_scaling_factor": "yarn_rotary_scaling_factor",
+    "yarn_original_max_position_embeddings": "yarn_original_max_position_embeddings",
+    "yarn_beta_fast": "yarn_beta_fast",
+    "yarn_beta_slow": "yarn_beta_slow",
+    "mscale": "yarn_mscale",
+    "mscale_all_dim": "yarn_mscale_all_dim",
+}
+"""Argument -> what Megatron looks for in its configuration where attention that is not latent has
+YaRN, and which is no field of it.
+
+Source: NVIDIA/Megatron-LM, megatron/training/argument_utils.py, _apply_yarn_config_from_args.
+"""
 
 Arguments = Mapping[str, Any]
 Inputs = dict[str, torch.Tensor]
@@ -129,8 +147,17 @@ class Training:
         return bool(is_applied)
 
 
-def forward_step(fed: Iterator[Inputs], model: Any) -> tuple[torch.Tensor, Any]:
-    """One forward pass, and the function that makes a loss of what it gives back."""
+def forward_step(
+    fed: Iterator[Inputs], model: Any, return_schedule_plan: bool = False
+) -> tuple[Any, Any]:
+    """One forward pass, and the function that makes a loss of what it gives back.
+
+    Args:
+        fed: The samples.
+        model: A chunk.
+        return_schedule_plan: Whether Megatron wants the plan of the pass, and runs it itself
+            beside the backward pass of another micro-batch.
+    """
     batch = next(fed)
     mask = batch["mask"]
 
@@ -138,7 +165,16 @@ def forward_step(fed: Iterator[Inputs], model: Any) -> tuple[torch.Tensor, Any]:
         loss = (losses.float() * mask).sum() / mask.sum()
         return loss, {"loss": loss.detach().clone()}
 
-    return model(batch["tokens"], batch["positions"], None, labels=batch["labels"]), loss_of
+    run = unwrapped(model).build_schedule_plan if return_schedule_plan else model
+    inputs = batch["tokens"], batch["positions"], None
+    return run(*inputs, labels=batch["labels"], loss_mask=mask), loss_of
+
+
+def unwrapped(model: Any) -> Any:
+    """A chunk without what is wrapped around it."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
 
 
 def shared_loss(losses: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -177,11 +213,12 @@ def make_training(arguments: Arguments, settings: Any) -> Training:
     parallel_state.initialize_model_parallel(
         arguments["tensor_model_parallel_size"],
         arguments["pipeline_model_parallel_size"],
-        arguments.get("num_virtual_stages_per_pipeline_rank"),
+        chunks_per_rank(arguments),
         context_parallel_size=arguments["context_parallel_size"],
         expert_model_parallel_size=arguments["expert_model_parallel_size"],
         expert_tensor_parallel_size=arguments.get("expert_tensor_parallel_size"),
         order=f"tp-cp-ep-{'pp-dp' if arguments.get('use_tp_pp_dp_mapping') else 'dp-pp'}",
+        get_embedding_ranks=lambda ranks: embedding_ranks(ranks, arguments),
     )
     torch.manual_seed(arguments["seed"])
     tensor_parallel.model_parallel_cuda_manual_seed(arguments["seed"])
@@ -208,6 +245,49 @@ def make_training(arguments: Arguments, settings: Any) -> Training:
     for chunk in chunks:
         chunk.train()
     return Training(chunks, optimizer, config, settings)
+
+
+def stages_of(arguments: Arguments) -> list[str] | None:
+    """What each stage of `pipeline_model_parallel_layout` has: `Et`, `tt`, `tmL`; None without.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/pipeline_parallel_layer_layout.py.
+    """
+    layout = arguments.get("pipeline_model_parallel_layout")
+    if not layout:
+        return None
+    layout = str(layout).replace(",", "")
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(repeated, lambda found: found[1] * int(found[2]), layout)
+    return layout.split("|")
+
+
+def chunks_per_rank(arguments: Arguments) -> int | None:
+    """Chunks of a pipeline rank, by the layout where there is one; None: one."""
+    if stages := stages_of(arguments):
+        count = len(stages) // int(arguments["pipeline_model_parallel_size"])
+        return count if count > 1 else None
+    named: int | None = arguments.get("num_virtual_stages_per_pipeline_rank")
+    return named
+
+
+def embedding_ranks(ranks: Sequence[int], arguments: Arguments) -> list[int]:
+    """Ranks of a pipeline that have the embedding: MTP layers and a tied output need it, too.
+
+    Without those of MTP layers in another stage than the last, the copies of the embedding drift
+    apart, without an error.
+
+    Source: NVIDIA/Megatron-LM, pretrain_gpt.py, get_embedding_ranks.
+    """
+    found = {ranks[0]}
+    if "untie_embeddings_and_output_weights" not in arguments:
+        found.add(ranks[-1])
+    if arguments.get("mtp_num_layers"):
+        stages = stages_of(arguments)
+        if stages is None:
+            found.add(ranks[-1])
+        else:
+            found |= {ranks[n % len(ranks)] for n, stage in enumerate(stages) if "m" in stage}
+    return sorted(found)
 
 
 def share_buffers(arguments: Arguments) -> None:
@@ -244,29 +324,43 @@ def overlap(config: Any, chunks: Sequence[Any], arguments: Arguments) -> None:
 
 def transformer_config(arguments: Arguments, settings: Any) -> Any:
     """Megatron's configuration of the model, as its own scripts make it of their arguments."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer import transformer_config as configs
 
-    known = {field.name for field in dataclasses.fields(TransformerConfig)}
+    is_latent = arguments.get("multi_latent_attention", False)
+    kind = configs.MLATransformerConfig if is_latent else configs.TransformerConfig
+    known = {field.name for field in dataclasses.fields(kind)}
     named = {_RENAMED.get(name, name): value for name, value in arguments.items()}
     named.pop("attention_backend", None)  # an enum there; without Transformer Engine nothing asks
+    for name in ("moe_layer_freq", "window_attn_skip_freq"):
+        if isinstance(named.get(name), str):
+            named[name] = layer_pattern(named[name])
+    if "window_size" in named:
+        before, after = named["window_size"].split(",")
+        named["window_size"] = int(before), int(after)
     given = {name: value for name, value in named.items() if name in known}
+    if is_latent:  # a rank by default; a flag that is left out means none
+        given.setdefault("q_lora_rank", None)
     off = {field for name, field in _SWITCHED_OFF.items() if arguments.get(name)}
     given |= {name: name not in off for name in set(_SWITCHED_OFF.values()) & known}
-    if arguments.get("position_embedding_type") != "rope":
+    if arguments.get("position_embedding_type") != "rope":  # fused for plain rotary ones alone
         given["apply_rope_fusion"] = False
     given["bias_dropout_fusion"] = settings.accelerator != "cpu"
     if arguments.get("swiglu"):
         given |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
+    elif arguments.get("quick_geglu"):
+        from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+        given |= {"gated_linear_unit": True, "activation_func": quick_gelu}
     else:
         given["activation_func"] = gelu_tanh
         if given["bias_activation_fusion"]:  # which has the same formula, and knows F.gelu alone
             given["activation_func"] = torch.nn.functional.gelu
-    n_chunks = arguments.get("num_virtual_stages_per_pipeline_rank")
+    n_chunks = chunks_per_rank(arguments)
     overlaps_sends = bool(n_chunks) and "no_overlap_p2p_communication" not in arguments
     given["cpu_offloading"] = "cpu_offloading_num_layers" in arguments
     dtype = beside("train").DTYPES[settings.precision]
     # Batched sends train wrongly between two stages with several chunks, without an error.
-    return TransformerConfig(
+    config = kind(
         **given,
         virtual_pipeline_model_parallel_size=n_chunks,
         pipeline_dtype=dtype,
@@ -276,6 +370,18 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         deallocate_pipeline_outputs=True,
         use_cpu_initialization=settings.accelerator == "cpu",
     )
+    if arguments["position_embedding_type"] == "yarn":
+        for name, attribute in _OF_YARN.items():
+            setattr(config, attribute, arguments[name])
+        rounds = "no_yarn_correction_range_round_to_int" not in arguments
+        config.yarn_correction_range_round_to_int = rounds
+    return config
+
+
+def layer_pattern(text: str) -> list[int]:
+    """The 0 or 1 of each layer of `([0]*3+[1]*58)`, as Megatron writes which layers are which."""
+    parts = re.findall(r"\[([\d,]+)\](?:\*(\d+))?", text)
+    return [int(each) for part, n in parts for each in part.split(",") * int(n or 1)]
 
 
 def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
@@ -285,7 +391,7 @@ def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
 
 def make_chunks(config: Any, arguments: Arguments) -> list[Any]:
     """The chunks of the model that stand on this pipeline rank, with weights that mean nothing."""
-    n_chunks = arguments.get("num_virtual_stages_per_pipeline_rank")
+    n_chunks = chunks_per_rank(arguments)
     if n_chunks is None:
         return [make_chunk(config, arguments, None)]
     return [make_chunk(config, arguments, number) for number in range(n_chunks)]
@@ -294,42 +400,48 @@ def make_chunks(config: Any, arguments: Arguments) -> list[Any]:
 def make_chunk(config: Any, arguments: Arguments, number: int | None) -> Any:
     """One chunk; `number` is its own among those of its rank, None where it is alone."""
     from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import (
-        get_gpt_decoder_block_spec,
-        get_gpt_layer_local_spec,
-        get_gpt_layer_with_transformer_engine_spec,
-    )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    shape = {
-        "num_experts": arguments.get("num_experts"),
-        "qk_layernorm": arguments.get("qk_layernorm", False),
-    }
-    if arguments.get("transformer_impl") == "local":
-        layer = get_gpt_layer_local_spec(
-            **shape, moe_grouped_gemm=False, normalization=arguments["normalization"]
-        )
-    elif arguments.get("num_experts"):
-        of_chunk = {} if number is None else {"vp_stage": number}
-        layer = get_gpt_decoder_block_spec(config, use_transformer_engine=True, **of_chunk)
-    else:
-        layer = get_gpt_layer_with_transformer_engine_spec(**shape)
+    has_te = arguments.get("transformer_impl") != "local"
+    layers = get_gpt_decoder_block_spec(
+        config, has_te, normalization=arguments["normalization"], vp_stage=number
+    )
     of_rank = {} if number is None else {"ignore_virtual": False, "vp_stage": number}
     return GPTModel(
         config,
-        layer,
+        layers,
         padded_vocab(arguments),
         arguments["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(**of_rank),
         post_process=parallel_state.is_pipeline_last_stage(**of_rank),
         share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in arguments,
         position_embedding_type=arguments["position_embedding_type"],
+        rotary_percent=arguments.get("rotary_percent", 1.0),
         rotary_base=arguments.get("rotary_base", 10_000),
         rope_scaling=arguments.get("use_rope_scaling", False),
         rope_scaling_factor=arguments.get("rope_scaling_factor", 8.0),
         seq_len_interpolation_factor=arguments.get("rotary_seq_len_interpolation_factor"),
+        mtp_block_spec=mtp_spec(config, layers, has_te, number),
         **({} if number is None else {"vp_stage": number}),
     )
+
+
+def mtp_spec(config: Any, layers: Any, has_te: bool, number: int | None) -> Any:
+    """Layers that predict further tokens, as the last layer is; None in a chunk without them.
+
+    Source: NVIDIA/Megatron-LM, gpt_builders.py (0.16), gpt_builder.
+    """
+    if not config.mtp_num_layers:
+        return None
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+
+    like = layers
+    if hasattr(specs, "get_gpt_decoder_layer_specs"):  # 0.15 on; a stage may have no layer there
+        like = specs.get_gpt_decoder_layer_specs(config, has_te, config.normalization)[-1]
+    elif not layers.layer_specs:
+        return None
+    return specs.get_gpt_mtp_block_spec(config, like, has_te, vp_stage=number)
 
 
 def padded_vocab(arguments: Arguments) -> int:
@@ -369,6 +481,8 @@ def optimizer_config(arguments: Arguments, config: Any) -> Any:
 
     known = {field.name for field in dataclasses.fields(OptimizerConfig)}
     given = {name: value for name, value in arguments.items() if name in known}
+    dtypes = {**beside("train").DTYPES, "fp8": torch.uint8}
+    given |= {name: dtypes[given[name]] for name in _DTYPES_OF_STATES if name in given}
     return OptimizerConfig(**given, params_dtype=config.params_dtype)
 
 
@@ -385,72 +499,118 @@ def draw_weights(chunks: Sequence[Any], arguments: Arguments) -> None:
     std = arguments["init_method_std"]
     # Layers that end a residual branch start smaller: GPT-2's rule, and Megatron's.
     deep_std = std / math.sqrt(2 * arguments["num_layers"])
+    gated = bool(arguments.get("swiglu") or arguments.get("quick_geglu"))
     with torch.no_grad():
         for chunk in chunks:
             for name, parameter in chunk.named_parameters():
-                if parameter.dim() < 2:
-                    continue  # norms and biases start alike everywhere
-                whole = global_name(chunk, name)
-                is_deep = whole.endswith(("linear_proj.weight", "linear_fc2.weight"))
-                seed = zlib.crc32(f"{arguments['seed']}/{whole}".encode())
-                part = drawn(
-                    parameter,
-                    whole,
-                    seed=seed,
-                    std=deep_std if is_deep else std,
-                    gated=arguments.get("swiglu", False),
-                )
-                parameter.copy_(part)
+                for whole, tensor, split in tensors_of(chunk, name, parameter):
+                    is_drawn = tensor.dim() > 1 or whole.endswith(_DRAWN_VECTORS)
+                    if not is_drawn:
+                        continue  # norms and biases start alike everywhere
+                    is_deep = whole.endswith(("linear_proj.weight", "linear_fc2.weight"))
+                    part = drawn(
+                        tensor.shape,
+                        split,
+                        seed=zlib.crc32(f"{arguments['seed']}/{whole}".encode()),
+                        std=deep_std if is_deep else std,
+                        n_blocks=2 if gated and whole.endswith("linear_fc1.weight") else 1,
+                    )
+                    tensor.copy_(part)
+
+
+_DRAWN_VECTORS = ("softmax_offset", "router.bias")
+"""Vectors that Megatron draws as it does matrices: GPT-OSS has them."""
+Split = tuple[int, int, int]
+"""Dimension along which ranks share a tensor, their number, and the number of this one."""
+
+
+def tensors_of(chunk: Any, name: str, parameter: Any) -> Iterator[tuple[str, torch.Tensor, Split]]:
+    """The tensors of the whole model in which a parameter has its part, with their names there.
+
+    Megatron's grouped experts keep all of a rank in one parameter, the others one in each.
+    """
+    whole, split = global_name(chunk, name), split_of(parameter, name)
+    grouped = re.search(r"experts\.weight([12])$", whole)
+    if grouped is None:
+        yield whole, parameter, split
+        return
+    first, count = experts_of_rank(chunk)
+    is_up = grouped[1] == "1"
+    hidden = chunk.config.hidden_size
+    size = (count, hidden, -1) if is_up else (count, -1, hidden)
+    of_experts = parameter.view(size).transpose(1, 2)  # the others keep (outputs, inputs)
+    for number, weight in enumerate(of_experts):
+        stem = whole[: grouped.start()]
+        layer = f"experts.local_experts.{first + number}.linear_fc{grouped[1]}.weight"
+        yield stem + layer, weight, (0 if is_up else 1, *split[1:])
 
 
 def global_name(chunk: Any, name: str) -> str:
-    """A parameter's name in the whole model: layers and experts are numbered from 0 throughout."""
-    from megatron.core import parallel_state
+    """A parameter's name in the whole model: layers and experts are numbered from 0 throughout.
 
+    Layers that predict further tokens stand in one stage, and have the same numbers everywhere.
+    """
     parts = name.split(".")
-    if "layers" in parts:
+    if "layers" in parts and parts[0] != "mtp":
         at = parts.index("layers") + 1
         parts[at] = str(chunk.decoder.layers[int(parts[at])].layer_number - 1)
+    first = experts_of_rank(chunk)[0]
     if "local_experts" in parts:
         at = parts.index("local_experts") + 1
-        experts = chunk.config.num_moe_experts
-        per_rank = experts // parallel_state.get_expert_model_parallel_world_size()
-        first = parallel_state.get_expert_model_parallel_rank() * per_rank
         parts[at] = str(first + int(parts[at]))
+    elif (numbered := re.fullmatch(r"(weight|bias)(\d+)", parts[-1])) and parts[-3] == "experts":
+        # Transformer Engine's grouped layers: linear_fc1.weight0.
+        parts[-3:] = ["experts", "local_experts", str(first + int(numbered[2])), parts[-2]]
+        parts.append(numbered[1])
     whole = ".".join(parts)
     is_tied = chunk.share_embeddings_and_output_weights
     return "embedding.word_embeddings.weight" if is_tied and parts[0] == "output_layer" else whole
 
 
-def drawn(parameter: Any, name: str, *, seed: int, std: float, gated: bool) -> torch.Tensor:
-    """A rank's part of a tensor that is drawn whole; shape as of the parameter.
+def experts_of_rank(chunk: Any) -> tuple[int, int]:
+    """Number of this rank's first expert, and of its experts."""
+    from megatron.core import parallel_state
 
-    Args:
-        parameter: The part, as Megatron made it.
-        name: The parameter's, in the whole model.
-        seed: Of the whole tensor.
-        std: Standard deviation of its numbers.
-        gated: Whether MLPs have a gate, whose weights stand before those of the up projection.
-    """
+    n_ranks = parallel_state.get_expert_model_parallel_world_size()
+    count = (chunk.config.num_moe_experts or 0) // n_ranks
+    return parallel_state.get_expert_model_parallel_rank() * count, count
+
+
+def split_of(parameter: Any, name: str) -> Split:
+    """How ranks share a parameter, as Megatron made it."""
     from megatron.core import parallel_state
 
     n_parts, part = 1, 0
     if not getattr(parameter, "allreduce", True):  # an expert's
         n_parts = parallel_state.get_expert_tensor_parallel_world_size()
         part = parallel_state.get_expert_tensor_parallel_rank()
-    elif getattr(parameter, "tensor_model_parallel", False):
+    elif getattr(parameter, "tensor_model_parallel", False) or name.endswith("softmax_offset"):
         n_parts = parallel_state.get_tensor_model_parallel_world_size()
         part = parallel_state.get_tensor_model_parallel_rank()
-    dim = parameter.partition_dim if n_parts > 1 else 0
-    shape = list(parameter.shape)
-    shape[dim] *= n_parts
+    return getattr(parameter, "partition_dim", 0) if n_parts > 1 else 0, n_parts, part
+
+
+def drawn(
+    shape: Sequence[int], split: Split, *, seed: int, std: float, n_blocks: int
+) -> torch.Tensor:
+    """A rank's part of a tensor that is drawn whole.
+
+    Args:
+        shape: The part's.
+        split: How ranks share it.
+        seed: Of the whole tensor.
+        std: Standard deviation of its numbers.
+        n_blocks: Blocks of rows of which each rank has a part: an MLP's gate stands before its up
+            projection.
+    """
+    dim, n_parts, part = split
+    whole_shape = list(shape)
+    whole_shape[dim] *= n_parts
     generator = torch.Generator().manual_seed(seed)
-    whole = torch.empty(shape).normal_(0.0, std, generator=generator)
+    whole = torch.empty(whole_shape).normal_(0.0, std, generator=generator)
     if n_parts == 1:
         return whole
-    is_gated = gated and name.endswith("linear_fc1.weight")
-    halves = whole.chunk(2) if is_gated else (whole,)
-    return torch.cat([half.chunk(n_parts, dim)[part] for half in halves])
+    return torch.cat([block.chunk(n_parts, dim)[part] for block in whole.chunk(n_blocks)])
 
 
 # ---------------------------------------------------------------- the data

@@ -30,6 +30,7 @@ def train(case: dict[str, Any]) -> Answer:
     driver.join_ranks()
     settings = train_megatron.settings_of(settings_of(spec.workload, spec.layout), arguments)
     training = train_megatron.make_training(arguments, settings)
+    norms = _noted_norms(training)
     trained = train_megatron.steps(training)
     losses = [next(trained).item() for _ in range(STEPS)]
     found = driver.read_back(training, spec.engine.expected)
@@ -43,10 +44,25 @@ def train(case: dict[str, Any]) -> Answer:
         "again": [next(trained).item() for _ in range(STEPS_AFTER)],
         "error": None,
         "losses": losses,
+        "norms": norms[:STEPS],
         "read_back": found,
         "differences": differences(spec.engine.expected, found),
         "states": megatron_states.states(training),
     }
+
+
+def _noted_norms(training: train_megatron.Training) -> list[float]:
+    """The norm of all gradients before each update, as Megatron's optimizer has it."""
+    norms: list[float] = []
+    step = training.optimizer.step
+
+    def noted() -> Any:
+        found = step()
+        norms.append(float(found[1]))
+        return found
+
+    training.optimizer.step = noted
+    return norms
 
 
 def main() -> None:

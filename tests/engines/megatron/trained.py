@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.jobs import CPU
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DRIVER = Path(__file__).with_name("reality_driver.py")
+PRESETS = REPOSITORY / "autotune" / "job" / "presets"
 HERE = dataclasses.replace(CPU, megatron_core=version_of("megatron-core") or "")
 """CPU ranks with the release that trains: some lack a knob, or ask for more."""
 
@@ -53,6 +55,14 @@ MIXTRAL: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "sliding_window": None,
 }
+MIXTURES: dict[str, dict[str, Any]] = {
+    name: {
+        **json.loads((PRESETS / f"tiny-{name}.json").read_text(encoding="utf-8")),
+        "initializer_range": 0.05,
+    }
+    for name in ("qwen3-moe", "deepseek-v3", "gpt-oss")
+}
+"""Small mixtures, whose weights are large enough for a fault to move the losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +109,22 @@ def layouts_of(job: Job, **wanted: Any) -> list[tuple[MegatronEngine, Candidate]
     ]
 
 
-def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[Trained]:
-    """Train candidates, each in ranks of its own.
+def train(
+    cases: list[tuple[MegatronEngine, Candidate]],
+    folder: Path,
+    more: Sequence[Mapping[str, Any]] = (),
+) -> list[Trained]:
+    """Train candidates, each in ranks of its own; `more` are arguments beside those of each.
 
     Raises:
         AssertionError: The driver failed.
     """
     asked, answered = folder / "cases.json", folder / "answers.json"
     told = [
-        {**_case(engine, candidate), "folder": str(folder / f"checkpoint-{number}")}
+        {
+            **case_of(engine, candidate, more[number] if more else {}),
+            "folder": str(folder / f"checkpoint-{number}"),
+        }
         for number, (engine, candidate) in enumerate(cases)
     ]
     asked.write_text(json.dumps(told))
@@ -116,7 +133,7 @@ def train(cases: list[tuple[MegatronEngine, Candidate]], folder: Path) -> list[T
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_path())},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(answered.read_text())
@@ -131,8 +148,12 @@ def _path() -> list[str]:
     return [*filter(None, [os.environ.get("PYTHONPATH")]), str(REPOSITORY)]
 
 
-def _case(engine: MegatronEngine, candidate: Candidate) -> dict[str, Any]:
+def case_of(
+    engine: MegatronEngine, candidate: Candidate, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A trial's spec, and its arguments with others of Megatron's besides; None leaves one out."""
     run = Run(candidate=candidate, role=Role.SEARCH)
     spec = make_spec(run, study="s", number=0, job=engine._job, engine=engine, environment=HERE)
     arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    arguments = {k: v for k, v in {**arguments, **(more or {})}.items() if v is not None}
     return {"spec": to_dict(spec), "arguments": arguments}
