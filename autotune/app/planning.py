@@ -49,7 +49,7 @@ def open_outlook(
     job, keys, environment = read_job_on(
         wishes, job_file, {**flags, "engine": engine}, agreed=agreed
     )
-    lattice = lattice_of(job, bind_engine(job, environment))
+    lattice = lattice_of(job, bind_engine(job, environment), changes_training=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons

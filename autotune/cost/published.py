@@ -23,9 +23,9 @@ MAX_ROWS = 200_000
 
 RESULT_COLUMNS = frozenset(
     {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
-    | {"samples_per_s", "peak_mem_gb", "status", "notes"}
+    | {"samples_per_s", "peak_mem_gb", "status"}
 )
-"""Columns of results, which are never read."""
+"""Columns of results, which are never read. Of `notes`, words about the model are."""
 
 
 @dataclass(frozen=True, kw_only=True)

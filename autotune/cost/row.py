@@ -176,13 +176,6 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         raise RowError(f"n_heads={heads:g} is no multiple of tp={tp:g}")
     if pp * vp > layers:
         raise RowError(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
-    # Megatron can count the embedding and the loss as a layer each
-    # (account_for_*_in_pipeline_split).
-    if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
-        raise RowError(
-            f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
-            f"pp {pp:g} x vp {vp:g}"
-        )
     if seq_len % (cp * ulysses):
         raise RowError(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
     micro_batch = cells.count("micro_batch")
@@ -203,7 +196,28 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
+        **_stages(cells, layers, pp, vp),
     }
+
+
+def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
+    """Layers of the stages where they do not split evenly.
+
+    Engines then leave layers out of the ends, which have the embedding and the loss besides:
+    Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
+    layouts.
+    """
+    if layers % (pp * vp) == 0:
+        return {}
+    if layers % pp == 0:
+        cells.assume("stages", "a layout", f"{layers:g} layers on pp {pp:g} x vp {vp:g}")
+        return {}
+    most = math.ceil(layers / pp)
+    n_missing = most * pp - layers
+    first = most - float(n_missing >= 2)
+    last = most - float(min(n_missing, 2 if n_missing > 2 else 1))
+    cells.assume("stages", f"{first:g} to {most:g} to {last:g} layers", f"{layers:g} on pp {pp:g}")
+    return {"most_stage_layers": most, "first_stage_layers": first, "last_stage_layers": last}
 
 
 def _ulysses(cells: Cells) -> float:

@@ -1,10 +1,14 @@
 """The model of a table's row: its sizes, and what they leave open."""
 
+import functools
 import math
 import re
 from dataclasses import dataclass
 
 from autotune.cost.cells import Cells, RowError
+from autotune.job.model import load_model
+from autotune.job.model_shape import ModelShape
+from autotune.job.published import preset_spelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +61,158 @@ _MIXTURE = re.compile(r"\b(\d{1,3})x\d+(?:\.\d+)?b", re.I)
 """Experts in a name such as Mixtral-8x7B."""
 
 
+_MTP = re.compile(r"\bw(ith|/) ?(?P<out>o|out)? ?mtp\b", re.I)
+"""What a row's notes say of layers that predict further tokens."""
+_NVIDIA = re.compile(r"nemo(?!-automodel)|bridge", re.I)
+"""Frameworks whose recipes train those layers of DeepSeek-V3, and split no expert over tensor
+parallel ranks: NVIDIA-NeMo/Megatron-Bridge, recipes/deepseek/deepseek_v3.py (mtp_num_layers,
+expert_tensor_parallel_size)."""
+_LATENT = (
+    *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
+    "latent_value_dim",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preset:
+    """The shipped model that a row names."""
+
+    name: str
+    shape: ModelShape
+
+    @property
+    def why(self) -> str:
+        return f"as {self.name}"
+
+
 def read_model(cells: Cells) -> dict[str, float]:
     """Columns of the model.
 
-    Blank sizes come from the family that the model's name tells, else from GPT. Whether the MLP
-    has a gate and the embeddings are tied is not in such tables: the function takes the case, out
-    of four, whose parameters come nearest to `params_b`; without it, the family's.
+    A row that names a preset, in `model` or `model_name`, has its shape but for what its own
+    columns say. Other blank sizes come from the family that the model's name tells, else from
+    GPT. Whether the MLP has a gate and the embeddings are tied is not in such tables: the function
+    takes the case, out of four, whose parameters come nearest to `params_b`; without it, the
+    family's.
 
     Raises:
         RowError: A size is missing, or the sizes do not fit together.
     """
+    preset = _preset(cells)
+    columns = _of_family(cells) if preset is None else _of_preset(cells, preset)
+    columns["learned_positions"] = float(not columns["gated_mlp"])
+    n_layers, hidden = columns["n_layers"], columns["hidden"]
+    is_gated, is_tied = columns["gated_mlp"] > 0, columns["tied_embeddings"] > 0
+    if _count(columns, gated=is_gated, tied=is_tied) > _MAX_PARAMS:
+        raise RowError(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
+    return columns
+
+
+def _preset(cells: Cells) -> _Preset | None:
+    """The preset that the row names; none where its layers are of another size."""
+    for key in ("model", "model_name"):
+        name = preset_spelled(cells.text(key))
+        if name is None:
+            continue
+        shape = _shape(name)
+        for column, size in (("hidden", shape.hidden), ("n_heads", shape.n_heads)):
+            if not cells.is_blank(column) and cells.count(column, most=1e9) != size:
+                cells.assume("model", cells.text(key), f"not {name}, whose {column} is {size}")
+                return None
+        return _Preset(name=name, shape=shape)
+    return None
+
+
+@functools.cache
+def _shape(preset: str) -> ModelShape:
+    return load_model(preset).shape
+
+
+def _of_preset(cells: Cells, preset: _Preset) -> dict[str, float]:
+    shape, why = preset.shape, preset.why
+    sizes = {
+        "n_layers": (shape.n_layers, 10_000),
+        "hidden": (shape.hidden, 1_000_000),
+        "n_heads": (shape.n_heads, 100_000),
+        "n_kv_heads": (shape.n_kv_heads, 100_000),
+        "ffn_hidden": (shape.ffn_hidden, 10_000_000),
+        "vocab": (shape.vocab, 100_000_000),
+    }
+    columns = {
+        key: _size(cells, key, float(size), preset, most=most)
+        for key, (size, most) in sizes.items()
+    }
+    if columns["n_heads"] % columns["n_kv_heads"]:
+        raise RowError(
+            f"n_heads={columns['n_heads']:g} is no multiple of "
+            f"n_kv_heads={columns['n_kv_heads']:g}"
+        )
+    head_dim = shape.attention_width / shape.n_heads
+    if not shape.latent_kv_rank and not cells.is_blank("head_dim"):
+        head_dim = cells.count("head_dim", most=100_000)
+    columns |= {
+        "seq_len": cells.count("seq_len", most=100_000_000),
+        "head_dim": head_dim,
+        "gated_mlp": float(shape.gated_mlp),
+        "tied_embeddings": float(shape.tied_embeddings),
+    }
+    if shape.n_experts < 2:
+        return columns | {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
+    columns |= _divided(
+        _size(cells, "n_experts", float(shape.n_experts), preset, most=100_000),
+        _size(cells, "experts_per_token", float(shape.experts_per_token), preset, most=100_000),
+        cells,
+    )
+    layers = int(columns["n_layers"])
+    columns["n_dense_layers"] = float(sum(not shape.has_experts(i) for i in range(layers)))
+    columns["dense_ffn_hidden"] = float(shape.dense_ffn_hidden)
+    columns["shared_expert_hidden"] = float(shape.shared_expert_hidden)
+    for key in ("n_dense_layers", "shared_expert_hidden"):
+        if columns[key]:
+            cells.assume(key, columns[key], why)
+    columns |= _attention(cells, preset, layers)
+    columns["n_mtp_layers"] = _n_mtp_layers(cells, preset)
+    return columns
+
+
+def _size(cells: Cells, key: str, known: float, preset: _Preset, *, most: float) -> float:
+    """A size of the row, which counts even where the preset has another."""
+    found = cells.count(key, known, preset.why, most=most)
+    if found != known:
+        cells.assume(key, found, f"{known:g} in {preset.name}")
+    return found
+
+
+def _attention(cells: Cells, preset: _Preset, layers: int) -> dict[str, float]:
+    """Ranks and heads of latent attention, and the layers that have a window."""
+    shape = preset.shape
+    columns = {key: float(getattr(shape, key)) for key in _LATENT}
+    if shape.latent_kv_rank:
+        cells.assume("latent_kv_rank", shape.latent_kv_rank, preset.why)
+    n_windowed = math.ceil(shape.n_windowed_layers * layers / shape.n_layers)
+    if n_windowed:
+        cells.assume("window", shape.window, f"of {n_windowed} layers, {preset.why}")
+    return {**columns, "window": float(shape.window), "n_windowed_layers": float(n_windowed)}
+
+
+def _n_mtp_layers(cells: Cells, preset: _Preset) -> float:
+    """Layers that predict further tokens: as the row says, else as the framework's recipes."""
+    if not cells.is_blank("n_mtp_layers"):
+        is_none = cells.text("n_mtp_layers") in ("0", "0.0")
+        return 0.0 if is_none else cells.count("n_mtp_layers", most=100)
+    known = float(preset.shape.n_mtp_layers)
+    if not known:
+        return 0.0
+    told = _MTP.search(cells.text("notes"))
+    if told:
+        return 0.0 if told["out"] else known
+    if _NVIDIA.search(cells.text("framework")):
+        cells.assume("n_mtp_layers", known, f"as recipes of {preset.name}")
+        return known
+    cells.assume("n_mtp_layers", 0)
+    return 0.0
+
+
+def _of_family(cells: Cells) -> dict[str, float]:
     name = cells.text("model_name").lower()
     family = next(family for family in _FAMILIES if re.search(family.spelled, name))
     n_layers = cells.count("n_layers", most=10_000)
@@ -91,11 +237,7 @@ def read_model(cells: Cells) -> dict[str, float]:
         **_experts(cells),
     }
     gated, tied = _gate_and_tie(cells, family, columns)
-    columns["gated_mlp"], columns["tied_embeddings"] = float(gated), float(tied)
-    columns["learned_positions"] = float(not gated)
-    if _count(columns, gated=gated, tied=tied) > _MAX_PARAMS:
-        raise RowError(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
-    return columns
+    return {**columns, "gated_mlp": float(gated), "tied_embeddings": float(tied)}
 
 
 def _heads(cells: Cells, family: Family, name: str, hidden: float) -> float:
@@ -129,25 +271,33 @@ def _head_dim(cells: Cells, family: Family, hidden: float, n_heads: float) -> fl
 
 def _experts(cells: Cells) -> dict[str, float]:
     """Such tables may say `n_experts` and `experts_per_token`; they must where ep is above one."""
-    ep = cells.count("ep", 1.0) if not cells.is_blank("ep") else 1.0
+    ep = 1.0 if cells.is_blank("ep") else cells.count("ep")
     named = _MIXTURE.search(cells.text("model_name"))
     if cells.is_blank("n_experts") and named is not None:
         cells.assume("n_experts", int(named[1]), "by the model's name")
         per_token = cells.count("experts_per_token", 2.0, "by the model's name", most=100_000)
-        return _divided(float(named[1]), per_token, ep)
+        return _divided(float(named[1]), per_token, cells)
     if cells.is_blank("n_experts"):
         if ep > 1:
             raise RowError(f"ep={ep:g}, and n_experts is not given")
         return {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
     n_experts = cells.count("n_experts", most=100_000)
     per_token = cells.count("experts_per_token", min(2.0, n_experts), most=100_000)
-    return _divided(n_experts, per_token, ep)
+    return _divided(n_experts, per_token, cells)
 
 
-def _divided(n_experts: float, per_token: float, ep: float) -> dict[str, float]:
+def _divided(n_experts: float, per_token: float, cells: Cells) -> dict[str, float]:
+    """Columns of the experts and of how they are split over the ranks."""
+    ep = 1.0 if cells.is_blank("ep") else cells.count("ep")
     if n_experts % ep or per_token > n_experts:
         raise RowError(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
-    return {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}
+    columns = {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}
+    if not cells.is_blank("etp"):
+        columns["expert_tp"] = cells.count("etp")
+    elif ep > 1 and _NVIDIA.search(cells.text("framework")):
+        cells.assume("etp", 1, "as recipes have it")
+        columns["expert_tp"] = 1.0
+    return columns
 
 
 def _gate_and_tie(cells: Cells, family: Family, sizes: dict[str, float]) -> tuple[bool, bool]:

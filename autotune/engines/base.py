@@ -132,8 +132,10 @@ class Engine(ABC):
         """
         return load_space(self._job.space, self.context.knobs, self.name)
 
-    def layouts(self) -> Sequence[Candidate] | None:
+    def layouts(self, *, changes_training: bool = False) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
+
+        Those that change what is trained, such as fp8, are there if they may.
 
         None: the candidates of the job's space are judged.
 

@@ -21,6 +21,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.megatron import flags
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
+    expert_kernels,
     kernel_arguments,
     layout_arguments,
     optimizer_arguments,
@@ -34,8 +35,8 @@ from autotune.engines.megatron.flags import (
     words_of,
 )
 from autotune.engines.megatron.knobs import rows_of
+from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments, model_arguments
-from autotune.engines.megatron.rules import LayoutTask
 from autotune.export.base import Handout, Launch, Subject
 from autotune.export.readme import choice_values
 from autotune.record.soak import digest_of
@@ -79,7 +80,12 @@ def run_of(handout: Handout) -> MegatronRun:
     """
     job, task = handout.job, task_of(handout.job, handout.environment)
     row = rows_of(task, [handout.candidate]).row(0)
-    model = model_arguments(job.model, job.seq_len)
+    layout = layout_arguments(row, job) | expert_kernels(handout.environment, job.model)
+    model = {
+        name: value
+        for name, value in model_arguments(job.model, job.seq_len).items()
+        if name not in layout
+    }
     vocab = int(str(model.pop("vocab_size")))
     kernels = kernel_arguments(handout.environment)
     if task.on_cpu:
@@ -87,7 +93,7 @@ def run_of(handout: Handout) -> MegatronRun:
     return MegatronRun(
         task=task,
         row=row,
-        layout=layout_arguments(row, job),
+        layout=layout,
         model=model,
         kernels=kernels,
         training={**optimizer_arguments(job), **seed_arguments(job)},

@@ -1,7 +1,8 @@
 """Models by the name of their repository on Hugging Face, read from the local cache alone.
 
 Nothing is fetched: a search may run where there is no network, and who may read a gated
-repository is between its owner and the user.
+repository is between its owner and the user. Where the cache has none, a preset may know its
+shape.
 """
 
 import os
@@ -9,7 +10,7 @@ import re
 from pathlib import Path
 
 from autotune.base.errors import JobError
-from autotune.job.published import PUBLISHED
+from autotune.job.published import preset_of_repository
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -20,11 +21,11 @@ def is_repository(text: str) -> bool:
     return is_name and not os.path.exists(text)
 
 
-def config_of(repository: str) -> Path:
-    """The config.json of a repository in the local cache.
+def config_of(repository: str) -> Path | str:
+    """The config.json of a repository in the local cache, or the name of the preset like it.
 
     Raises:
-        JobError: It is not there, and the hint is the command that fetches it; or no repository
+        JobError: Neither is there, and the hint is the command that fetches it; or no repository
             has such a name.
     """
     from huggingface_hub import try_to_load_from_cache  # heavy, and only for such names
@@ -39,10 +40,10 @@ def config_of(repository: str) -> Path:
         ) from error
     if isinstance(path, str):
         return Path(path)
-    same = [name for name, it in PUBLISHED.items() if it.repository == repository]
-    preset = f"; or name the preset {same[0]}, which has its shape" if same else ""
+    if preset := preset_of_repository(repository):
+        return preset
     raise JobError(
-        f"model: {repository}: there is no such folder, and Hugging Face's local cache does not "
-        "hold the repository",
-        f"fetch its config.json, without weights: hf download {repository} config.json{preset}",
+        f"model: {repository}: there is no such folder, Hugging Face's local cache does not hold "
+        "the repository, and no preset has its shape",
+        f"fetch its config.json, without weights: hf download {repository} config.json",
     )

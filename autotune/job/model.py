@@ -81,7 +81,7 @@ def load_model(text: str) -> Model:
     """Find a model by preset name, folder, config.json, repository or `package.module:factory`.
 
     A repository's name, such as `meta-llama/Llama-3.1-8B`, is looked for in the local cache of
-    Hugging Face alone: nothing is fetched.
+    Hugging Face, then among the presets: nothing is fetched.
 
     A factory is a callable without arguments that returns a `torch.nn.Module` whose
     `forward(input_ids=, labels=)` returns the loss or an object with `.loss`.
@@ -89,14 +89,13 @@ def load_model(text: str) -> Model:
     Raises:
         JobError: There is no such model, or its config or factory is not usable.
     """
-    if text in presets():
-        file = resources.files("autotune.job") / "presets" / f"{text}.json"
+    found = config_of(text) if is_repository(text) else text
+    if isinstance(found, Path):
+        return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)
+    if found in presets():
+        file = resources.files("autotune.job") / "presets" / f"{found}.json"
         config = json.loads(file.read_text(encoding="utf-8"))
-        return model_from_config(text, config, where=str(file))
-    if is_repository(text):
-        return model_from_config(
-            text.rpartition("/")[2], _read_config(config_of(text)), where=text
-        )
+        return model_from_config(found, config, where=str(file))
     if is_path(text):
         path = Path(os.path.expanduser(text))
         is_folder = os.path.isdir(path)

@@ -1,11 +1,14 @@
 """What is published of the shipped models: the repository of their config.json, their size.
 
 Sizes and dimensions are facts of each repository's config.json on huggingface.co, and the counts
-those of its model card or of its weights' index (without DeepSeek-V3's module for the prediction
-of further tokens, which is not trained here). A test holds the presets to them.
+those of its model card or of its weights' index, without what transformers does not build for
+language: DeepSeek-V3's and GLM-4.5's layer for the prediction of further tokens, Llama 4's eyes,
+scales of weights in 8 or 4 bits. A test holds the presets to them.
 """
 
+import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -56,6 +59,8 @@ deepseek-7b        deepseek-ai/deepseek-llm-7b-base   6,910,365,696
 deepseek-v2        deepseek-ai/DeepSeek-V2            235,741,434,880
 deepseek-v2-lite   deepseek-ai/DeepSeek-V2-Lite       15,706,484,224
 deepseek-v3        deepseek-ai/DeepSeek-V3            671,026,404,352
+glm-4.5            zai-org/GLM-4.5                    352,797,814,784
+glm-4.5-air        zai-org/GLM-4.5-Air                106,852,245,504
 gemma-2-27b        google/gemma-2-27b                 27,227,128,320
 gemma-2-2b         google/gemma-2-2b                  2,614,341,888
 gemma-2-9b         google/gemma-2-9b                  9,241,705,984
@@ -63,6 +68,9 @@ gpt2               openai-community/gpt2              124,439,808
 gpt2-large         openai-community/gpt2-large        774,030,080
 gpt2-medium        openai-community/gpt2-medium       354,823,168
 gpt2-xl            openai-community/gpt2-xl           1,557,611,200
+gpt-oss-120b       openai/gpt-oss-120b                116,829,156,672
+gpt-oss-20b        openai/gpt-oss-20b                 20,914,757,184
+kimi-k2            moonshotai/Kimi-K2-Instruct        1,026,408,209,408
 llama-2-13b        meta-llama/Llama-2-13b-hf          13,015,864,320
 llama-2-70b        meta-llama/Llama-2-70b-hf          68,976,648,192
 llama-2-7b         meta-llama/Llama-2-7b-hf           6,738,415,616
@@ -74,18 +82,24 @@ llama-3.1-8b       meta-llama/Llama-3.1-8B            8,030,261,248
 llama-3.2-1b       meta-llama/Llama-3.2-1B            1,235,814,400
 llama-3.2-3b       meta-llama/Llama-3.2-3B            3,212,749,824
 llama-3.3-70b      meta-llama/Llama-3.3-70B-Instruct  70,553,706,496
+llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E  400,711,848,960
+llama-4-scout      meta-llama/Llama-4-Scout-17B-16E   107,769,861,120
+minimax-m2         MiniMaxAI/MiniMax-M2               228,689,748,992
 mistral-7b         mistralai/Mistral-7B-v0.1          7,241,732,096
 mistral-7b-v0.3    mistralai/Mistral-7B-v0.3          7,248,023,552
 mistral-nemo-12b   mistralai/Mistral-Nemo-Base-2407   12,247,782,400
 mistral-small-24b  mistralai/Mistral-Small-24B-Base-2501  23,572,403,200
 mixtral-8x22b      mistralai/Mixtral-8x22B-v0.1       140,620,634,112
 mixtral-8x7b       mistralai/Mixtral-8x7B-v0.1        46,702,792,704
+moonlight-16b-a3b  moonshotai/Moonlight-16B-A3B       15,960,108,544
 olmo-2-13b         allenai/OLMo-2-1124-13B            13,716,198,400
 olmo-2-1b          allenai/OLMo-2-0425-1B             1,484,916,736
 olmo-2-32b         allenai/OLMo-2-0325-32B            32,234,279,936
 olmo-2-7b          allenai/OLMo-2-1124-7B             7,298,617,344
 phi-3-mini         microsoft/Phi-3-mini-4k-instruct   3,821,079,552
 phi-4              microsoft/phi-4                    14,659,507,200
+qwen1.5-moe-a2.7b  Qwen/Qwen1.5-MoE-A2.7B             14,315,784,192
+qwen2-57b-a14b     Qwen/Qwen2-57B-A14B                57,408,658,944
 qwen2.5-0.5b       Qwen/Qwen2.5-0.5B                  494,032,768
 qwen2.5-1.5b       Qwen/Qwen2.5-1.5B                  1,543,714,304
 qwen2.5-14b        Qwen/Qwen2.5-14B                   14,770,033,664
@@ -103,6 +117,77 @@ qwen3-4b           Qwen/Qwen3-4B                      4,022,468,096
 qwen3-8b           Qwen/Qwen3-8B                      8,190,735,360
 """)
 """Preset -> what is published of it."""
+
+_SAME_SHAPE = {
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3.1": "deepseek-v3",
+}
+"""Other repositories with the sizes of a preset, whose names do not show it."""
+_STAGES = re.compile(
+    r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|2[0-9](0[1-9]|1[0-2])|0324|0905)"
+    r"(?=[-_ ]|$)",
+    re.I,
+)
+"""Parts of a name that say how a model was trained on, or when: its sizes stay the same."""
+_NO_SIZES = re.compile(r"\b(moe|mla|truncated|reduced|nvidia|meta)\b", re.I)
+"""Words of tables' names that say nothing of which model it is."""
+_TOTAL = re.compile(r"(?<![\dx.])(\d+(?:\.\d+)?)b", re.I)
+
+
+def preset_of_repository(repository: str) -> str | None:
+    """The preset with the shape of a repository on huggingface.co; None: there is none.
+
+    Repositories of the same owner that differ by the stage of training have the same shape.
+    """
+    if repository in _SAME_SHAPE:
+        return _SAME_SHAPE[repository]
+    owner, _, name = repository.partition("/")
+    wanted = _plain(_STAGES.sub("", name))
+    return next(
+        (
+            preset
+            for preset, it in PUBLISHED.items()
+            if it.repository.partition("/")[0].lower() == owner.lower()
+            and _plain(_STAGES.sub("", it.repository.partition("/")[2])) == wanted
+        ),
+        None,
+    )
+
+
+def preset_spelled(text: str) -> str | None:
+    """The preset that a table's `model` or `model_name` means, however it spells it; None: none.
+
+    `DeepSeek-V3-671B`, `Qwen3_30B_a3B`, `GPT OSS 120B` and `meta-llama/Llama-3.1-8B-Instruct` are
+    names of presets; a name with a word more than these is none.
+    """
+    if found := preset_of_repository(text):
+        return found
+    name = _NO_SIZES.sub(" ", _STAGES.sub("", text.rpartition("/")[2]))
+    presets = _spellings()
+    if found := presets.get(_plain(name)):
+        return found
+    for size in _TOTAL.finditer(name):
+        rest = _plain(name[: size.start()] + " " + name[size.end() :])
+        found = presets.get(rest)
+        if found and abs(float(size[1]) * 1e9 / PUBLISHED[found].n_params - 1) < 0.05:
+            return found
+    return None
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Letters and digits of every name of a preset -> the preset."""
+    found: dict[str, str] = {}
+    for preset, it in PUBLISHED.items():
+        for name in (preset, _STAGES.sub("", it.repository.partition("/")[2])):
+            # What is active of a mixture is often left out: Qwen3-30B for Qwen3-30B-A3B.
+            for spelled in (name, re.sub(r"-a\d+(\.\d+)?b$", "", name, flags=re.I)):
+                found.setdefault(_plain(_NO_SIZES.sub(" ", spelled)), preset)
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def preset_table() -> list[Preset]:

@@ -175,15 +175,18 @@ class Lattice:
         return {}
 
 
-def lattice_of(job: Job, engine: Engine) -> Lattice:
+def lattice_of(job: Job, engine: Engine, *, changes_training: bool = False) -> Lattice:
     """The legal candidates of a job: of its space, or those that its engine lays out.
+
+    An engine lays out what changes the training, such as fp8, if `changes_training`: a space names
+    it or not.
 
     Raises:
         JobError: The space is not valid, or too large.
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    laid_out = engine.layouts()
+    laid_out = engine.layouts(changes_training=changes_training)
     if laid_out is None:
         return build_lattice(engine.space, engine)
     return Lattice(

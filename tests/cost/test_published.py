@@ -131,7 +131,6 @@ def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
         ({"dp": "4"}, "= 32, not n_gpus=64"),
         ({"tp": "64", "pp": "1", "dp": "1"}, "n_heads=32 is no multiple of tp=64"),
         ({"tp": "1", "pp": "64", "dp": "1"}, "pp 64 x vp 1 is more than n_layers=40"),
-        ({"vp": "9"}, "n_layers=40, with embedding and loss 42"),
         ({"n_gpus": "1000000", "n_layers": "1"}, "n_gpus=1000000: more than 262144"),
         ({"global_batch": "100"}, "global_batch=100 is no multiple of micro_batch 2 x dp 8"),
         ({"gpu_type": "TPUv9"}, "no figures for the accelerator 'TPUv9'"),
@@ -291,7 +290,7 @@ def test_a_choice_that_is_not_known_is_said_and_changes_nothing(cell: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "hidden", "heads"),
-    [("GPT-8B", "4096", 32), ("Llama-3-8B", "4096", 32), ("gpt2", "768", 12), ("opt", "2048", 16)],
+    [("GPT-8B", "4096", 32), ("Llama-3-9B", "4096", 32), ("gpt2", "768", 12), ("opt", "2048", 16)],
 )
 def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -> None:
     changes = {"model_name": name, "hidden": hidden, "n_kv_heads": "", "params_b": "", "tp": "1"}

@@ -19,7 +19,12 @@ from autotune.base.errors import JobError
 from autotune.job import model_probe
 from autotune.job.model import ModelShape, load_model, presets, train_flops_per_token
 from autotune.job.model_families import FAMILIES, is_split_by_ulysses
-from autotune.job.published import PUBLISHED, preset_table
+from autotune.job.published import (
+    PUBLISHED,
+    preset_of_repository,
+    preset_spelled,
+    preset_table,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -118,15 +123,43 @@ def test_presets_are_the_true_shapes(name: str) -> None:
     assert built(config_of_preset(name))["n_params"] == PUBLISHED[name].n_params
 
 
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("deepseek-v3", 671e9, 37e9),
+        ("glm-4.5", 355e9, 32e9),
+        ("glm-4.5-air", 106e9, 12e9),
+        ("gpt-oss-120b", 116.83e9, 5.13e9),
+        ("gpt-oss-20b", 20.91e9, 3.61e9),
+        ("kimi-k2", 1.04e12, 32.6e9),
+        ("llama-4-maverick", 400e9, 17e9),
+        ("llama-4-scout", 109e9, 17e9),
+        ("minimax-m2", 230e9, 10e9),
+        ("moonlight-16b-a3b", 15.96e9, 3e9),
+        ("qwen1.5-moe-a2.7b", 14.3e9, 2.7e9),
+        ("qwen2-57b-a14b", 57e9, 14e9),
+        ("qwen3-235b-a22b", 235e9, 22e9),
+        ("qwen3-30b-a3b", 30.5e9, 3.3e9),
+    ],
+)
+def test_mixtures_are_as_large_as_their_cards_say(name: str, total: float, active: float) -> None:
+    """Some cards round, leave embeddings out of what is active, or count the next token's layer."""
+    shape = load_model(name).shape
+    assert shape.n_params == pytest.approx(total, rel=0.02)
+    counted = (shape.n_params_active, shape.n_params_active - shape.n_params_lookup)
+    assert min(abs(it / active - 1) for it in counted) < 0.06
+
+
 def test_every_model_of_somebody_has_its_source() -> None:
     assert {name for name in presets() if not name.startswith("tiny-")} == set(PUBLISHED)
     assert [preset.name for preset in preset_table()] == presets()
 
 
 def test_the_heads_of_latent_attention_are_as_wide_as_their_products() -> None:
-    shape = built(config_of_preset("deepseek-v3"))
-    assert shape["head_dim"] == ((128 + 64) + 128) / 2
-    assert shape["n_params_active"] == pytest.approx(37e9, rel=0.02)  # its paper's figure
+    shape = load_model("deepseek-v3").shape
+    assert shape.head_dim == ((128 + 64) + 128) / 2
+    latent = (shape.latent_q_rank, shape.latent_kv_rank, shape.latent_nope_dim)
+    assert (*latent, shape.latent_rope_dim, shape.latent_value_dim) == (1536, 512, 128, 64, 128)
 
 
 def config_of_preset(name: str) -> dict[str, Any]:
@@ -141,9 +174,9 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(JobError, match="local cache does not hold") as caught:
-        load_model("meta-llama/Llama-3.1-8B")
-    assert "hf download meta-llama/Llama-3.1-8B config.json" in caught.value.hint
-    assert "preset llama-3.1-8b" in caught.value.hint
+        load_model("meta-llama/Llama-3.1-9B")
+    assert "hf download meta-llama/Llama-3.1-9B config.json" in caught.value.hint
+    assert load_model("meta-llama/Llama-3.1-8B") == load_model("llama-3.1-8b")
     kept = tmp_path / "models--meta-llama--Llama-3.1-8B"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("a1")
@@ -151,6 +184,48 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     (kept / "snapshots" / "a1" / "config.json").write_text(json.dumps(LLAMA))
     model = load_model("meta-llama/Llama-3.1-8B")
     assert (model.name, model.shape.hidden) == ("Llama-3.1-8B", LLAMA["hidden_size"])
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset"),
+    [
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("moonshotai/Kimi-K2-Base", "kimi-k2"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", None),
+        ("microsoft/Phi-3-mini-128k-instruct", None),
+        ("somebody/Qwen3-30B-A3B", None),
+    ],
+)
+def test_a_repository_of_the_same_shape_is_a_preset(repository: str, preset: str | None) -> None:
+    assert preset_of_repository(repository) == preset
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_found_by_both_of_its_names(name: str) -> None:
+    assert preset_spelled(name) == name
+    assert preset_of_repository(PUBLISHED[name].repository) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "preset"),
+    [
+        ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
+        ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
+        ("LLAMA3-70B", "llama-3-70b"),
+        ("Llama4-Maverick-400B", "llama-4-maverick"),
+        ("DeepSeek-V3-67B", None),
+        ("GPT-175B", None),
+        ("Llama3-70B, 2 nodes", None),
+        ("", None),
+    ],
+)
+def test_a_preset_is_found_however_a_table_spells_it(text: str, preset: str | None) -> None:
+    assert preset_spelled(text) == preset
 
 
 @pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/model.git", f"org/{'x' * 100}"])

@@ -12,10 +12,29 @@ from collections.abc import Mapping
 
 from autotune.cost.plans import Recompute
 from autotune.devices.hardware import Environment
-from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, OFFLOADED, RECOMPUTED
+from autotune.engines.megatron.choices import (
+    BALANCED,
+    DISPATCHERS,
+    FLEX,
+    FP8,
+    FP8_RECIPES,
+    FSDP,
+    LAYOUTS,
+    OFFLOADED,
+    RECOMPUTED,
+)
 from autotune.engines.megatron.knobs import KNOBS, value_of
 from autotune.engines.megatron.model_arguments import Arguments, model_arguments
+from autotune.engines.megatron.stages import (
+    balanced_layers,
+    layers_in,
+    stages_of,
+    work_of,
+    written,
+)
 from autotune.job.job import Job
+from autotune.job.model import Model
+from autotune.job.model_shape import ModelShape
 
 _WITHOUT_TRANSFORMER_ENGINE: Arguments = {
     "transformer_impl": "local",
@@ -48,6 +67,7 @@ KNOBS_OF = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "num_virtual_stages_per_pipeline_rank": "vp",
+    "pipeline_model_parallel_layout": "stages",
     "account_for_embedding_in_pipeline_split": "ends_as_layers",
     "account_for_loss_in_pipeline_split": "ends_as_layers",
     "context_parallel_size": "cp",
@@ -59,6 +79,12 @@ KNOBS_OF = {
     "overlap_param_gather": "overlap_param_gather",
     "no_overlap_p2p_communication": "overlap_p2p",
     "tp_comm_overlap": "tp_comm_overlap",
+    "moe_token_dispatcher_type": "dispatcher",
+    "moe_enable_deepep": "dispatcher",
+    "moe_flex_dispatcher_backend": "dispatcher",
+    "overlap_moe_expert_parallel_comm": "overlap_experts",
+    "delay_wgrad_compute": "delay_weight_grads",
+    "moe_shared_expert_overlap": "overlap_shared_experts",
     "use_megatron_fsdp": "fsdp",
     "data_parallel_sharding_strategy": "fsdp",
     "expert_tensor_parallel_size": "etp",
@@ -98,6 +124,23 @@ _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0
 CLIP_GRAD = 1.0
 
 
+_FUSED_EXPERTS: Arguments = {
+    "moe_grouped_gemm": True,
+    "moe_permute_fusion": True,
+    "moe_router_fusion": True,
+}
+"""Kernels of Transformer Engine for mixtures of experts, which Megatron leaves off by default.
+
+Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md; the router's asks for
+Transformer Engine 2.6, the permutation's for 2.1."""
+
+
+def expert_kernels(environment: Environment, model: Model) -> Arguments:
+    """What a mixture of experts is told where Transformer Engine has kernels for it."""
+    has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
+    return dict(_FUSED_EXPERTS) if has_te and model.shape.n_experts > 1 else {}
+
+
 def kernel_arguments(environment: Environment) -> Arguments:
     """What Megatron is told where kernels that it asks for by default are not there."""
     if environment.accelerator == "cpu":
@@ -122,15 +165,19 @@ def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None)
         JobError: Megatron's GPT model cannot be the job's model.
     """
     return {
-        **layout_arguments(row, job),
         **model_arguments(job.model_with(layers), job.seq_len),
+        **layout_arguments(row, job, layers=layers),
         **optimizer_arguments(job),
         **seed_arguments(job),
     }
 
 
-def layout_arguments(row: Mapping[str, int], job: Job) -> Arguments:
-    """How the ranks share the work, the batch, the precision, recomputation and overlap."""
+def layout_arguments(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:
+    """How the ranks share the work, the batch, the precision, recomputation and overlap.
+
+    Arguments as of `arguments_of`.
+    """
+    shape = job.model_with(layers).shape
     found: Arguments = {
         "tensor_model_parallel_size": row["tp"],
         "pipeline_model_parallel_size": row["pp"],
@@ -140,7 +187,9 @@ def layout_arguments(row: Mapping[str, int], job: Job) -> Arguments:
         "global_batch_size": job.global_batch,
         "seq_length": job.seq_len,
     }
-    if row["vp"] > 1:
+    if row["stages"]:
+        found["pipeline_model_parallel_layout"] = _placement(row, shape, job.seq_len)
+    elif row["vp"] > 1:
         found["num_virtual_stages_per_pipeline_rank"] = row["vp"]
     if row["ends_as_layers"]:
         found["account_for_embedding_in_pipeline_split"] = True
@@ -154,9 +203,41 @@ def layout_arguments(row: Mapping[str, int], job: Job) -> Arguments:
         found["use_distributed_optimizer"] = True
         if not row["overlap_param_gather"]:
             found["overlap_param_gather"] = True
+    if shape.n_experts > 1:
+        found |= _experts(row)
     found |= _more_of_layout(row) | _sharding(row) | _offload(row) | _fp8(row)
     if job.precision != "fp32":
         found[job.precision] = True
+    return found
+
+
+def _placement(row: Mapping[str, int], shape: ModelShape, seq_len: int) -> str:
+    """Which layers a stage has, in Megatron's words; a reduced model's are balanced."""
+    text = LAYOUTS.text(row["stages"])
+    stages = stages_of(text) if row["stages"] != BALANCED else None
+    if stages is not None and sum(layers_in(stages)) == shape.n_layers:
+        return text
+    counts = balanced_layers(work_of(shape, seq_len), row["pp"], row["vp"])
+    return written(counts, shape.n_mtp_layers)
+
+
+def _experts(row: Mapping[str, int]) -> Arguments:
+    kind = DISPATCHERS[row["dispatcher"]]
+    found: Arguments = {"moe_token_dispatcher_type": kind}
+    if row["dispatcher"] in FLEX:
+        found = {"moe_token_dispatcher_type": "flex", "moe_router_dtype": "fp32"}
+        # Every release has this flag; the backend's came with 0.16.
+        found |= (
+            {"moe_enable_deepep": True}
+            if kind == "deepep"
+            else {"moe_flex_dispatcher_backend": kind}
+        )
+    if row["overlap_experts"]:
+        found["overlap_moe_expert_parallel_comm"] = True
+    if row["delay_weight_grads"]:
+        found["delay_wgrad_compute"] = True
+    if row["overlap_shared_experts"]:
+        found["moe_shared_expert_overlap"] = True
     return found
 
 

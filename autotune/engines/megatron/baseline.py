@@ -12,8 +12,8 @@ from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
+from autotune.engines.megatron.layout_task import Columns
 from autotune.engines.megatron.model_arguments import Arguments
-from autotune.engines.megatron.rules import Columns
 from autotune.job.job import Job
 from autotune.space.rule import UnknownFactError
 
@@ -25,8 +25,7 @@ _LAYOUT = (
     *("ends_as_layers", "sequence_parallel", "distributed_optimizer"),
 )
 _WITHOUT_KNOB = (
-    *("use_torch_fsdp2", "fp4", "pipeline_model_parallel_layout"),
-    *("distribute_saved_activations", "overlap_moe_expert_parallel_comm", "cuda_graph_impl"),
+    *("use_torch_fsdp2", "fp4", "distribute_saved_activations", "cuda_graph_impl"),
     *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
 )
 """Arguments that move speed or memory, and that no knob carries."""
@@ -98,6 +97,8 @@ def changes_in_words(
 _SAID_AS = {
     "recompute_granularity": ("recompute_activations",),
     "num_virtual_stages_per_pipeline_rank": ("num_layers_per_virtual_pipeline_stage",),
+    "moe_enable_deepep": ("moe_flex_dispatcher_backend",),
+    "moe_flex_dispatcher_backend": ("moe_enable_deepep",),
 }
 """Argument -> other ways to say it, which clash with it."""
 
@@ -129,6 +130,8 @@ def _more(launch: MegatronLaunch, columns: Columns) -> Iterator[tuple[str, KnobV
             modules = "+".join(sorted(launch.get("offload_modules") or ()))
             if modules in OFFLOADED:
                 yield name, modules
+        elif name == "stages" and code:
+            yield name, str(launch.get("pipeline_model_parallel_layout"))
         elif code:
             yield name, value_of(knob, code)
 

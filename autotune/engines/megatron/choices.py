@@ -19,10 +19,39 @@ def sets_of(parts: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+class Values:
+    """Values of a knob that are too many to list, each with a number: the known ones first."""
+
+    def __init__(self, *known: str) -> None:
+        self._texts = list(known)
+        self._numbers = {text: number for number, text in enumerate(known)}
+
+    def number(self, text: str) -> int:
+        """Number of a value; one that is new gets the next."""
+        if text not in self._numbers:
+            self._numbers[text] = len(self._texts)
+            self._texts.append(text)
+        return self._numbers[text]
+
+    def text(self, number: int) -> str:
+        """The value of a number."""
+        return self._texts[number]
+
+
+LAYOUTS = Values("even", "balanced")
+"""How layers are placed on pipeline stages; the others are layouts that somebody wrote."""
+BALANCED = 1
 FSDP = ("none", "optim", "optim_grads", "optim_grads_params")
 """What Megatron's FSDP shards: as ZeRO's stages 1, 2 and 3."""
-RECOMPUTED = sets_of(("core_attn", "layernorm", "mlp", "moe"))
-"""Modules that selective recomputation computes again."""
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Modules that selective recomputation can compute again."""
+RECOMPUTED = sets_of(MODULES)
+"""Every choice of them."""
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
+"""What sends tokens to their experts: a row for each expert; each token once to a rank; all tokens
+to every rank."""
+FLEX = (1, 2)
+"""Places of those that send each token once."""
 OFFLOADED = (
     "none",
     *("core_attn", "core_attn+attn_proj", "qkv_linear", "core_attn+attn_proj+qkv_linear"),

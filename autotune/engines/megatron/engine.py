@@ -4,6 +4,7 @@ Nothing of Megatron is imported: its layouts are planned where it is not install
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -18,18 +19,34 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
-from autotune.devices.accelerators import accelerators_with
+from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankMemory, RankSettings
 from autotune.engines.megatron.arguments import (
     SCRIPT_ON_CPU,
     arguments_of,
+    expert_kernels,
     kernel_arguments,
     layout_arguments,
 )
 from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
-from autotune.engines.megatron.choices import FSDP, OFFLOADED, RECOMPUTED, has
-from autotune.engines.megatron.flags import flags, known_release, newest_release, release_of
+from autotune.engines.megatron.choices import (
+    DISPATCHERS,
+    FLEX,
+    FP8,
+    FP8_RECIPES,
+    FSDP,
+    OFFLOADED,
+    RECOMPUTED,
+    has,
+)
+from autotune.engines.megatron.flags import (
+    flags,
+    known_release,
+    newest_release,
+    release_of,
+    release_tuple,
+)
 from autotune.engines.megatron.knobs import (
     KNOBS,
     LATTICE_KNOBS,
@@ -39,20 +56,21 @@ from autotune.engines.megatron.knobs import (
     value_of,
 )
 from autotune.engines.megatron.ladder import ladder
-from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
-from autotune.engines.megatron.model_arguments import has_layer_norm
-from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
-from autotune.engines.megatron.probed import probe_ranks
-from autotune.engines.megatron.rules import (
-    OF_TRANSFORMER_ENGINE,
-    ON_GPU_ALONE,
-    RULES,
+from autotune.engines.megatron.layout_task import (
     Columns,
     Counts,
     LayoutTask,
     chunk_layers,
+    edge_layers,
+    placed,
     stage_layers,
 )
+from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.model_arguments import has_layer_norm
+from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
+from autotune.engines.megatron.probed import probe_ranks
+from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
+from autotune.engines.megatron.stages import stages_of, work_of, written
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -78,9 +96,22 @@ _READ_BACK = (
     *("distributed_optimizer", "recompute"),
 )
 """Knobs that a live engine says of itself by their names."""
+_HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
+_OF_ONE_NODE = 8
+"""Devices that NVLink joins in one node, at most; more are a rack's."""
+_HAS_HYBRIDEP = (0, 16)
 _LIVE_MORE = frozenset(
     {
-        *("etp", "order", "stage_layers", "fsdp", "tp_comm_overlap", "overlap_p2p"),
+        *(
+            "etp",
+            "order",
+            "stages",
+            "stage_layers",
+            "dispatcher",
+            "fsdp",
+            "tp_comm_overlap",
+            "overlap_p2p",
+        ),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather"),
     }
@@ -128,14 +159,18 @@ class MegatronEngine(Engine):
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self) -> Layouts | None:
-        """Every legal layout; None where the job names a space, whose candidates are judged.
+    def layouts(self, *, changes_training: bool = False) -> Layouts | None:
+        """Every legal layout, with fp8 if it may change what is trained.
+
+        None where the job names a space, whose candidates are judged.
 
         Raises:
             NothingFeasibleError: There is none; names the rule that refuses the last ones.
             JobError: There are more than fit into memory.
         """
-        return lay_out(self._task) if self._job.space == DEFAULT_SPACE else None
+        if self._job.space != DEFAULT_SPACE:
+            return None
+        return lay_out(self._task, changes_training=changes_training)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """The rules that a layout breaks."""
@@ -167,9 +202,11 @@ class MegatronEngine(Engine):
             "dtype": candidate.precision(self._job.precision),
             "overlap_grad_reduce": not row["overlap_grad_reduce"],
             "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
-            "n_layers": shape.n_layers,
+            "n_layers": shape.n_layers + shape.n_mtp_layers,
             "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
-            "n_params": shape.n_params + self._n_params_padding(candidate.tp, shape),
+            "n_params": shape.n_params
+            + mtp_params(shape)
+            + self._n_params_padding(candidate.tp, shape),
         }
 
     def _more(self, row: Mapping[str, int]) -> dict[str, Any]:
@@ -177,8 +214,12 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"]:
-            found["stage_layers"] = stage_layers(self._task, row)
+        if row["first_stage_layers"] or row["last_stage_layers"] or row["stages"]:
+            *others, last = stage_layers(self._task, row)
+            found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
+        if row["stages"]:
+            counts = placed(self._task, row["pp"], row["vp"], row["stages"])
+            found["stages"] = "|".join(stages_of(written(counts, self._task.n_mtp_layers)) or ())
         return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
@@ -240,6 +281,7 @@ class MegatronEngine(Engine):
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
+        arguments |= expert_kernels(self._environment, self._job.model)
         if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
@@ -330,6 +372,8 @@ class MegatronEngine(Engine):
             **_MEGATRON,
             **_DTYPES[job.precision],
             "flash_attention": float(self._task.fused_attention),
+            "grouped_experts": float(self._task.groups_experts),
+            "fused_routing": float(self._task.groups_experts),
             "process_bytes": _PROCESS_BYTES_ON_CPU * self._task.on_cpu,
             "vocab": padded_vocab(int(model["vocab"]), rows["tp"]),
             "zero_stage": rows["distributed_optimizer"],
@@ -353,17 +397,18 @@ class MegatronEngine(Engine):
 
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
         """The cost model's columns of knobs that the lattice leaves at their default."""
-        n_layers = self._task.n_layers
-        first, last = rows["first_stage_layers"], rows["last_stage_layers"]
-        stages = np.maximum(1, rows["pp"] - (first > 0) - (last > 0))
-        middle = -(-(n_layers - first - last) // stages)
-        is_uneven = (first > 0) | (last > 0)
+        first, last, most = edge_layers(self._task, rows)
         fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
         modules = rows["recompute_modules"]
         found = {
             "expert_tp": rows["etp"],
-            "most_stage_layers": is_uneven * np.maximum(np.maximum(first, last), middle),
-            "last_stage_layers": is_uneven * np.where(last > 0, last, middle),
+            "first_stage_layers": first,
+            "last_stage_layers": last,
+            "most_stage_layers": most,
+            "flex_dispatch": np.isin(rows["dispatcher"], FLEX),
+            "overlap_experts": rows["overlap_experts"],
+            "delays_weight_grads": rows["delay_weight_grads"],
+            "overlap_shared_experts": rows["overlap_shared_experts"],
             "stages_before_replicas": rows["order"],
             "zero_stage": np.maximum(rows["distributed_optimizer"], fsdp),
             "optimizer_host_share": rows["optimizer_offload"] / _MILLION,
@@ -372,6 +417,9 @@ class MegatronEngine(Engine):
             "recomputes_norms": has("layernorm", RECOMPUTED, modules),
             "recomputes_mlp": has("mlp", RECOMPUTED, modules),
             "recomputes_experts": has("moe", RECOMPUTED, modules),
+            "recomputes_shared": has("shared_experts", RECOMPUTED, modules),
+            "recomputes_expert_act": has("moe_act", RECOMPUTED, modules),
+            "recomputes_latent": has("mla_up_proj", RECOMPUTED, modules),
             "overlap_reduce": rows["overlap_grad_reduce"] == 0,
             "overlap_gather": rows["overlap_param_gather"] == 0,
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
@@ -445,8 +493,25 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     shape = job.model.shape
     release = release_for(job, environment)
     lacks_te = environment.accelerator != "cpu" and not environment.has_transformer_engine
+    dtypes = {"weight_bytes": 2.0, **_MEGATRON, **_DTYPES[job.precision]}
+    kept_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
+    has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
     return LayoutTask(
         n_layers=shape.n_layers,
+        n_dense_layers=shape.n_dense_layers,
+        dense_ffn_hidden=shape.dense_ffn_hidden,
+        shared_expert_hidden=shape.shared_expert_hidden,
+        latent_kv_rank=shape.latent_kv_rank,
+        n_mtp_layers=shape.n_mtp_layers,
+        work=work_of(shape, job.seq_len),
+        groups_experts=has_te,
+        expert_bytes=kept_bytes * expert_params(shape),
+        other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
+        memory_bytes=device["memory_bytes"] * has_te,
+        fp8_here=_fp8_of(found, shape) if has_te and job.precision != "fp32" else (0, 0),
+        flex_here=_flex_of(int(device["nvlink_domain"]), release)
+        if has_te and shape.n_experts > 1 and job.precision != "fp32"
+        else 0,
         n_heads=shape.n_heads,
         n_kv_heads=shape.n_kv_heads,
         ffn_hidden=shape.ffn_hidden,
@@ -473,6 +538,63 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
             and "bf16" in found.peak_flops
         ),
     )
+
+
+def mtp_params(shape: ModelShape) -> int:
+    """Parameters of layers that predict further tokens.
+
+    Each is a layer, with experts if the model has some, two norms and one projection of what comes
+    in, and a norm at the end.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py.
+    """
+    if not shape.n_mtp_layers:
+        return 0
+    h, matrices = shape.hidden, 3 if shape.gated_mlp else 2
+    if shape.latent_kv_rank:
+        key, rank = shape.latent_nope_dim + shape.latent_rope_dim, shape.latent_kv_rank
+        q_rank, heads = shape.latent_q_rank, shape.n_heads
+        queries = h * q_rank + q_rank + q_rank * heads * key if q_rank else h * heads * key
+        down = h * (rank + shape.latent_rope_dim) + rank
+        up = rank * heads * (shape.latent_nope_dim + shape.latent_value_dim)
+        attention = queries + down + up + heads * shape.latent_value_dim * h
+    else:
+        width = shape.attention_width
+        attention = h * (2 * width + 2 * width * shape.n_kv_heads // shape.n_heads)
+    n_experts = shape.n_experts if shape.n_experts > 1 else 0
+    mlp = matrices * h * (shape.ffn_hidden * max(1, n_experts) + shape.shared_expert_hidden)
+    layer = attention + mlp + n_experts * h + 2 * h
+    return shape.n_mtp_layers * (layer + 2 * h * h + 3 * h)
+
+
+def expert_params(shape: ModelShape) -> int:
+    """Parameters of all experts of all layers."""
+    matrices = 3 if shape.gated_mlp else 2
+    per_layer = shape.n_experts * matrices * shape.hidden * shape.ffn_hidden
+    return shape.n_expert_layers * per_layer
+
+
+def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
+    """Format and recipe of fp8 that fit a device, as places in their knobs' values; 0: none do.
+
+    Blackwell scales blocks of 32 in its tensor cores; on Hopper mixtures of experts are trained
+    with blocks of 128, as DeepSeek-V3 was (arXiv:2412.19437, section 3.3), and others with one
+    scale a tensor, as NVIDIA's recipes are.
+    """
+    if "fp8" not in found.peak_flops:
+        return 0, 0
+    if "fp4" in found.peak_flops:
+        return FP8.index("e4m3"), FP8_RECIPES.index("mxfp8")
+    if _HOPPER.search(found.name) and shape.n_experts > 1:
+        return FP8.index("hybrid"), FP8_RECIPES.index("blockwise")
+    return FP8.index("hybrid"), FP8_RECIPES.index("tensorwise")
+
+
+def _flex_of(domain: int, release: str) -> int:
+    """The dispatcher that sends each token once, as a place in its knob's values."""
+    is_older = bool(release) and release_tuple(release) < _HAS_HYBRIDEP
+    is_rack = domain > _OF_ONE_NODE and not is_older
+    return DISPATCHERS.index("hybridep" if is_rack else "deepep")
 
 
 def _lacking(release: str) -> frozenset[str]:

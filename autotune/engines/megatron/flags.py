@@ -119,6 +119,12 @@ def release_of(checkout: Path) -> str:
         ) from None
 
 
+def release_tuple(release: str) -> tuple[int, int]:
+    """A release as numbers, which compare."""
+    major, minor = map(int, release.split(".")[:2])
+    return major, minor
+
+
 @cache
 def flags(release: str) -> Mapping[str, Flag]:
     """All flags of a release, by name."""

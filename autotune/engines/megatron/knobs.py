@@ -11,14 +11,25 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.choices import (
+    DISPATCHERS,
     FP8,
     FP8_RECIPES,
     FSDP,
+    LAYOUTS,
+    MODULES,
     OFFLOADED,
     ORDERS,
     RECOMPUTED,
+    Values,
 )
-from autotune.engines.megatron.rules import Counts, LayoutRows, LayoutTask
+from autotune.engines.megatron.layout_task import Counts, LayoutRows, LayoutTask
+from autotune.engines.megatron.stages import (
+    balanced_layers,
+    even_layers,
+    layers_in,
+    stages_of,
+    work_of,
+)
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
@@ -118,6 +129,35 @@ def _in_fp8(values: Knobs, _: Context) -> bool:
     return values.get("fp8", FP8[0]) != FP8[0]
 
 
+def _has_experts(_: Knobs, at: Context) -> bool:
+    return at.model.n_experts > 1
+
+
+def _same_stages(value: KnobValue, values: Knobs, at: Context) -> KnobValue:
+    """A written layout by its name, where it is that of a name."""
+    stages = stages_of(str(value)) if value not in ("even", "balanced") else None
+    pp = int(values["pp"])
+    if stages is None or len(stages) % pp:
+        return value
+    vp, n_mtp_layers = len(stages) // pp, at.model.n_mtp_layers
+    if "".join(stages)[-n_mtp_layers - 1 :] != f"{'m' * n_mtp_layers}L":
+        return value
+    counts, n_layers = layers_in(stages), at.model.n_layers
+    if n_layers % (pp * vp) == 0 and counts == even_layers(n_layers, pp, vp):
+        return "even"
+    is_balanced = counts == balanced_layers(work_of(at.model, at.seq_len), pp, vp)
+    return "balanced" if is_balanced else value
+
+
+def _in_order(value: KnobValue, _: Knobs, __: Context) -> KnobValue:
+    return in_order(value)
+
+
+def in_order(modules: KnobValue) -> str:
+    """Modules that are joined by `+`, each once, in the order of the alphabet."""
+    return "+".join(sorted({*str(modules).split("+")}))
+
+
 def _stage(end: str) -> Knob:
     name = f"{end}_stage_layers"
     return Knob(
@@ -148,6 +188,20 @@ def _overlap(name: str, text: str, scope: str, source: str, **where: KnobValue) 
 
 
 _MORE = (
+    Knob(
+        name="stages",
+        group="layout",
+        default="even",
+        choices=("even", "balanced"),
+        pattern=r"E[EtmL|()*0-9, ]*L",
+        pattern_words="a layout such as Et|(tt|)*30mL",
+        scope="with pp above 1",
+        acts=_off("stages", lambda values, _: int(values["pp"]) > 1),
+        fold=_same_stages,
+        help="which layers a pipeline stage has: as many as the others; so many that all have as "
+        "much work, the head and layers that predict further tokens counted; or a layout",
+        source=f"{_TRANSFORMER}: pipeline_model_parallel_layout",
+    ),
     _stage("first"),
     _stage("last"),
     Knob(
@@ -161,6 +215,19 @@ _MORE = (
         ),
         help="tensor parallel degree of the experts; 0: as tp",
         source=f"{_PARALLEL}: expert_tensor_parallel_size",
+    ),
+    Knob(
+        name="dispatcher",
+        group="layout",
+        default=DISPATCHERS[0],
+        choices=DISPATCHERS,
+        needs_cuda=("deepep", "hybridep"),
+        scope="for a mixture of experts",
+        acts=_off("dispatcher", _has_experts),
+        help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
+        "hybridep, which are packages of their own, send a token once to each rank or node; "
+        "allgather sends all tokens to all, and is predicted like alltoall",
+        source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
     ),
     Knob(
         name="order",
@@ -229,11 +296,14 @@ _MORE = (
     Knob(
         name="recompute_modules",
         group="memory",
-        default=RECOMPUTED[0],
-        choices=RECOMPUTED,
-        needs_cuda=tuple(each for each in RECOMPUTED if "layernorm" in each),
+        default=MODULES[0],
+        choices=MODULES,
+        pattern="({0})(\\+({0}))*".format("|".join(MODULES)),
+        pattern_words="several joined by +",
+        needs_cuda=("layernorm", "moe_act"),
         scope="with recompute=selective",
         acts=_off("recompute_modules", lambda values, _: values["recompute"] == "selective"),
+        fold=_in_order,
         help="modules that are computed again; joined by +",
         source=f"{_TRANSFORMER}: recompute_modules",
     ),
@@ -258,6 +328,34 @@ _MORE = (
         acts=_off("overlap_p2p", lambda values, _: int(values["vp"]) > 1),
         help="whether pipeline stages send while they compute",
         source=f"{_PARALLEL}: overlap_p2p_comm",
+    ),
+    Knob(
+        name="overlap_experts",
+        group="overlap",
+        default=False,
+        scope="with ep above 1, and vp above 1 in a pipeline",
+        acts=_off("overlap_experts", _has_experts),
+        help="whether tokens go to experts and back while layers of another micro-batch compute",
+        source=f"{_PARALLEL}: overlap_moe_expert_parallel_comm",
+    ),
+    Knob(
+        name="delay_weight_grads",
+        group="overlap",
+        default=False,
+        needs_cuda=(True,),
+        scope="with overlap_experts",
+        acts=_off("delay_weight_grads", _has_experts),
+        help="whether gradients of weights are computed apart, beside what experts send",
+        source=f"{_PARALLEL}: delay_wgrad_compute",
+    ),
+    Knob(
+        name="overlap_shared_experts",
+        group="overlap",
+        default=False,
+        scope="with shared experts and dispatcher=alltoall",
+        acts=_off("overlap_shared_experts", _has_experts),
+        help="whether shared experts compute while tokens go to the others and back",
+        source=f"{_TRANSFORMER}: moe_shared_expert_overlap",
     ),
     Knob(
         name="tp_comm_overlap",
@@ -325,8 +423,14 @@ def knobs_of(row: Mapping[str, int]) -> dict[str, KnobValue]:
     return {**found, **more}
 
 
+_VALUES = {"stages": LAYOUTS, "recompute_modules": Values(*RECOMPUTED)}
+"""Knob -> the numbers of its values, where they are too many to list."""
+
+
 def code_of(knob: Knob, value: KnobValue) -> int:
     """Number of a value in its knob's column; 0: the default."""
+    if (values := _VALUES.get(knob.name)) is not None:
+        return values.number(in_order(value) if values is not LAYOUTS else str(value))
     if knob.choices:
         return knob.choices.index(value)
     if knob.kind == "bool":
@@ -336,6 +440,8 @@ def code_of(knob: Knob, value: KnobValue) -> int:
 
 def value_of(knob: Knob, code: int) -> KnobValue:
     """The value of a number in its knob's column."""
+    if (values := _VALUES.get(knob.name)) is not None:
+        return values.text(code)
     if knob.choices:
         return knob.choices[code]
     if knob.kind == "bool":

@@ -10,7 +10,7 @@ Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing
 from collections.abc import Iterator
 
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
-from autotune.engines.megatron.rules import LayoutTask
+from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.space.candidate import Candidate
 
 

@@ -13,18 +13,33 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
-from autotune.engines.megatron.argument_rules.making import CHUNKED, all_in_words, flag_name
+from autotune.engines.megatron.argument_rules.making import (
+    CHUNKED,
+    all_in_words,
+    flag_name,
+    is_before,
+)
 from autotune.engines.megatron.argument_rules.pipeline import ENDS, chunks_of
-from autotune.engines.megatron.choices import FP8, FP8_RECIPES, FSDP, RECOMPUTED
+from autotune.engines.megatron.arguments import KNOBS_OF
+from autotune.engines.megatron.choices import (
+    DISPATCHERS,
+    FP8,
+    FP8_RECIPES,
+    FSDP,
+    LAYOUTS,
+    RECOMPUTED,
+)
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
-from autotune.engines.megatron.rules import RULES, Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.layout_task import Columns, LayoutRows, LayoutTask
+from autotune.engines.megatron.rules import RULES
+from autotune.engines.megatron.stages import StageWork, stages_of
 from autotune.space.rule import Rule, UnknownFactError, Violation
 
 _NOT_ASKED = frozenset(
     {
         *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
         *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
-        *("sequence.positions", "vp.pipeline", "uneven.ends", "recompute_modules.fp8"),
+        *("sequence.positions", "vp.pipeline", "uneven.ends"),
         *("fp8.gather", "fsdp.sharded", "overlap.p2p"),
     }
 )
@@ -53,14 +68,15 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
 
 def _mended(refused: Sequence[Violation], launch: MegatronLaunch) -> list[Violation]:
     """Violations of layouts, of which those have a change that it makes silent."""
-    changes = nearest_legal(launch) if refused else {}
+    # Some rules say which argument goes; of the others a change of numbers is looked for.
+    changes = nearest_legal(launch) if any(not each.changes for each in refused) else {}
     if not changes:
         return list(refused)
     (left,) = _broken([changed(replace(launch, is_partial=False), changes)])
     words = all_in_words(changes)
     return [
         each
-        if each.rule in left
+        if each.rule in left or each.changes
         else replace(each, changes=changes, fix=words, at=_named_first(changes, each.message))
         for each in refused
     ]
@@ -208,6 +224,10 @@ _ARGUMENT_OF = {
     "activation_offload": "cpu_offloading_num_layers",
     "fp8_recipe": "fp8_recipe",
     "recompute": "recompute_granularity",
+    "recompute_modules": "recompute_modules",
+    "dispatcher": "moe_token_dispatcher_type",
+    "stages": "pipeline_model_parallel_layout",
+    "n_mtp_layers": "mtp_num_layers",
 }
 """Word of a layout's rule -> the argument that a launch gives."""
 _SWITCHES_OF = {
@@ -216,6 +236,9 @@ _SWITCHES_OF = {
     "optimizer_offload": ("optimizer_cpu_offload",),
     "offload_modules": ("fine_grained_activation_offloading",),
     "fp8_param_gather": ("fp8_param_gather",),
+    "overlap_experts": ("overlap_moe_expert_parallel_comm",),
+    "delay_weight_grads": ("delay_wgrad_compute",),
+    "overlap_shared_experts": ("moe_shared_expert_overlap",),
 }
 """The same for a switch, of which a launch may have several."""
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=none|=?)")
@@ -257,7 +280,26 @@ def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
         pp, ep, etp = (launch.get(f"{name}_parallel_size") for name in names)
         last = f"etp {etp}" if etp else f"tp {launch.get('tensor_model_parallel_size')}"
         message = f"world {launch.world} is no multiple of pp {pp} x ep {ep} x {last}"
-    return replace(found, message=said(message), fix=said(found.fix))
+    changes = _undone(found.changes, launch)
+    return replace(
+        found,
+        message=said(message),
+        fix=all_in_words(changes) or said(found.fix),
+        changes=changes,
+        at=tuple(changes),
+    )
+
+
+def _undone(knobs: Iterable[str], launch: MegatronLaunch) -> dict[str, Any]:
+    """The change of a launch that leaves knobs out, or a module of those that are recomputed."""
+    changes: dict[str, Any] = {}
+    for knob in knobs:
+        knob, _, module = knob.partition(".")
+        for argument in (name for name, other in KNOBS_OF.items() if other == knob):
+            if argument in launch.given:
+                kept = changes.get(argument, launch.get(argument)) if module else ()
+                changes[argument] = [each for each in kept or () if each != module] or None
+    return changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +473,23 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "n_layers", lambda: get("num_layers")
     yield "n_heads", lambda: get("num_attention_heads")
     yield "n_kv_heads", lambda: _kv_heads(launch)
-    yield "ffn_hidden", lambda: get("ffn_hidden_size")
+    yield "ffn_hidden", lambda: _expert_width(launch)
     yield "n_experts", lambda: get("num_experts") or 0
+    yield "dense_ffn_hidden", lambda: get("ffn_hidden_size") if _dense_layers(launch) else 0
+    yield "n_dense_layers", lambda: _dense_layers(launch)
+    yield (
+        "shared_expert_hidden",
+        lambda: int(bool(get("num_experts")) and (get(_SHARED) or 0)),
+    )
+    yield (
+        "latent_kv_rank",
+        lambda: int((get("multi_latent_attention") and (get("kv_lora_rank") or 1)) or 0),
+    )
+    yield "n_mtp_layers", lambda: get("mtp_num_layers") or 0
+    yield "groups_experts", lambda: bool(get("moe_grouped_gemm"))
+    yield "in_fp32", lambda: not (get("bf16") or get("fp16"))
+    yield "tracks_aux_loss", lambda: _tracks_aux_loss(launch)
+    yield "work", lambda: _WORK_UNKNOWN
     yield "seq_len", lambda: get("seq_length")
     yield "max_seq_len", lambda: get("max_position_embeddings") or 0
     yield "global_batch", lambda: get("global_batch_size")
@@ -441,6 +498,44 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
     yield "shares_kv_heads", lambda: LayoutTask.may_share_kv_heads(launch.release)
+
+
+_SHARED = "moe_shared_expert_intermediate_size"
+_WORK_UNKNOWN = StageWork(n_layers=0)
+"""Of a launch: it writes its layouts itself, so that none follows from work."""
+
+
+def _expert_width(launch: MegatronLaunch) -> int | None:
+    """Width of an expert, or of the one MLP of a dense model."""
+    own = launch.get("moe_ffn_hidden_size") if launch.get("num_experts") else None
+    width: int | None = own or launch.get("ffn_hidden_size")
+    return width
+
+
+def _dense_layers(launch: MegatronLaunch) -> int | None:
+    """First layers of a mixture that have no experts; None: the launch says it in another way."""
+    often, n_layers = launch.get("moe_layer_freq"), launch.get("num_layers")
+    if not launch.get("num_experts"):
+        return 0
+    if isinstance(often, int):
+        # Of every so many layers the first has experts.
+        return 0 if often == 1 else None
+    found = _LAYERS.fullmatch(str(often).replace(" ", ""))
+    if found is None or n_layers is None:
+        return None
+    return int(found[1])
+
+
+_LAYERS = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?")
+"""A list of layers, of which the first have no experts: `([0]*3+[1]*58)`."""
+
+
+def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
+    """Whether losses of load balancing are summed over a pipeline with trackers of two sizes."""
+    is_balanced = launch.get("moe_router_load_balancing_type") not in ("none", ["none"])
+    coefficient = launch.get("moe_aux_loss_coeff")
+    has_loss = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
+    return is_balanced and has_loss and is_before(launch.release, "0.17")
 
 
 def _kv_heads(launch: MegatronLaunch) -> int | None:
@@ -468,6 +563,8 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "fsdp", lambda: _fsdp(launch)
     yield "optimizer_offload", lambda: int(bool(get("optimizer_cpu_offload")))
     yield "offload_modules", lambda: int(bool(get("fine_grained_activation_offloading")))
+    yield "stages", lambda: _stages(launch)
+    yield "dispatcher", lambda: _dispatcher(launch)
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
     yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
     yield "fp8_recipe", lambda: _place(FP8_RECIPES, [get("fp8_recipe")])
@@ -492,9 +589,35 @@ _SWITCHES = {
     "optimizer_offload_overlap": ("overlap_cpu_optimizer_d2h_h2d", False),
     "overlap_p2p": ("overlap_p2p_comm", True),
     "tp_comm_overlap": ("tp_comm_overlap", False),
+    "overlap_experts": ("overlap_moe_expert_parallel_comm", False),
+    "delay_weight_grads": ("delay_wgrad_compute", False),
+    "overlap_shared_experts": ("moe_shared_expert_overlap", False),
     "fp8_param_gather": ("fp8_param_gather", False),
 }
 """Knob -> its argument, and the knob's default."""
+
+
+def _stages(launch: MegatronLaunch) -> int | None:
+    """The layout's number; None: it is written in another way than as text."""
+    layout = launch.get("pipeline_model_parallel_layout")
+    if layout is None:
+        return 0
+    return LAYOUTS.number(str(layout)) if stages_of(str(layout)) is not None else None
+
+
+def _dispatcher(launch: MegatronLaunch) -> int | None:
+    """The dispatcher's number; None: no knob carries it."""
+    kind = launch.get("moe_token_dispatcher_type")
+    if not launch.get("num_experts"):
+        return 0
+    if kind != "flex":
+        return DISPATCHERS.index(kind) if kind in DISPATCHERS else None
+    backend = launch.get("moe_flex_dispatcher_backend") if launch.release not in _OLDER else None
+    return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
+
+
+_OLDER = ("0.14", "0.15")
+"""Releases whose flex dispatcher has one backend."""
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:

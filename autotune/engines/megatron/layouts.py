@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.choices import BALANCED, RECOMPUTED
 from autotune.engines.megatron.knobs import (
     LATTICE_KNOBS,
     MORE_KNOBS,
@@ -22,14 +23,14 @@ from autotune.engines.megatron.knobs import (
     columns_of,
     knobs_of,
 )
-from autotune.engines.megatron.rules import (
-    RULES,
+from autotune.engines.megatron.layout_task import (
     Columns,
     Counts,
     LayoutRows,
     LayoutTask,
     chunk_layers,
 )
+from autotune.engines.megatron.rules import RULES
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Rule, judge_by, nothing_legal
 
@@ -84,38 +85,133 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return np.flatnonzero(np.logical_and.reduce(same))
 
 
-def lay_out(task: LayoutTask) -> Layouts:
-    """Every legal layout.
+def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
+    """Every legal layout that is worth a look.
+
+    Args:
+        task: What is laid out.
+        changes_training: Whether fp8 is among them, where the device has it.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
         JobError: There are more than fit into memory.
     """
-    axes: tuple[tuple[str, Sequence[int]], ...] = (
-        ("tp", _divisors(task.world)),
-        ("pp", _divisors(task.world)),
-        ("cp", _divisors(task.world)),
-        ("ep", _divisors(max(1, task.n_experts))),
-        ("sequence_parallel", (0, 1)),
-        ("vp", sorted({*_divisors(task.n_layers), *_divisors(task.n_layers + 2)})),
-        ("ends_as_layers", (0, 1)),
-        ("micro_batch", _micro_batches(task.global_batch)),
-        ("distributed_optimizer", (0, 1)),
-        ("recompute", (*RECOMPUTE.values(), *range(-1, -QUARTERS, -1))),
-    )
+    axes: dict[str, Sequence[int]] = {
+        "tp": _divisors(task.world),
+        "pp": _divisors(task.world),
+        "cp": _divisors(task.world),
+        "ep": _divisors(max(1, task.n_experts)),
+        "etp": (0, 1) if task.n_experts > 1 else (0,),
+        "sequence_parallel": (0, 1),
+        "vp": sorted({*_divisors(task.n_layers), *_divisors(task.n_layers + 2), *_CHUNKS}),
+        "ends_as_layers": (0, 1, _BALANCED),
+        "micro_batch": _micro_batches(task.global_batch),
+        "distributed_optimizer": (0, 1),
+        "recompute": range(len(_recomputed(task))),
+        "fp8": (0, 1) if changes_training and task.fp8_here[0] else (0,),
+        "dispatcher": (0, task.flex_here) if task.flex_here else (0,),
+        "overlap_experts": (0, 1) if task.flex_here else (0,),
+    }
     rows: dict[str, Counts] = {}
     judged: set[str] = set()
-    for name, values in axes:
+    later = {*axes, *(each for those in _FOLLOWING.values() for each in those)}
+    for name, values in axes.items():
+        later -= {name, *_FOLLOWING.get(name, ())}
         rows = _crossed(rows, name, np.array(values, dtype=np.int64))
-        rows = _derived(task, rows, name)
-        ready = [
-            rule
-            for rule in RULES
-            if rule.name not in judged and set(rule.reads) <= {*rows, *MORE_KNOBS}
-        ]
+        rows = _offered(task, _derived(task, rows, name), name)
+        known = {*rows, *MORE_KNOBS} - later
+        ready = [rule for rule in RULES if rule.name not in judged and set(rule.reads) <= known]
         rows = _kept(task, rows, ready)
         judged |= {rule.name for rule in ready}
-    return Layouts(task=task, columns={**rows, **at_default(len(rows["tp"]))})
+    return Layouts(task=task, columns={**at_default(len(rows["tp"])), **rows})
+
+
+_BALANCED = 2
+"""Stages that are balanced by their work, among the ways to count the ends as layers."""
+_FOLLOWING = {
+    "ends_as_layers": ("stages",),
+    "recompute": ("recompute_modules",),
+    "fp8": ("fp8_recipe",),
+    "overlap_experts": ("delay_weight_grads", "overlap_shared_experts"),
+}
+"""Axis -> knobs that follow from it."""
+_CHUNKS = (1, 2, 4, 8, 16)
+"""Chunks of a rank where stages are placed by their work, which need not divide the layers."""
+
+
+def _recomputed(task: LayoutTask) -> list[tuple[int, int, int]]:
+    """What recomputation is offered: its kind, its modules, and quarters of a chunk's layers."""
+    selective = int(Recompute.SELECTIVE)
+    modules = [(selective, RECOMPUTED.index(each), 0) for each in _useful_modules(task)]
+    quarters = [(int(Recompute.FULL), 0, part) for part in range(1, QUARTERS)]
+    return [*((int(kind), 0, 0) for kind in RECOMPUTE.values()), *modules, *quarters]
+
+
+def _useful_modules(task: LayoutTask) -> list[str]:
+    """Modules of a mixture that are worth their time, the cheapest first."""
+    if task.n_experts < 2:
+        return []
+    latent = ["mla_up_proj"] if task.latent_kv_rank else []
+    dense = ["mla_up_proj+mlp"] if task.latent_kv_rank and task.n_dense_layers else []
+    grouped = ["moe_act", "layernorm+moe_act"] if task.groups_experts else []
+    both = ["layernorm+mla_up_proj+moe_act"] if latent and grouped else []
+    return [*latent, *dense, *grouped, *both, "moe"]
+
+
+def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, Counts]:
+    """Rows that the lattice offers once `name` is there: not all that is legal is worth a look."""
+    keep = _worth(task, rows, name)
+    if keep is None or keep.all() or not keep.any():
+        return rows
+    return {key: column[keep] for key, column in rows.items()}
+
+
+def _worth(task: LayoutTask, rows: Columns, name: str) -> NDArray[np.bool_] | None:
+    """Which rows are worth a look once `name` is there; None: all of them."""
+    if name == "ends_as_layers":
+        is_named = np.isin(rows["vp"], _CHUNKS) & (rows["pp"] * rows["vp"] <= task.n_layers + 1)
+        return (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
+    if name == "etp":
+        has_own = (rows["etp"] == 0) | (rows["tp"] > 1) & (rows["ep"] > 1)
+        return has_own & _holds_weights(task, rows)
+    if name == "fp8":
+        return (rows["fp8"] == 0) | _is_sharded(rows)
+    if not task.groups_experts or task.n_experts < 2:
+        return None
+    tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
+    if name == "cp":
+        return (rows["cp"] == 1) | (tokens >= _LEAST_TOKENS)
+    if name == "micro_batch":
+        return (rows["micro_batch"] == 1) | (rows["micro_batch"] * tokens <= _MOST_TOKENS)
+    if name == "distributed_optimizer":
+        return _is_sharded(rows)
+    if name in ("dispatcher", "overlap_experts"):
+        has_own = (rows["etp"] > 0) | (rows["tp"] == 1)
+        return (rows[name] == 0) | (rows["ep"] > 1) & has_own
+    return None
+
+
+def _is_sharded(rows: Columns) -> NDArray[np.bool_]:
+    """Whether optimizer states are sharded, where there are ranks for it."""
+    found: NDArray[np.bool_] = (rows["distributed_optimizer"] > 0) | (rows["dp"] * rows["cp"] == 1)
+    return found
+
+
+def _holds_weights(task: LayoutTask, rows: Columns) -> NDArray[np.bool_]:
+    """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
+    own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
+    experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
+    found: NDArray[np.bool_] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts <= (
+        task.memory_bytes or np.inf
+    )
+    return found
+
+
+_LEAST_TOKENS = 2048
+"""Tokens of a sequence on a context parallel rank of a mixture of experts, at the least: NVIDIA
+splits sequences from 8,192 tokens on (megatron/core/transformer/moe/README.md)."""
+_MOST_TOKENS = 65_536
+"""Tokens of its micro-batch on a rank, at most: published runs have half of them."""
 
 
 def _divisors(number: int) -> list[int]:
@@ -149,17 +245,42 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     if name == "cp":
         split = rows["tp"] * rows["pp"] * rows["cp"]
         return {**rows, "dp": np.maximum(1, task.world // split)}
+    if name == "ends_as_layers":
+        ways = rows["ends_as_layers"]
+        stages = np.where(ways == _BALANCED, BALANCED, 0)
+        return {**rows, "ends_as_layers": ways % _BALANCED, "stages": stages}
     if name == "micro_batch":
         per_step = rows["dp"] * rows["micro_batch"]
         return {**rows, "grad_accum": np.maximum(1, task.global_batch // per_step)}
     if name == "recompute":
-        # Below zero it counts the quarters of a chunk's layers; odd parts are left out.
-        quarters = np.maximum(0, -rows["recompute"])
+        offered = np.array(_recomputed(task), dtype=np.int64)
+        kind, modules, quarters = offered[rows["recompute"]].T
+        # Odd parts of a chunk's layers are left out.
         parts = quarters * chunk_layers(task, rows)
-        rows["recompute"] = np.where(quarters > 0, int(Recompute.FULL), rows["recompute"])
-        rows["recompute_layers"] = parts // QUARTERS
-        whole = parts % QUARTERS == 0
-        return {key: column[whole] for key, column in rows.items()}
+        found = {
+            **rows,
+            "recompute": kind,
+            "recompute_modules": modules,
+            "recompute_layers": parts // QUARTERS,
+        }
+        whole = (quarters == 0) | ((parts > 0) & (parts % QUARTERS == 0))
+        return {key: column[whole] for key, column in found.items()}
+    if name == "fp8":
+        kind, recipe = task.fp8_here
+        return {**rows, "fp8": rows["fp8"] * kind, "fp8_recipe": rows["fp8"] * recipe}
+    if name == "overlap_experts":
+        # Gradients of weights hide more where they are computed apart.
+        shares = rows["overlap_experts"] == 0
+        shares &= (
+            (rows["dispatcher"] == 0)
+            & (rows["ep"] > 1)
+            & np.full(shares.shape, task.flex_here > 0 and task.shared_expert_hidden > 0)
+        )
+        return {
+            **rows,
+            "delay_weight_grads": rows["overlap_experts"],
+            "overlap_shared_experts": shares.astype(np.int64),
+        }
     return rows
 
 

@@ -406,8 +406,6 @@ def _experts(model: Model) -> Arguments:
         "num_experts": shape.n_experts,
         "moe_router_topk": shape.experts_per_token,
         "moe_ffn_hidden_size": shape.ffn_hidden,
-        # What the cost model counts; the default gathers all tokens instead.
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "seq_aux_loss" if _is_sigmoid(model) else "aux_loss",
         "moe_aux_loss_coeff": 0.0,

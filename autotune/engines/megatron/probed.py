@@ -10,7 +10,8 @@ from autotune.engines.base import RankMemory
 from autotune.engines.megatron.arguments import ON_CPU, SCRIPT_ON_CPU, arguments_of
 from autotune.engines.megatron.flags import flags, known_release, release_of, releases
 from autotune.engines.megatron.knobs import rows_of
-from autotune.engines.megatron.rules import RULES, LayoutTask
+from autotune.engines.megatron.layout_task import LayoutTask
+from autotune.engines.megatron.rules import RULES
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate, layout_of
 from autotune.space.rule import judge_by

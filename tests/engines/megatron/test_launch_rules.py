@@ -82,21 +82,34 @@ BROKEN = {
     "fp8.params": "--fp8-format hybrid --bf16 --fp8-param-gather",
     "fp8.first_last": "--fp8-format hybrid --bf16 --first-last-layers-bf16",
     "recompute.saved_alone": "--distribute-saved-activations",
-    "recompute.modules": "--recompute-granularity selective --recompute-modules moe_act",
+    "recompute_modules.grouped": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--recompute-granularity selective --recompute-modules moe_act",
+    "recompute_modules.latent": "--recompute-granularity selective "
+    "--recompute-modules mla_up_proj mlp",
+    "recompute_modules.fp8": "--recompute-granularity selective --recompute-modules layernorm "
+    "--bf16 --fp8-format hybrid",
     "recompute.experts": "--num-experts 8 --disable-bias-linear --bf16 --moe-layer-recompute "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "sequence.positions": "--max-position-embeddings 64",
     "vp.pipeline": "--num-virtual-stages-per-pipeline-rank 2",
     "vp.chunk_layers": "--pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 3",
-    "pp.layout": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t*4L'",
+    "pp.layout": "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+    "--pipeline-model-parallel-layout 'Et*3|tt|tt|tL'",
+    "stages.alone": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 "
+    "--pipeline-model-parallel-layout 'Et*3|t*5L'",
+    "stages.layers": "--pipeline-model-parallel-size 2 "
+    "--pipeline-model-parallel-layout 'Et*3|t*4L'",
+    "stages.count": "--pipeline-model-parallel-size 2 "
+    "--pipeline-model-parallel-layout 'Et*3|t*4|tL'",
+    "stages.ends": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t*5'",
+    "stages.mtp": "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|t*5mL'",
     "pp.uneven_ends": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 "
     "--account-for-loss-in-pipeline-split",
     "pp.one_end": "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split",
     "pp.embedding_gradient": "--defer-embedding-wgrad-compute",
     "overlap.step_chunks": "--use-distributed-optimizer --overlap-grad-reduce "
     "--overlap-param-gather --overlap-param-gather-with-optimizer-step",
-    "overlap.delayed_wgrad": "--num-experts 8 --disable-bias-linear --bf16 --delay-wgrad-compute",
     "cp.levels": "--cp-comm-type a2a+p2p --context-parallel-size 4",
     "cp.kinds": "--cp-comm-type p2p a2a --context-parallel-size 2",
     "cp.hybrid": "--hybrid-context-parallel --context-parallel-size 2",
@@ -108,8 +121,10 @@ BROKEN = {
     "--moe-pad-expert-input-to-capacity",
     "experts.capacity": "--num-experts 8 --disable-bias-linear --bf16 "
     "--moe-expert-capacity-factor 1.0 --moe-router-load-balancing-type sinkhorn",
-    "experts.overlap": "--num-experts 8 --disable-bias-linear --bf16 "
-    "--overlap-moe-expert-parallel-comm",
+    "overlap_experts.ranks": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
+    "delay_weight_grads.overlap": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--delay-wgrad-compute",
     "optimizer.precision_aware": "--use-precision-aware-optimizer",
     "offload.modules": "--fine-grained-activation-offloading",
     "graphs.one_way": "--enable-cuda-graph --cuda-graph-impl local",
@@ -132,11 +147,15 @@ BROKEN = {
     "logging.memory": "--log-memory-interval 3 --log-interval 2",
 }
 OTHERWISE = {
+    "recompute.modules",
     *("batch.micro", "model.required", "environment.connections", "fp8.device"),
     *("experts.precision", "optimizer.muon", "data.tokenizer", "environment.visible_devices"),
 }
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
-BY_HAND = {"model.head_width", "pp.layout", "recompute.one_way", "vp.one_chunk"}
+BY_HAND = {
+    *("model.head_width", "recompute.one_way", "vp.one_chunk"),
+    *("stages.layers", "stages.count", "stages.ends", "stages.mtp"),
+}
 """Rules whose fix somebody has to choose."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 """Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""
@@ -216,6 +235,7 @@ def test_a_checkout_refuses_what_the_rules_refuse():
 _IDENTIFIER = re.compile(r"(?<![\w-])[a-z0-9]+_\w+(?![\w.]*=)")
 _OF_VALUES = {
     *("fsdp_dtensor", "torch_dist", "torch_dcp", "aux_loss", "moe_act", "core_attn"),
+    *("mla_up_proj", "shared_experts"),
     "learned_absolute",
 }
 """Values of flags that look like names."""
@@ -230,8 +250,21 @@ CLASHES = {
     "sequence_parallel.sequence": "--sequence-parallel --tensor-model-parallel-size 8 "
     "--seq-length 60",
     "uneven.split": "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
+    "recompute.modules": "--recompute-granularity selective --recompute-modules attention",
+    "overlap_experts.recompute": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm "
+    "--moe-token-dispatcher-type alltoall "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "overlap_experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm",
+    "overlap_shared_experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-overlap",
+    "dispatcher.ranks": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-token-dispatcher-type flex",
+    "stages.mtp_on_first_rank": "--pipeline-model-parallel-size 2 --mtp-num-layers 1 "
+    "--pipeline-model-parallel-layout 'Et*3|t*5|m|L'",
 }
-"""Lines that break rules of layouts alone."""
+"""Lines that break rules of layouts alone, or in some releases."""
 
 
 @pytest.mark.parametrize(("rule", "flags"), [*BROKEN.items(), *CLASHES.items()])

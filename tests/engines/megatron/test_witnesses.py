@@ -19,6 +19,24 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
         "uneven.ends": "Megatron-LM's script and configuration refuse",
         "etp.experts": "the width of an expert, as `tp.ffn`",
         "etp.replicas": "it trains on, with gradients that are summed over other ranks",
+        **dict.fromkeys(
+            ("stages.alone", "stages.count", "stages.layers", "stages.ends", "stages.mtp"),
+            "tests/engines/megatron/test_stages.py asks Megatron Core's own class",
+        ),
+        "dispatcher.ranks": "DeepEP and HybridEP need a GPU",
+        "stages.mtp_on_first_rank": "it hangs, or trains with an embedding that differs",
+        "stages.tracked_losses": "Megatron-LM's script alone sums them",
+        **dict.fromkeys(
+            (
+                *("overlap_experts.precision", "overlap_experts.chunks"),
+                *("overlap_experts.dispatcher", "overlap_experts.mtp", "overlap_experts.ranks"),
+                *("overlap_experts.recompute", "overlap_experts.shared"),
+                *("delay_weight_grads.overlap", "overlap_shared_experts.dispatcher"),
+                *("recompute_modules.latent", "recompute_modules.grouped"),
+                "recompute_modules.shared_overlap",
+            ),
+            "tests/engines/megatron/test_stages.py asks Megatron Core's configuration",
+        ),
         "fsdp.sharded": "Megatron-LM's script turns it on",
         **dict.fromkeys(
             (

@@ -2,11 +2,9 @@
 
 from autotune.engines.megatron.argument_rules.making import (
     ARGUMENTS,
-    CHUNKED,
     CONFIG,
     Answer,
     argument_rule,
-    flag_name,
     is_before,
     is_on,
     rules_in,
@@ -140,12 +138,6 @@ def _dispatcher(launch: MegatronLaunch) -> Answer:
             f"--moe-enable-deepep: takes no --moe-token-dispatcher-type {kind}",
             {"moe_token_dispatcher_type": "flex"},
         )
-    shares = launch.get("moe_shared_expert_intermediate_size") is not None
-    if shares and is_on(launch, "moe_shared_expert_overlap") and kind != "alltoall":
-        return (
-            f"--moe-shared-expert-overlap: takes no --moe-token-dispatcher-type {kind}",
-            {"moe_token_dispatcher_type": "alltoall"},
-        )
     if is_on(launch, "moe_pad_expert_input_to_capacity") and (
         launch.get("moe_expert_capacity_factor") is None
     ):
@@ -154,34 +146,6 @@ def _dispatcher(launch: MegatronLaunch) -> Answer:
             {"moe_pad_expert_input_to_capacity": None},
         )
     return None
-
-
-@argument_rule("experts.overlap", f"{CONFIG}: overlap_moe_expert_parallel_comm")
-def _experts_overlap(launch: MegatronLaunch) -> Answer:
-    """--overlap-moe-expert-parallel-comm without what it overlaps, or beside what forbids it."""
-    name = "overlap_moe_expert_parallel_comm"
-    if not is_on(launch, name):
-        return None
-    if launch.get("expert_model_parallel_size") == 1:
-        why = "sends nothing while --expert-model-parallel-size is 1"
-    elif launch.get("moe_token_dispatcher_type") not in ("alltoall", "flex"):
-        return (
-            f"{flag_name(name)}: needs --moe-token-dispatcher-type alltoall or flex",
-            {"moe_token_dispatcher_type": "alltoall"},
-        )
-    elif launch.get("pipeline_model_parallel_size") > 1 and not any(
-        launch.get(each) for each in (*CHUNKED, "pipeline_model_parallel_layout")
-    ):
-        why = "with a pipeline needs interleaved chunks, --num-virtual-stages-per-pipeline-rank"
-    elif launch.get("recompute_granularity") == "full":
-        why = "does not go with --recompute-granularity full"
-    elif not (is_on(launch, "bf16") or is_on(launch, "fp16")):
-        why = "needs --bf16 or --fp16"
-    elif is_on(launch, "moe_shared_expert_overlap"):
-        why = "does not go with --moe-shared-expert-overlap"
-    else:
-        return None
-    return f"{flag_name(name)}: {why}", {name: None}
 
 
 @argument_rule("experts.capacity", f"{CONFIG}: moe_expert_capacity_factor")

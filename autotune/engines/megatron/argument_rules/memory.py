@@ -10,6 +10,7 @@ from autotune.engines.megatron.argument_rules.making import (
     is_on,
     rules_in,
 )
+from autotune.engines.megatron.choices import MODULES
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.space.rule import Patch
 
@@ -93,38 +94,20 @@ def _saved_alone(launch: MegatronLaunch) -> Answer:
     return f"--distribute-saved-activations: {said}", {"distribute_saved_activations": None}
 
 
-_RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-
-
 @argument_rule("recompute.modules", f"{CONFIG}: recompute_modules")
 def _recompute_modules(launch: MegatronLaunch) -> Answer:
-    """--recompute-modules that the model or fp8's recipe lacks."""
+    """--recompute-modules that no release before 0.17 has."""
     modules = launch.get("recompute_modules")
     is_selective = launch.get("recompute_granularity") == "selective"
     if not modules or not (is_selective or is_on(launch, "recompute_activations")):
         return None
-    reasons = {
-        "moe_act": (not is_on(launch, "moe_grouped_gemm"), "needs --moe-grouped-gemm"),
-        "mla_up_proj": (
-            not is_on(launch, "multi_latent_attention"),
-            "needs --multi-latent-attention",
-        ),
-        "shared_experts": (
-            launch.get("moe_shared_expert_intermediate_size") is not None
-            and is_on(launch, "moe_shared_expert_overlap"),
-            "does not go with --moe-shared-expert-overlap",
-        ),
-    }
-    is_delayed = bool(launch.get("fp8")) and launch.get("fp8_recipe") == "delayed"
     for module in modules:
-        clashes, why = reasons.get(module, (False, ""))
-        if module not in _RECOMPUTED and is_before(launch.release, "0.17"):
-            clashes, why = True, f"is none of {', '.join(_RECOMPUTED)}"
-        elif module in ("moe_act", "layernorm") and is_delayed and not clashes:
-            clashes, why = True, "is not recomputed with --fp8-recipe delayed"
-        if clashes:
+        if module not in MODULES and is_before(launch.release, "0.17"):
             left = [each for each in modules if each != module]
-            return f"--recompute-modules {module}: {why}", {"recompute_modules": left or None}
+            return (
+                f"--recompute-modules {module}: is none of {', '.join(MODULES)}",
+                {"recompute_modules": left or None},
+            )
     return None
 
 

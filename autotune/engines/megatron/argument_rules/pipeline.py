@@ -1,7 +1,5 @@
 """Rules of pipelines: how layers are cut into stages and chunks."""
 
-import re
-
 from autotune.engines.megatron.argument_rules.making import (
     ARGUMENTS,
     CHUNKED,
@@ -14,6 +12,7 @@ from autotune.engines.megatron.argument_rules.making import (
     rules_in,
 )
 from autotune.engines.megatron.launched import MegatronLaunch
+from autotune.engines.megatron.stages import stages_of
 from autotune.space.rule import Patch
 
 ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
@@ -66,12 +65,14 @@ def _one_chunk(launch: MegatronLaunch) -> Answer:
 
 
 def chunks_of(launch: MegatronLaunch) -> int | None:
-    """Chunks of a pipeline rank; None where they are not even, or layers are placed by hand."""
+    """Chunks of a pipeline rank; None where they are not even."""
     if launch.is_yaml:
         field = launch.given.get("virtual_pipeline_model_parallel_size")
         return 1 if field is None else int(field.value)
-    if launch.get("pipeline_model_parallel_layout") is not None:
-        return None
+    if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
+        stages = stages_of(str(layout))
+        by_rank = len(stages or ()) / launch.get("pipeline_model_parallel_size")
+        return int(by_rank) if by_rank >= 1 and by_rank.is_integer() else None
     by_layers, by_stages = (launch.get(name) for name in CHUNKED)
     if by_stages is not None or by_layers is None:
         return int(by_stages or 1)
@@ -129,55 +130,16 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     )
 
 
-@argument_rule("pp.layout", f"{CONFIG}: pipeline_model_parallel_layout")
+@argument_rule("pp.layout", f"{ARGUMENTS}: pipeline_model_parallel_layout")
 def _layout(launch: MegatronLaunch) -> Answer:
-    """--pipeline-model-parallel-layout beside another way to place layers."""
-    layout = launch.get("pipeline_model_parallel_layout")
-    if layout is None:
+    """--pipeline-model-parallel-layout beside a number of chunks, which follows from it."""
+    if launch.get("pipeline_model_parallel_layout") is None:
         return None
-    wrong = [name for name in (*CHUNKED, *_OWN_SIZES, *ENDS) if launch.get(name)]
-    if wrong:
-        flags = " and ".join(map(flag_name, wrong))
-        return f"{flags}: --pipeline-model-parallel-layout places all layers", dict.fromkeys(wrong)
-    stages = _stages(layout)
-    pp, layers = launch.get("pipeline_model_parallel_size"), launch.get("num_layers")
-    if stages is None:
+    wrong = [name for name in CHUNKED if launch.get(name)]
+    if not wrong:
         return None
-    if len(stages) % pp:
-        return (
-            f"--pipeline-model-parallel-layout has {len(stages)} stages, no multiple of "
-            f"--pipeline-model-parallel-size {pp}",
-            {},
-            "add or join stages, which | separates",
-        )
-    n_placed = sum(stage.count("t") for stage in stages)
-    if layers and n_placed != layers:
-        return (
-            f"--pipeline-model-parallel-layout places {n_placed} layers, and --num-layers is "
-            f"{layers}",
-            {},
-            "make them equal",
-        )
-    return None
-
-
-_DIGITS = 6
-_LONGEST_LAYOUT = 10**6
-"""Letters of a layout that is written out, at most."""
-
-
-_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z|])\*(\d+)")
-
-
-def _stages(layout: str) -> list[str] | None:
-    """Letters of each stage of a layout, `t` for a layer; None: it is written in another way."""
-    text = layout.replace(",", "").replace(" ", "")
-    while (found := _REPEATED.search(text)) is not None:
-        inner, times = (found[1], found[2]) if found[2] else (found[3], found[4])
-        if len(times) > _DIGITS or len(text) + len(inner) * int(times) > _LONGEST_LAYOUT:
-            return None
-        text = text[: found.start()] + inner * int(times) + text[found.end() :]
-    return text.split("|") if re.fullmatch(r"[A-Za-z|]+", text) else None
+    flags = " and ".join(map(flag_name, wrong))
+    return f"{flags}: --pipeline-model-parallel-layout says all chunks", dict.fromkeys(wrong)
 
 
 @argument_rule("pp.uneven_ends", f"{CONFIG}: account_for_embedding_in_pipeline_split")

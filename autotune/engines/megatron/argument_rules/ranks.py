@@ -244,13 +244,6 @@ def _fsdp_experts(launch: MegatronLaunch) -> Answer:
 
 
 _SWITCHES = (
-    needs(
-        "overlap.delayed_wgrad",
-        "delay_wgrad_compute",
-        ("overlap_moe_expert_parallel_comm",),
-        CONFIG,
-        removes=True,
-    ),
     needs("fsdp.untied", "use_torch_fsdp2", ("untie_embeddings_and_output_weights",)),
     excludes("fsdp.precision", "use_torch_fsdp2", "fp16", "it trains in bf16"),
 )

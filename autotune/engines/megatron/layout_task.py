@@ -1,0 +1,179 @@
+"""What is laid out, and layouts in columns: all that the rules and the cost model look at."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.engines.megatron.choices import BALANCED, LAYOUTS
+from autotune.engines.megatron.stages import (
+    Stages,
+    StageWork,
+    balanced_layers,
+    even_layers,
+    layers_in,
+    stages_of,
+)
+
+Counts = NDArray[np.int64]
+Columns = Mapping[str, Counts]
+"""Column name -> a whole number per layout; switches are 0 and 1."""
+Truth = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutTask:
+    """The model and the devices that are laid out: all that the rules look at."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_hidden: int
+    """Width of one MLP, or of one expert."""
+    n_experts: int
+    """0 for a dense model."""
+    seq_len: int
+    max_seq_len: int
+    """Longest sequence that position embeddings allow; 0: there is no limit."""
+    global_batch: int
+    world: int
+    domain: int
+    """Devices that reach each other without the network."""
+    fused_attention: bool
+    """Whether a fused attention kernel runs on the device at the job's precision."""
+    vp_group: int = 0
+    """Micro-batches of a group of interleaved chunks; 0: as many as the pipeline has stages."""
+    shares_kv_heads: bool = True
+    """Whether several tensor parallel ranks may have the same key and value head."""
+    on_cpu: bool = False
+    """Whether the ranks have no GPU."""
+    without_te: bool = False
+    """Whether the ranks have a GPU, and no Transformer Engine is installed for it."""
+    has_torch_norms: bool = False
+    """Whether the norms on a GPU are torch's, which know no sequence parallelism: those of
+    Transformer Engine do, and Apex's LayerNorm."""
+    in_fp32: bool = False
+    """Whether the job trains in 32 bits."""
+    has_fp8: bool = True
+    """Whether the device computes products in fp8."""
+    lacking: frozenset[str] = frozenset()
+    """Knobs whose flag the release of Megatron Core lacks."""
+    release: str = ""
+    """That release."""
+    work: StageWork | None = None
+    """Work of the model's parts; None: all layers are alike, and there is nothing else."""
+    n_dense_layers: int = 0
+    """First layers of a mixture of experts that have one MLP in place of experts."""
+    dense_ffn_hidden: int = 0
+    shared_expert_hidden: int = 0
+    """0: there are no shared experts."""
+    latent_kv_rank: int = 0
+    """0: attention is not latent."""
+    n_mtp_layers: int = 0
+    groups_experts: bool = False
+    """Whether a rank's experts are computed by one grouped product of Transformer Engine."""
+    expert_bytes: float = 0.0
+    """Weights of all experts, with their gradients."""
+    other_bytes: float = 0.0
+    """Weights of all else, with their gradients."""
+    memory_bytes: float = 0.0
+    """Memory of a device; 0: unknown."""
+    tracks_aux_loss: bool = False
+    """Whether the script sums losses of load balancing over the pipeline in a tracker that counts
+    layers of experts otherwise than layers that predict further tokens."""
+    fp8_here: tuple[int, int] = (0, 0)
+    """Format and recipe of fp8 that fit the device, as places in their knobs' values."""
+    flex_here: int = 0
+    """The dispatcher that sends each token once, as a place in its knob's values; 0: none runs."""
+
+    @property
+    def stage_work(self) -> StageWork:
+        """Work of the model's parts."""
+        return self.work or StageWork(n_layers=self.n_layers)
+
+    @staticmethod
+    def may_share_kv_heads(release: str) -> bool:
+        """The same for a release of Megatron Core: 0.16 is the first that does.
+
+        Source: megatron/core/transformer/transformer_config.py of 0.15 and 0.16.
+        """
+        return not release.startswith(("0.14", "0.15"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayoutRows:
+    """Layouts in columns, with what they lay out."""
+
+    task: LayoutTask
+    columns: Columns
+
+    def row(self, index: int) -> dict[str, int]:
+        """The columns of one layout."""
+        return {name: int(column[index]) for name, column in self.columns.items()}
+
+
+def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
+    """Layers of one model chunk of a pipeline rank, with embedding and loss where they count."""
+    return (task.n_layers + 2 * rows["ends_as_layers"]) // (rows["pp"] * rows["vp"])
+
+
+def middle_layers(
+    n_layers: int, pp: Counts, first_stage_layers: Counts, last_stage_layers: Counts
+) -> tuple[Counts, Counts]:
+    """Layers that stages share evenly, since nobody set theirs, and how many such stages."""
+    stages = pp - (first_stage_layers > 0) - (last_stage_layers > 0)
+    return n_layers - first_stage_layers - last_stage_layers, stages
+
+
+def placed(task: LayoutTask, pp: int, vp: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage of pp x vp, in the order of a layout string.
+
+    Args:
+        task: What is laid out.
+        pp: Pipeline parallel degree.
+        vp: Chunks of a rank.
+        stages: Number of the value of the knob `stages`.
+    """
+    if stages == BALANCED:
+        return balanced_layers(task.stage_work, pp, vp)
+    if stages:
+        return layers_in(written_stages(stages))
+    return even_layers(task.n_layers, pp, vp)
+
+
+def written_stages(stages: int) -> Stages:
+    """The stages of a layout that somebody wrote, by its number; none: it is not a layout."""
+    return stages_of(LAYOUTS.text(stages)) or ()
+
+
+def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
+    """Layers of each pipeline rank of a legal layout that `ends_as_layers` does not shift."""
+    if row["stages"]:
+        counts = placed(task, row["pp"], row["vp"], row["stages"])
+        return [sum(counts[rank :: row["pp"]]) for rank in range(row["pp"])]
+    first, last = row["first_stage_layers"], row["last_stage_layers"]
+    rest, stages = task.n_layers - first - last, row["pp"] - (first > 0) - (last > 0)
+    middle = [rest // stages] * stages if stages else []
+    return [*filter(None, [first]), *middle, *filter(None, [last])]
+
+
+def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts]:
+    """Layers of the first, the last and the fullest pipeline rank; 0 where all have as many."""
+    names = ("stages", "pp", "vp", "first_stage_layers", "last_stage_layers")
+    keys = np.stack([rows[name] for name in names])
+    found = np.zeros((3, keys.shape[1]), dtype=np.int64)
+    where = np.flatnonzero((keys[0] > 0) | (keys[3] > 0) | (keys[4] > 0))
+    if len(where):
+        splits, places = np.unique(keys[:, where], axis=1, return_inverse=True)
+        edges = np.array(
+            [_edges(task, dict(zip(names, map(int, s), strict=True))) for s in splits.T]
+        )
+        found[:, where] = edges[np.ravel(places)].T
+    first, last, most = found
+    return first, last, most
+
+
+def _edges(task: LayoutTask, row: Mapping[str, int]) -> tuple[int, int, int]:
+    layers = stage_layers(task, row)
+    return layers[0], layers[-1], max(layers)
