@@ -5,6 +5,7 @@ A model that Megatron would train as another one is refused.
 Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.14 to 0.16).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -459,6 +460,12 @@ def pattern_text(pattern: Sequence[int]) -> str:
             return f"([{','.join(map(str, part))}]*{count // period})"
     runs = ((kind, len(list(run))) for kind, run in groupby(pattern))
     return f"({'+'.join(f'[{kind}]*{length}' for kind, length in runs)})"
+
+
+def pattern_of(text: str) -> list[int]:
+    """The layers of a text of `pattern_text`."""
+    parts = re.findall(r"\[([\d,]+)\]\*(\d+)", text)
+    return [int(each) for part, count in parts for each in part.split(",") * int(count)]
 
 
 def _cannot_be(model: Model, why: str) -> JobError:
