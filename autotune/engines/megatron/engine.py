@@ -150,6 +150,9 @@ _STEPS = {
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _CUDA_DEFAULT = "8"
+_CONNECTIONS_OF_OVERLAP = "32"
+"""With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's recipes
+of Megatron-Bridge; megatron/training/arguments.py warns."""
 
 
 class MegatronEngine(Engine):
@@ -244,6 +247,8 @@ class MegatronEngine(Engine):
         has_checkout = self._job.megatron_path is not None
         orders = candidate.tp > 1 or candidate.cp > 1
         variables = {_CONNECTIONS: "1"} if orders else {}
+        if candidate.get("overlap_experts"):
+            variables = {_CONNECTIONS: _CONNECTIONS_OF_OVERLAP}
         if "fsdp" in candidate.values:  # it refuses to start with one
             variables = {_CONNECTIONS: _CUDA_DEFAULT}
         if "offload_modules" in candidate.values:  # else weights went to the host as well
