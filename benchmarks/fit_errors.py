@@ -42,6 +42,7 @@ class Misses:
     frameworks: NDArray[np.str_]
     peak_flops: Values
     doubt: Values
+    is_mixture: NDArray[np.bool_]
     times: Values
     peaks: Values
 
@@ -72,6 +73,7 @@ def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
         frameworks=runs.frameworks,
         peak_flops=np.array([its.peak_flops[its.half] for its in runs.accelerators]),
         doubt=left_out.doubt,
+        is_mixture=np.greater(np.broadcast_to(runs.plans.n_experts, len(runs.rows)), 1),
         times=np.where(ran, np.abs(np.log(runs.times_s / left_out.times_s)), np.nan),
         peaks=np.where(ran, np.abs(peaks), np.nan),
     )
@@ -83,23 +85,28 @@ def learn(misses: Misses) -> Errors:
     for source in np.unique(misses.sources):
         here = misses.sources == source
         seen[here] = _is_among(misses, here, misses.without(source).accelerators())
+    dense, mixtures = (
+        np.where(misses.is_mixture == is_mixture, misses.times, np.nan)
+        for is_mixture in (False, True)
+    )
     return Errors(
         sources=len(np.unique(misses.sources)),
-        step_time=_sizes(misses, misses.times, seen, has_doubt=True),
+        step_time=_sizes(misses, dense, seen, has_doubt=True),
+        mixture_step_time=_sizes(misses, mixtures, seen, has_doubt=True),
         peak_memory=_sizes(misses, misses.peaks, seen, has_doubt=False),
         peaks=misses.accelerators(),
     )
 
 
-def coverage(misses: Misses, source: str) -> tuple[float, float, float]:
-    """What intervals learned from the other sources are worth for this one.
+def coverage(misses: Misses, here: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """What intervals learned from the other sources are worth for some rows of one.
 
     Returns:
         Shares of its step times and peaks inside, and the median factor to the end of the former.
     """
-    errors = learn(misses.without(source))
-    here = misses.sources == source
-    reach = errors.reach_of(_is_among(misses, here, errors.peaks), misses.doubt[here])
+    errors = learn(misses.without(str(misses.sources[here][0])))
+    seen = _is_among(misses, here, errors.peaks)
+    reach = errors.reach_of(seen, misses.doubt[here], misses.is_mixture[here])
     return (
         _share(misses.times[here], np.log(reach.step_time)),
         _share(misses.peaks[here], np.log(reach.peak_memory)),

@@ -167,7 +167,7 @@ def _cells(
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s / reach.step_time,
-        "pred_step_time_high_s": predicted.step_time_s * reach.step_time,
+        "pred_step_time_high_s": predicted.step_time_s * reach.step_time * reach.slower,
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
         "pred_peak_memory_gb": predicted.peak_memory_bytes / _GIB,
         "pred_fit_probability": predicted.fit_probability,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.plans import Column, Plans, Recompute
-from autotune.cost.sizes import Sizes
+from autotune.cost.sizes import Kind, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +15,8 @@ class Activations:
 
     first_stage_bytes: Column
     """Kept at the peak by the stage that starts first, so holds the most micro-batches."""
+    middle_stage_bytes: Column
+    """Kept at the peak by a stage after the first; 0 where there is none between the ends."""
     last_stage_bytes: Column
     """Kept at the peak by the stage that holds the logits."""
     working_bytes: Column
@@ -29,36 +31,78 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     (pp + (pp - 1)/vp) of them, and their last stage (1 + (vp - 1) pp / vp). Source: Narayanan et
     al. (arXiv:2104.04473), section 2.2; Korthikanti et al. (arXiv:2205.05198), section 4.2.3.
     """
-    everything = _layer_bytes(p, s)
-    kept = _kept_bytes(p, s, everything) * (1.0 - p.offloaded_activations)
     interleaves = np.greater(p.vp, 1)
     in_flight = np.where(interleaves, p.pp + (p.pp - 1.0) / p.vp, p.pp)
     in_flight = np.minimum(in_flight, p.grad_accum)
     in_flight_last = np.where(
         interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
     )
+    # Another micro-batch runs backward beside the forward pass: one chunk more of it.
+    in_flight = in_flight + p.overlap_experts / p.vp
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
     embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
-    stage_bytes = s.stage_layers * kept
-    gradients = (
-        s.tokens
-        * p.activation_bytes
-        * (2.0 * p.hidden / s.norm_split + (1.0 + p.gated_mlp) * p.ffn_hidden / p.tp)
-    )
-    is_recomputed = np.greater(p.recompute, Recompute.NONE)
+    first, fullest, last, working = _stages_bytes(p, s)
     # The head's input, and where sequence parallel ranks gather it whole, that and its gradient.
     whole = p.keeps_gathered * (1.0 - 1.0 / s.norm_split)
     head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden * (1.0 / s.norm_split + whole)
     chunk_tokens = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
+    # The second stage holds a micro-batch less than the first.
+    beside = np.where(np.greater(p.pp, 2), 1.0 - 1.0 / p.pp, 0.0)
     return Activations(
-        first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),
-        last_stage_bytes=in_flight_last * stage_bytes + head_bytes,
-        working_bytes=gradients + is_recomputed * np.maximum(0.0, everything - kept),
+        first_stage_bytes=in_flight * (first + embedding_bytes),
+        middle_stage_bytes=beside * in_flight * fullest,
+        last_stage_bytes=in_flight_last * last + head_bytes,
+        working_bytes=working,
         logits_bytes=np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes,
     )
 
 
-def _layer_bytes(p: Plans, s: Sizes) -> Column:
+def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
+    """Kept by the layers of the first, the fullest, the last stage; and a running layer's own."""
+    found = []
+    for kind, layers in (
+        (Kind.DENSE, s.n_dense_layers),
+        (Kind.MIXTURE, s.n_mixture_layers),
+    ):
+        if np.any(layers):
+            everything = _layer_bytes(p, s, kind)
+            kept = _kept_bytes(p, s, kind, everything)
+            gradients = 2.0 * p.hidden / s.norm_split
+            gradients = gradients + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            gradients = p.activation_bytes * s.tokens * gradients
+            again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
+            found.append((kept * (1.0 - p.offloaded_activations), gradients + again))
+        else:
+            found.append((0.0, 0.0))
+    (dense, dense_working), (mixture, mixture_working) = found
+    stages = (
+        (s.first.dense_layers, s.first.mixture_layers),
+        (s.fullest.dense_layers, s.fullest.mixture_layers),
+        (s.last.dense_layers, s.last.mixture_layers),
+    )
+    first, fullest, last = (n * dense + m * mixture for n, m in stages)
+    has_mixture = np.greater(s.n_mixture_layers, 0)
+    working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
+    return first, fullest, last, working
+
+
+def inner_width(p: Plans, s: Sizes, kind: Kind) -> Column:
+    """Width of a token's MLP on one rank: of all its experts together, and of the shared one."""
+    if kind == Kind.DENSE:
+        return s.dense_ffn_hidden / p.tp
+    return routed_width(p, s) + p.shared_expert_hidden / p.tp
+
+
+def routed_width(p: Plans, s: Sizes) -> Column:
+    """Width of a token's experts on one rank: rows that come, each f / etp wide."""
+    return _rows_per_token(s) * p.ffn_hidden / s.expert_tp
+
+
+def _rows_per_token(s: Sizes) -> Column:
+    return s.routed_rows / s.tokens
+
+
+def _layer_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
     """All that one layer makes and its backward pass needs.
 
     Per token: the inputs of two norms and of the two blocks behind them (4 h, split only by
@@ -71,20 +115,65 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
     norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
-    written_out = _written_out_bytes(p, s)
+    heads = heads + _latent_bytes(p, s)
+    written_out = _written_out_bytes(p, s, kind)
     # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
     # them again.
     gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
-    return s.tokens * (norms + heads + _mlp_bytes(p) + gathered + _score_bytes(p) + written_out)
+    mlp = _mlp_bytes(p, s, kind)
+    return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out)
 
 
-def _mlp_bytes(p: Plans) -> Column:
-    """The MLP's inner widths of a token; a mixture also keeps it as it was sent to its experts."""
-    is_mixture = np.greater(p.n_experts, 1)
-    per_token = np.where(is_mixture, np.maximum(p.experts_per_token, 1.0), 1.0)
+def _latent_bytes(p: Plans, s: Sizes) -> Column:
+    """Down projections of a token before and after their norms, and its rotary key.
+
+    2 q + 2 kv + r elements. Counted in saved tensors of NVIDIA/Megatron-LM,
+    megatron/core/transformer/multi_latent_attention.py.
+    """
+    if not np.any(p.latent_kv_rank):
+        return 0.0
+    ranks = p.latent_q_rank + p.latent_kv_rank
+    elements = (p.activation_bytes + p.product_input_bytes) * ranks
+    return (elements + p.activation_bytes * p.latent_rope_dim) / s.norm_split
+
+
+def _mlp_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
+    """What a token's MLP keeps, or its router, its experts and the shared expert.
+
+    2 f + f of the width f; an expert's row also its input (h) and its probability (4), and the
+    router 8 E in logits and scores, 2 E in masks and 30 K in indices. Nothing is kept of the
+    all-to-alls. Counted in saved tensors of megatron/core/transformer/moe (0.16.1).
+    """
     inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
-    inner = inner_bytes * per_token * p.ffn_hidden / p.tp
-    return inner + is_mixture * p.activation_bytes * per_token * p.hidden
+    if kind == Kind.DENSE:
+        return inner_bytes * s.dense_ffn_hidden / p.tp
+    return _experts_bytes(p, s) + _shared_bytes(p) + _router_bytes(p, s)
+
+
+def _experts_bytes(p: Plans, s: Sizes) -> Column:
+    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
+    rows = _rows_per_token(s)
+    return inner_bytes * routed_width(p, s) + rows * (p.product_input_bytes * p.hidden + 4.0)
+
+
+def _shared_bytes(p: Plans) -> Column:
+    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
+    return inner_bytes * p.shared_expert_hidden / p.tp
+
+
+def _router_bytes(p: Plans, s: Sizes) -> Column:
+    return (10.0 * p.n_experts + 30.0 * s.experts_per_token) / s.norm_split
+
+
+def _expert_act_bytes(p: Plans, s: Sizes) -> Column:
+    """Result of the experts' activation function, which is the second product's input."""
+    return p.product_input_bytes * routed_width(p, s)
+
+
+def _up_projected_bytes(p: Plans, s: Sizes) -> Column:
+    """Queries, keys and values of latent attention; without the attention's result."""
+    result = np.where(np.greater(p.latent_kv_rank, 0), p.n_heads * p.latent_value_dim, 0.0)
+    return p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width - result) / p.tp
 
 
 def _norm_result_bytes(p: Plans, s: Sizes) -> Column:
@@ -99,7 +188,7 @@ def _score_bytes(p: Plans) -> Column:
     return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
 
 
-def _written_out_bytes(p: Plans, s: Sizes) -> Column:
+def _written_out_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
     """Bytes that modules that are not fused keep besides, per token of a layer.
 
     A gate's result before it meets the other half (f), an activation function's own steps, and
@@ -107,11 +196,11 @@ def _written_out_bytes(p: Plans, s: Sizes) -> Column:
     transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
     """
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
-    inner = copies * s.experts_per_token * p.ffn_hidden / p.tp
+    inner = copies * inner_width(p, s, kind)
     return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
 
 
-def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
+def _kept_bytes(p: Plans, s: Sizes, kind: Kind, everything: Column) -> Column:
     """Bytes of a layer that stay until the backward pass.
 
     Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
@@ -122,20 +211,25 @@ def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
     input_bytes = p.activation_bytes * s.tokens * p.hidden / s.norm_split
     every = 1.0 / p.recompute_every
     full = every * input_bytes + (1.0 - every) * everything
-    products = (
-        s.attention_width + 2.0 * s.kv_width + (1.0 + p.gated_mlp) * p.ffn_hidden
-    ) / p.tp + 2.0 * p.hidden / s.norm_split
+    products = (s.attention_width + 2.0 * s.kv_width) / p.tp
+    products = products + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+    products = products + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
         s.attention_width / p.tp + 0.5 * products
     )
-    dropped = p.recomputes_scores * s.tokens * _score_bytes(p)
-    dropped = dropped + p.recomputes_norms * s.tokens * _norm_result_bytes(p, s)
-    takes_mlp = np.maximum(p.recomputes_mlp, p.recomputes_experts)
-    dropped = dropped + takes_mlp * s.tokens * _mlp_bytes(p)
+    dropped = p.recomputes_scores * _score_bytes(p)
+    dropped = dropped + p.recomputes_norms * _norm_result_bytes(p, s)
+    dropped = dropped + p.recomputes_latent * _up_projected_bytes(p, s)
+    if kind == Kind.DENSE:
+        dropped = dropped + p.recomputes_mlp * _mlp_bytes(p, s, kind)
+    else:
+        part = p.recomputes_shared * _shared_bytes(p)
+        part = part + p.recomputes_expert_act * _expert_act_bytes(p, s)
+        dropped = dropped + np.where(p.recomputes_experts, _mlp_bytes(p, s, kind), part)
     kinds = (Recompute.FULL, Recompute.SELECTIVE, Recompute.OPERATORS)
     kept: NDArray[np.float64] = np.select(
-        [np.equal(p.recompute, kind) for kind in kinds],
-        [full, everything - dropped, operators],
+        [np.equal(p.recompute, recompute) for recompute in kinds],
+        [full, everything - s.tokens * dropped, operators],
         everything,
     )
     return kept

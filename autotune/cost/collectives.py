@@ -133,8 +133,19 @@ class RankGroup:
         return np.where(self.crosses, near_s + leaving_s, near_s)
 
 
-def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> RankGroup:
-    """The group of ranks that are `stride` apart: measured links count in full, others in part."""
+def group(
+    p: Plans,
+    c: Constants,
+    *,
+    ranks: Column,
+    stride: Column,
+    network_share: float | None = None,
+) -> RankGroup:
+    """The group of ranks that are `stride` apart: measured links count in full, others in part.
+
+    `network_share` is that part of the network's; by default the constants'.
+    """
+    far_share = c.network_share if network_share is None else network_share
     near = Link(
         bytes_per_s=p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share),
         hop_s=np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s),
@@ -145,7 +156,7 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> RankGroup
         all_reduce_hop_s=p.nvlink_all_reduce_latency_s,
     )
     far = Link(
-        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, c.network_share),
+        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, far_share),
         hop_s=np.where(
             np.greater(p.network_latency_s, 0), p.network_latency_s, c.network_latency_s
         ),
@@ -285,10 +296,37 @@ def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     fabric = g.fabric
     others = np.maximum(0.0, g.ranks - g.local)
     nearby = g.local - 1.0 + fabric.other_rails * others
-    near_s = nearby / (g.near.bytes_per_s * g.near.all_to_all_speed)
     beyond = fabric.oversubscription * np.maximum(0.0, g.ranks - fabric.inside)
+    near_s = nearby / (g.near.bytes_per_s * g.near.all_to_all_speed)
     far_s = np.maximum(others, beyond) / (g.far.bytes_per_s * g.far.all_to_all_speed)
     return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
+
+
+def spread_s(
+    g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column = 1.0
+) -> Column:
+    """Time in which each rank sends its tokens to `copies` others, to the same place once.
+
+    Over the network a token goes once to each node, from where NVLink takes it on to each rank, at
+    the same time: of m places that are as likely it reaches m (1 - (1 - 1/m)^copies). These are
+    the n there are, or the share of them that its groups of experts leave. Source:
+    deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
+    """
+    fabric = g.fabric
+    sets = np.maximum(1.0, g.ranks / fabric.inside)
+    nodes = np.maximum(1.0, g.ranks / g.local)
+
+    def others(places: Column) -> Column:
+        likely = np.maximum(1.0, places * reach_share)
+        return (1.0 - 1.0 / places) * likely * (1.0 - (1.0 - 1.0 / likely) ** copies)
+
+    far = np.maximum(
+        others(nodes), fabric.oversubscription * others(sets) * fabric.inside / g.local
+    )
+    near_s = others(g.ranks) / (g.near.bytes_per_s * g.near.all_to_all_speed)
+    far_s = far / (g.far.bytes_per_s * g.far.all_to_all_speed)
+    hops_s = np.greater(g.ranks, 1) * 2.0 * g.hop_s
+    return token_bytes * np.maximum(near_s, far_s) + hops_s
 
 
 def send_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:

@@ -36,6 +36,8 @@ class Constants:
     under a load that lasts."""
     matmul_traffic: float
     """Times that a product moves its operands and result through device memory."""
+    grouped_traffic: float
+    """Times that the products of experts, a group of small ones, move them beside large ones."""
     low_precision_share: float
     """Share of the gain of fp8 and fp4 over bf16 that products reach with their casts."""
     attention_share: float
@@ -49,12 +51,19 @@ class Constants:
     """Share of the datasheet's memory bandwidth that element-wise kernels reach."""
     unfused_traffic: float
     """Times the traffic of fused element-wise kernels, without fusion."""
+    routed_traffic: float
+    """Times that the rows of experts and their router move through device memory, over what is
+    counted."""
     score_traffic_bytes: float
     """Moved per attention score, forward, where the scores are written."""
     launch_s: float
     """Host time per kernel."""
     kernels_per_layer: float
     """Kernels of one layer, forward; twice as many backward."""
+    routing_kernels: float
+    """Further kernels of a layer with experts, forward: its router, and rows that are permuted."""
+    expert_launch_s: float
+    """Host time per product of one expert in a grouped product."""
     skew_share: float
     """Share of a layer's host time that each further tensor parallel rank adds: all wait for the
     slowest."""
@@ -76,6 +85,8 @@ class Constants:
     """Share of an NVLink's rate that collectives reach as bus bandwidth."""
     network_share: float
     """The same of the network."""
+    all_to_all_share: float
+    """The same of the network where experts' rows go through it: no ring, so nobody waits."""
     host_link_share: float
     """The same of PCIe or NVLink-C2C."""
     nvlink_latency_s: float

@@ -37,7 +37,7 @@ class Memory:
 
 
 def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
-    """Peak memory of the fullest rank: the larger of the first and the last pipeline stage.
+    """Peak memory of the fullest rank: on the first or the last stage, or on one between.
 
     The states of a stage are its layers' and its embedding's. ZeRO splits the optimizer's from
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
@@ -49,22 +49,23 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     """
     has_pipeline = np.greater(p.pp, 1)
     positions = p.learned_positions * p.seq_len * p.hidden
-    stage_activations = a.first_stage_bytes, a.last_stage_bytes
     # With one stage it is the first, and holds the logits too.
-    stage_logits = np.where(has_pipeline, 0.0, a.logits_bytes), a.logits_bytes
-    parts = [
-        _stage(p, s, c, dense, s.stage_expert_params, activations + a.working_bytes, logits)
-        for dense, activations, logits in zip(
-            (s.stage_params + positions, s.stage_params),
-            stage_activations,
-            stage_logits,
-            strict=True,
-        )
+    ends = [
+        (s.first, s.first.params + positions, a.first_stage_bytes, ~has_pipeline * a.logits_bytes),
+        (s.last, s.last.params, a.last_stage_bytes, a.logits_bytes),
     ]
-    is_first = np.greater_equal(parts[0]["peak_bytes"], parts[1]["peak_bytes"])
-    return Memory(
-        **{name: np.where(is_first, parts[0][name], parts[1][name]) for name in parts[0]}
-    )
+    if s.first is not s.last:
+        fullest = s.fullest.params - s.held_vocab_params * has_pipeline
+        ends.append((s.fullest, fullest, a.middle_stage_bytes, 0.0))
+    parts = [
+        _stage(p, s, c, dense, stage.expert_params, activations + a.working_bytes, logits)
+        for stage, dense, activations, logits in ends
+    ]
+    worst = parts[0]
+    for other in parts[1:]:
+        is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
+        worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
+    return Memory(**worst)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,6 +110,8 @@ class Plans(PlanColumns):
     n_experts: Column = 0.0
     """0 or 1 for a dense model."""
     experts_per_token: Column = 0.0
+    routed_share: Column = 1.0
+    """Share of the experts that a token may go to: it chooses groups of them first."""
     shared_expert_hidden: Column = 0.0
     """Width of an MLP that every token passes beside its experts; 0 for none."""
     n_dense_layers: Column = 0.0
@@ -312,8 +314,12 @@ class Plans(PlanColumns):
     """Tensor parallel communication runs beside the products it belongs to."""
     expert_imbalance: Column = 1.0
     """Rows of the rank whose experts get most, over those of the mean rank."""
+    forced_balance: Column = 0.0
+    """The router is made to give every expert as many rows, as benchmarks do."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
+    fused_experts: Column = 0.0
+    """Their products are one kernel with the activation and the casts to fp8, launched once."""
     fused_routing: Column = 0.0
     """The router and the permutation of rows are each one kernel."""
     flex_dispatch: Column = 0.0

@@ -10,6 +10,7 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
+from autotune.cost.row_mixture import mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
@@ -111,6 +112,8 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     }
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
+    if model["n_experts"] > 1:
+        columns |= mixture_columns(cells, layout, traits.mixture_columns)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
@@ -389,6 +392,7 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
         cells.assume("recompute", text.rstrip("?"))
     return {
         "recompute": float(recompute),
+        **(recomputed_modules(cells) if recompute == Recompute.SELECTIVE else {}),
         "recompute_every": float(every[1]) if every and int(every[1]) > 0 else 1.0,
         **_offload(cells, model),
     }
@@ -401,12 +405,20 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         return {}
     if text in {"none", "no", "false"}:
         return {}
+    host_share = re.fullmatch(r"(?:cpu[ (]*)?optimizer[ (]*(\d{1,3})\s*%\)*", text)
+    if host_share:
+        return {"optimizer_host_share": min(1.0, float(host_share[1]) / 100.0)}
     share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
     if share:
         return {"offloaded_activations": min(1.0, float(share[1]))}
-    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)", text)
+    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
     if layers:
-        return {"offloaded_activations": min(1.0, float(layers[1]) / model["n_layers"])}
+        return {
+            "offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
+        }
+    if text.startswith("act") and not re.search("optim|param", text):
+        cells.assume("offloaded_activations", 1, text)
+        return {"offloaded_activations": 1.0}
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise RowError(f"offload={text!r} names neither cpu nor nvme")

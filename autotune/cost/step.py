@@ -1,21 +1,25 @@
 """The time of one optimizer step: micro-batches through the pipeline, then gradients and Adam."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.cost import traffic
 from autotune.cost.activations import activations_of
-from autotune.cost.compute import layer_times, logits_s, optimizer_s
+from autotune.cost.compute import LayerTimes, join_s, layer_times, logits_s, optimizer_s
 from autotune.cost.constants import Constants
-from autotune.cost.plans import PAGE_BYTES, Column, Plans
-from autotune.cost.sizes import Sizes
+from autotune.cost.plans import PAGE_BYTES, Column, Plans, Recompute
+from autotune.cost.sizes import Kind, Sizes
 
 _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 """glibc maps a larger block on its own and unmaps it when it is freed: mallopt(3),
 M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
 _KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
 """Free memory at its top that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
+_LEAF_FETCH = 1.0 / 3.0
+"""Host time of a tensor of an expert that stage 3 fetches, over that of others: all of a block
+come at once, by the hooks of one module (`leaf_module`)."""
 _WIDE = 4.0
 """Bytes of a logit in the loss, whatever the layers compute in."""
 
@@ -59,32 +63,35 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     parts overlap, the longer counts, and a share of the shorter, since they compete for the
     memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878).
     """
-    layer = layer_times(p, s, c)
     tensor_s, tensor_head_s = traffic.tensor_s(p, s, c), traffic.head_s(p, s, c)
-    expert_s = traffic.expert_s(p, s, c)
-    context_s = _exposed(layer.attention_s, traffic.context_s(p, s, c), c)
-    gather_s, reduce_s, gather_step_s = traffic.data_s(p, s, c)
-    device_s = layer.forward_s + layer.backward_s
-    device_s = device_s + tensor_s + expert_s + context_s
-    layer_s = np.where(p.runs_ahead, _longer(device_s, layer.launch_s), device_s + layer.launch_s)
+    context_s = traffic.context_s(p, s, c)
+    layers = [
+        _layer(p, s, c, kind, tensor_s, context_s)
+        for kind, n_layers in ((Kind.DENSE, s.n_dense_layers), (Kind.MIXTURE, s.n_mixture_layers))
+        if np.any(n_layers)
+    ]
     logits = logits_s(p, s, c)
-    head = logits + tensor_head_s
-    layers = p.n_layers / p.pp
+    heads = 1.0 + p.n_mtp_layers
+    head = heads * (logits + tensor_head_s) + p.n_mtp_layers * join_s(p, s, c)
+    slowest, total_s = _stages_s(p, s, layers, head)
     micro_batches = p.grad_accum
-    with_head = np.where(np.greater(p.last_stage_layers, 0), p.last_stage_layers, np.floor(layers))
-    slowest = np.maximum(s.stage_layers * layer_s, with_head * layer_s + head)
-    total_s = p.n_layers * layer_s + head
     fill_s = np.maximum(0.0, total_s - slowest) / p.vp
     mean_s = total_s / p.pp
     bubble = micro_batches * (slowest - mean_s) + fill_s
-    per_layer = micro_batches * layers
+
+    def of_layers(seconds: Callable[[_Layer], Column]) -> Column:
+        """Sum over the layers of a mean stage, for one micro-batch."""
+        found: Column = sum(layer.n_layers * seconds(layer) for layer in layers)
+        return found / p.pp
+
+    gather_s, reduce_s, gather_step_s = traffic.data_s(p, s, c)
     sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
     prefetches = p.overlap_gather * traffic.has_room_to_prefetch(p, s)
     gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c)
-    backward_s = layers * layer.backward_s
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
+    backward_s = of_layers(lambda layer: layer.times.backward_s)
     reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c)
-    forward_s = layers * layer.forward_s
+    forward_s = of_layers(lambda layer: layer.times.forward_s)
     gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c)
     # Copy engines move these; the kernels hardly notice.
     offload_micro = micro_batches * np.maximum(
@@ -93,15 +100,16 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
     parts = {
-        "matmul_s": per_layer * layer.matmul_s,
-        "attention_s": per_layer * layer.attention_s,
-        "elementwise_s": per_layer * layer.elementwise_s,
-        "logits_s": micro_batches * logits / p.pp,
-        "recompute_s": per_layer * layer.recompute_s,
+        "matmul_s": micro_batches * of_layers(lambda layer: layer.times.matmul_s),
+        "attention_s": micro_batches * of_layers(lambda layer: layer.times.attention_s),
+        "elementwise_s": micro_batches * of_layers(lambda layer: layer.times.elementwise_s),
+        "logits_s": micro_batches * (head - heads * tensor_head_s) / p.pp,
+        "recompute_s": micro_batches * of_layers(lambda layer: layer.times.recompute_s),
         "optimizer_s": optimizer_s(p, c, s.updated_params),
-        "tensor_comm_s": per_layer * tensor_s + micro_batches * tensor_head_s / p.pp,
-        "expert_comm_s": per_layer * expert_s,
-        "context_comm_s": per_layer * context_s,
+        "tensor_comm_s": micro_batches
+        * (of_layers(lambda _: tensor_s) + heads * tensor_head_s / p.pp),
+        "expert_comm_s": micro_batches * of_layers(lambda layer: layer.expert_comm_s),
+        "context_comm_s": micro_batches * of_layers(lambda layer: layer.context_comm_s),
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step + traffic.owners_s(p, s, c),
         "offload_s": offload_micro + traffic.offload_step_s(p, s, c),
@@ -112,11 +120,90 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     is_3 = np.greater_equal(p.zero_stage, 3)
     # What the host does for a tensor of stage 3 hides behind no kernel: it waits for the device.
     fetch_s = np.where(p.runs_ahead, p.cuts_by_rank * c.device_fetch_s, c.fetch_s)
-    fetches = p.gather_calls_per_layer * is_3
-    launches = per_layer * (layer_s - device_s + fetches * fetch_s)
-    launches = launches + micro_batches * c.micro_batch_s + c.step_s
+    of_experts = traffic.layer_tensors(p, s) - p.gather_calls_per_layer
+    fetches = is_3 * (p.gather_calls_per_layer + _LEAF_FETCH * of_experts)
+    waits = of_layers(lambda layer: layer.layer_s - layer.device_s + fetches * fetch_s)
+    launches = micro_batches * (waits + c.micro_batch_s) + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
     return StepTimes(**parts, host_s=host, step_s=busy + host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """A layer of one kind, for one micro-batch."""
+
+    n_layers: Column
+    """In the whole model."""
+    times: LayerTimes
+    expert_comm_s: Column
+    context_comm_s: Column
+    device_s: Column
+    layer_s: Column
+    """By the device or the host, whichever takes longer."""
+
+
+def _layer(
+    p: Plans, s: Sizes, c: Constants, kind: Kind, tensor_s: Column, context_s: Column
+) -> _Layer:
+    times = layer_times(p, s, c, kind)
+    context_s = _exposed(times.attention_s, context_s, c)
+    expert_s = _routing_s(p, s, c, times) if kind == Kind.MIXTURE else 0.0
+    device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
+    launch_s = times.launch_s
+    return _Layer(
+        n_layers=s.n_mixture_layers if kind == Kind.MIXTURE else s.n_dense_layers,
+        times=times,
+        expert_comm_s=expert_s,
+        context_comm_s=context_s,
+        device_s=device_s,
+        layer_s=np.where(p.runs_ahead, _longer(device_s, launch_s), device_s + launch_s),
+    )
+
+
+def _routing_s(p: Plans, s: Sizes, c: Constants, times: LayerTimes) -> Column:
+    """What dispatch and combination of one layer add, forward and backward, and again.
+
+    Shared experts hide as much as they take themselves. Overlap by pairs of layers runs the
+    forward pass of one micro-batch beside the backward pass of another: combination backward and
+    forward beside the attention, both dispatches beside the experts. It hides nothing while the
+    pipeline fills and drains. Source: NVIDIA/Megatron-LM, megatron/core/models/common/
+    model_chunk_schedule_plan.py (0.16.1); megatron/core/transformer/moe/shared_experts.py.
+    """
+    way_s = traffic.expert_s(p, s, c)
+    taken = np.equal(p.recompute, Recompute.SELECTIVE) * p.recomputes_experts
+    again = 2.0 * (np.equal(p.recompute, Recompute.FULL) / p.recompute_every + taken)
+    hidden_s = p.overlap_shared_experts * np.minimum(times.shared_s, 4.0 * way_s)
+    if np.any(p.overlap_experts):
+        before_s = times.forward_s - times.experts_forward_s
+        after_s = times.backward_s - times.experts_backward_s
+        inside_s = times.experts_forward_s + times.experts_backward_s
+        # Gradients of weights that wait can be computed beside the dispatches.
+        later_s = p.delays_weight_grads * after_s / 3.0
+        by_pairs_s = np.minimum(way_s, before_s) + np.minimum(way_s, after_s - later_s)
+        by_pairs_s = by_pairs_s + np.minimum(2.0 * way_s, inside_s + later_s)
+        steady = np.maximum(0.0, 1.0 - p.pp / p.grad_accum)
+        hidden_s = np.where(p.overlap_experts, steady * by_pairs_s, hidden_s)
+    return (4.0 + again) * way_s - (1.0 - c.overlap_share) * hidden_s
+
+
+def _stages_s(
+    p: Plans, s: Sizes, layers: Sequence[_Layer], head_s: Column
+) -> tuple[Column, Column]:
+    """Time of the slowest stage, and of all stages together, for one micro-batch."""
+    by_kind = {False: 0.0, True: 0.0}
+    for layer in layers:
+        by_kind[layer.n_layers is s.n_mixture_layers] = layer.layer_s
+    dense_s, mixture_s = by_kind[False], by_kind[True]
+    # Without an uneven split, the layers left over are not those of the stage with the head.
+    last_dense = np.maximum(0.0, s.n_dense_layers - (p.n_layers - s.last_stage_layers))
+    last_mixtures = s.last_stage_layers - last_dense + p.n_mtp_layers
+    last_s = last_dense * dense_s + last_mixtures * mixture_s + head_s
+    slowest = last_s
+    for stage in (s.fullest,) if s.first is s.fullest else (s.fullest, s.first):
+        stage_s = stage.dense_layers * dense_s + stage.mixture_layers * mixture_s
+        slowest = np.maximum(slowest, stage_s)
+    total_s = s.n_dense_layers * dense_s + s.n_mixture_layers * mixture_s + head_s
+    return slowest, total_s
 
 
 def _pages_s(p: Plans, s: Sizes, c: Constants) -> Column:

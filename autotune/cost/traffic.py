@@ -25,48 +25,77 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         the parameters that stages 1 and 2 updated, per step.
     """
     data_ranks = p.dp * p.cp * p.ulysses
-    stride = p.tp * np.where(p.stages_before_replicas, p.pp, 1.0)
+    apart = np.where(p.stages_before_replicas, p.pp, 1.0)
+    stride = p.tp * apart
     states = collectives.group(p, c, ranks=data_ranks, stride=stride)
     shard = collectives.group(p, c, ranks=s.shard_ranks, stride=stride)
     backward_ranks = np.where(np.greater(p.gather_group, 0), p.gather_group, s.shard_ranks)
     backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=stride)
     layers = s.stage_layers
-    # An expert's states go round the ranks that hold the same expert, which are fewer by ep: as
-    # much a rank, but for the share (n - 1)/n that each group's size makes.
-    alone = np.maximum(0.0, 1.0 - p.ep / data_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
-    whole = s.stage_params + s.stage_expert_params * np.where(np.greater(p.ep, 1), alone, 1.0)
     is_3 = np.greater_equal(p.zero_stage, 3)
     is_sharded = np.greater_equal(p.zero_stage, 1)
-    grads_bytes = whole * p.reduce_bytes * p.trained_share
-    bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
-    tensors = p.gather_calls_per_layer
-    largest = np.maximum(p.reduce_bucket_elements, s.layer_params / tensors)
-    calls = np.where(p.layer_wise_gather, layers, np.ceil(whole / largest))
-    calls = np.where(is_3, calls, np.ceil(grads_bytes / bucket_bytes))
-    scatters = is_sharded * (1.0 - p.reduces_whole)
-    reduced = np.where(
-        scatters,
-        collectives.gather_s(states, grads_bytes / calls, calls),
-        collectives.all_reduce_s(states, grads_bytes / calls, calls),
-    )
+    tensors = layer_tensors(p, s)
+    layer_params = s.layer_params + s.layer_expert_params
+    largest = np.maximum(p.reduce_bucket_elements, layer_params / tensors)
+
+    def reduced_s(of: collectives.RankGroup, params: Column) -> Column:
+        grads_bytes = params * p.reduce_bytes * p.trained_share
+        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(params / largest)))
+        bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
+        calls = np.where(is_3, calls, np.maximum(1.0, np.ceil(grads_bytes / bucket_bytes)))
+        scatters = is_sharded * (1.0 - p.reduces_whole)
+        return np.where(
+            scatters,
+            collectives.gather_s(of, grads_bytes / calls, calls),
+            collectives.all_reduce_s(of, grads_bytes / calls, calls),
+        )
+
+    def gathered_step_s(of: collectives.RankGroup, params: Column) -> Column:
+        calls = np.maximum(1.0, np.ceil(params / p.gather_bucket_elements))
+        size_bytes = params * p.gather_bytes * p.trained_share
+        return collectives.gather_s(of, size_bytes / calls, calls)
+
+    whole = s.stage_params + s.stage_expert_params
+    if np.any(np.greater(p.ep, 1)):
+        # An expert's states go round the ranks that hold the same one, which lie ep apart: a ring
+        # of its own for each expert of a node.
+        apart_too = np.greater(p.ep, 1)
+        replicas = collectives.group(
+            p, c, ranks=s.expert_shard_ranks, stride=s.expert_tp * p.ep * apart
+        )
+        dense = np.where(apart_too, s.stage_params, whole)
+        experts = apart_too * s.stage_expert_params
+        reduced = reduced_s(states, dense) + apart_too * reduced_s(replicas, experts)
+        gather_step = gathered_step_s(shard, dense)
+        gather_step = gather_step + apart_too * gathered_step_s(replicas, experts)
+        # Fetches by stage 3 count as if all went round the dense parameters' ring: as much a
+        # rank, but for the share (n - 1)/n that each group's size makes.
+        alone = (1.0 - 1.0 / s.expert_shard_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
+        whole = dense + experts * alone
+    else:
+        reduced, gather_step = reduced_s(states, whole), gathered_step_s(shard, whole)
     gathered_bytes = whole * p.gather_bytes
-    step_calls = np.ceil(whole / p.gather_bucket_elements)
-    gather_step = collectives.gather_s(
-        shard, gathered_bytes * p.trained_share / step_calls, step_calls
-    )
-    fetches = layers * np.clip(s.layer_params / p.prefetch_elements, 1.0, tensors)
+    fetches = layers * np.clip(layer_params / p.prefetch_elements, 1.0, tensors)
     fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
     passes = 1.0 + _fetched_again(p, s)
     gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
     gather_micro = gather_micro + passes * collectives.gather_s(
         backward_shard, fetched_bytes, fetches
     )
-    cut_s = p.cuts_by_rank * layers * tensors * s.shard_ranks * c.cut_s
+    # Those of experts come at once, with their block as one leaf.
+    cut_s = p.cuts_by_rank * layers * p.gather_calls_per_layer * s.shard_ranks * c.cut_s
     return (
         is_3 * (gather_micro + (1.0 + passes) * cut_s),
         reduced + is_3 * cut_s,
         is_sharded * (1 - is_3) * gather_step,
     )
+
+
+def layer_tensors(p: Plans, s: Sizes) -> Column:
+    """Tensors that stage 3 gathers of a layer: of each expert that is a module its own too."""
+    of_experts = (1.0 - p.grouped_experts) * np.greater(p.n_experts, 1)
+    of_experts = of_experts * s.mlp_matrices * s.expert_share * (1.0 - p.layer_wise_gather)
+    return p.gather_calls_per_layer + of_experts
 
 
 def owners_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -84,11 +113,12 @@ def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:
 
     DeepSpeed prefetches while less than `live_elements` are gathered, whatever the size of the
     next tensor. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py,
-    fetch_sub_module.
+    fetch_sub_module. A loop over experts waits for each one's rows, so the host is never ahead.
     """
     attention = p.hidden * (s.attention_width + 2.0 * s.kv_width)
     largest = np.maximum(attention, p.hidden * p.ffn_hidden) / p.tp
-    return np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
+    fits = np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
+    return fits * np.where(np.greater(p.n_experts, 1), p.grouped_experts, 1.0)
 
 
 def _fetched_again(p: Plans, s: Sizes) -> Column:
@@ -100,7 +130,8 @@ def _fetched_again(p: Plans, s: Sizes) -> Column:
     runtime/zero/partitioned_param_coordinator.py, __params_to_release.
     """
     recomputed = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    stays = 0.5 * p.reuse_elements / np.maximum(1.0, s.layer_params)
+    layer_params = s.layer_params + s.layer_expert_params
+    stays = 0.5 * p.reuse_elements / np.maximum(1.0, layer_params)
     return (1.0 - p.layer_wise_gather) * recomputed * np.maximum(0.0, 1.0 - stays)
 
 
@@ -149,14 +180,25 @@ def head_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Tokens to their experts and back, per layer: four all-to-alls, forward and backward.
+    """Rows to their experts, or their results back: one way, of one layer and micro-batch.
 
-    Source: Lepikhin et al., GShard (arXiv:2006.16668).
+    An all-to-all moves all T K / tp rows of a rank, whichever of them go the same way; what
+    sends a token once to each rank or node moves fewer. Neighbours are the ranks of one expert,
+    then those of its group. Source: Lepikhin et al., GShard (arXiv:2006.16668); counted on ranks
+    of megatron-core 0.16.1: 2 T K h / tp bytes, of which (ep - 1) / ep leave. Where tensor
+    parallel ranks share an expert, they gather its rows and scatter the results.
     """
-    g = collectives.group(p, c, ranks=p.ep, stride=p.tp)
-    size_bytes = s.tokens * s.experts_per_token * p.hidden * p.activation_bytes / s.norm_split
-    again = 2.0 * np.equal(p.recompute, Recompute.FULL) / p.recompute_every
-    return collectives.exchange_s(g, size_bytes, 4.0 + again)
+    g = collectives.group(p, c, ranks=p.ep, stride=s.expert_tp, network_share=c.all_to_all_share)
+    token_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp * p.expert_imbalance
+    way_s = collectives.exchange_s(g, token_bytes * s.experts_per_token)
+    if np.any(p.flex_dispatch):
+        flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token, p.routed_share)
+        way_s = np.where(p.flex_dispatch, flex_s, way_s)
+    if np.any(np.greater(s.expert_tp, 1) & np.greater(s.routed_rows, 0)):
+        shared = collectives.group(p, c, ranks=s.expert_tp, stride=1.0)
+        rows_bytes = s.routed_rows * p.hidden * p.activation_bytes
+        way_s = way_s + collectives.gather_s(shared, rows_bytes)
+    return way_s
 
 
 def context_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -23,6 +23,8 @@ class Traits:
     """Columns that differ in fp16."""
     low_precision_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns that differ in fp8 and fp4."""
+    mixture_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns of mixtures of experts."""
     attention_on_hopper: float = 0.65
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3
@@ -37,6 +39,8 @@ class Traits:
     """Sequence parallelism is on wherever tp is above one."""
 
 
+_LOOP = {"grouped_experts": 0.0}
+"""Hugging Face's modules: one expert after the other."""
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
 _FSDP = {
@@ -48,6 +52,8 @@ _FSDP = {
 }
 
 _MEGATRON = {"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0, "logit_bytes": 8.0}
+
+_NEMO = {**_MEGATRON, "grad_bytes": 2.0, "reduce_bytes": 2.0, "overlap_tp": 0.7}
 
 _ZERO_3 = {
     # Parameters are fetched one module at a time. Source: DeepSpeed,
@@ -76,12 +82,25 @@ FRAMEWORKS = (
         columns={**_FSDP, "fused_kernels": 0.0},
     ),
     Traits(
+        # Megatron-Bridge is NeMo's successor. Its recipes of mixtures send tokens by DeepEP or
+        # HybridEP and fuse the permutation. Source: NVIDIA-NeMo/Megatron-Bridge,
+        # scripts/performance.
+        name="nemo",
+        spelled="bridge",
+        zero_stage=1,
+        columns=_NEMO,
+        low_precision_columns={"product_input_bytes": 1.0},
+        mixture_columns={"flex_dispatch": 1.0, "fused_routing": 1.0},
+        attention_on_hopper=1.0,
+        sequence_parallel=True,
+    ),
+    Traits(
         # NeMo and Megatron-Bridge: Transformer Engine, distributed optimizer, gradients reduced in
         # bf16, everything overlapped. Source: NVIDIA-NeMo/Megatron-Bridge,
         # docs/performance-guide.md.
         name="nemo",
         zero_stage=1,
-        columns={**_MEGATRON, "grad_bytes": 2.0, "reduce_bytes": 2.0, "overlap_tp": 0.7},
+        columns=_NEMO,
         low_precision_columns={"product_input_bytes": 1.0},
         attention_on_hopper=1.0,
         sequence_parallel=True,
@@ -154,6 +173,7 @@ FRAMEWORKS = (
     Traits(
         # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.
         name="deepspeed",
+        mixture_columns=_LOOP,
         zero_stage=0,
         columns={"flat_buffers": 1.0, "upcasts_grads": 1.0, "fused_kernels": 0.0, **_ZERO_3},
         fp16_columns={
@@ -169,12 +189,14 @@ FRAMEWORKS = (
         # as; its loss overwrites the 16-bit logits. Source: mosaicml/llm-foundry,
         # scripts/train/benchmarking/README.md; Dao (arXiv:2307.08691), section 4.1.
         name="fsdp",
+        mixture_columns=_LOOP,
         zero_stage=3,
         columns={**_FSDP, "attention_speed": 0.55, "logit_bytes": 4.0},
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.
         name="ddp",
+        mixture_columns=_LOOP,
         zero_stage=0,
         columns={**_FP32, "reduce_bytes": 4.0, "fused_kernels": 0.0},
     ),

@@ -39,6 +39,7 @@ def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
 
 _PLAIN_LOSS = frozenset(
     {"gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "olmo2"}
+    | {"qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "minimax_m2"}
 )
 """Architectures whose logits are their output head's, unscaled and uncapped; a test holds them to
 it."""

@@ -14,7 +14,7 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.cost.errors import Margin, doubt_of, load_errors
+from autotune.cost.errors import Margin, load_errors
 from autotune.cost.knowledge import Lesson
 from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
@@ -156,7 +156,7 @@ class Outlook:
         accelerator = accelerator_of(self.environment, self.table)
         is_seen = load_errors().is_seen(self.job.engine, accelerator)
         seen = np.full(len(said.step_time_s), is_seen)
-        return said, load_errors().reach_of(seen, doubt_of(said))
+        return said, load_errors().reach_around(seen, said)
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

@@ -17,6 +17,7 @@ from tests.cost.rows import row
 ERRORS = Errors(
     sources=3,
     step_time=MissSizes(seen=0.1, unseen=0.3, doubtful=0.5),
+    mixture_step_time=MissSizes(seen=0.2, unseen=0.4, doubtful=0.0),
     peak_memory=MissSizes(seen=0.1, unseen=0.2, doubtful=0.0),
     peaks={"megatron": [312.0]},
 )
@@ -46,6 +47,24 @@ def test_communication_and_offload_are_in_doubt() -> None:
     low_s, high_s, low_bytes, high_bytes = reach.around(said, 0)
     assert low_s < said.step_time_s[0] < high_s
     assert low_bytes < said.peak_memory_bytes[0] < high_bytes
+
+
+def test_routing_that_nobody_forces_may_be_slower_and_not_faster() -> None:
+    mixture = {"n_experts": "8", "experts_per_token": "2", "ep": "8"}
+    notes = ("", "forced balanced routing", "natural routing")
+    rows = [row(**mixture, notes=note) for note in notes]
+    read = rows_to_plans([*rows, row(**{**mixture, "ep": "1"})], shipped_accelerators())
+    assert read.plans is not None
+    said = predict(read.plans)
+    reach = ERRORS.reach(read.frameworks, read.accelerators, said)
+    assert np.allclose(reach.step_time, np.exp(0.2))
+    for index, slower in enumerate((1.5, 1.0, 1.0, 1.0)):
+        low_s, high_s, *_ = reach.around(said, index)
+        assert low_s == pytest.approx(said.step_time_s[index] / np.exp(0.2))
+        assert high_s == pytest.approx(said.step_time_s[index] * np.exp(0.2) * slower)
+    assert said.step_time_s[2] > said.step_time_s[1]
+    assumes = [any("expert_imbalance" in each for each in noted) for noted in read.assumed]
+    assert assumes[:3] == [True, False, False]
 
 
 def test_a_loss_of_which_nobody_says_how_spares_memory_at_the_low_end() -> None:

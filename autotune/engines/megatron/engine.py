@@ -36,6 +36,7 @@ from autotune.engines.megatron.choices import (
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRAPHS,
     OFFLOADED,
     RECOMPUTED,
     has,
@@ -120,6 +121,8 @@ _LIVE_MORE = frozenset(
 _FLAGS = {
     "activation_offload": "--cpu-offloading-num-layers",
     "offload_modules": "--fine-grained-activation-offloading",
+    "fp4": "--fp4-format",
+    "cuda_graphs": "--cuda-graph-impl",
 }
 """Knob -> its flag, where not every known release has it."""
 _KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
@@ -129,6 +132,12 @@ _PROCESS_BYTES_ON_CPU = 103e6
 """Memory of a CPU rank beside its training: the median over every second row of
 results/recorded/megatron-order-cpu-2.json. The other rows say 101 MB."""
 _MILLION = 1e6
+_MOMENTS_SAVE = 4.0
+"""Bytes a parameter that two moments in 16 bits take less."""
+_CAPTURED = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
+"""Part of a layer that CUDA graphs capture -> its share of the layer's launches, as of rows."""
+_FP4_KEPT = 0.15
+"""Share of the linear layers that stay in bf16 where the others are in fp4."""
 _TP_OVERLAP = 0.7
 """Part of tensor parallel communication that `tp_comm_overlap` hides, as for NeMo's rows."""
 _KINDS = ("int", "bool", "choice")
@@ -141,6 +150,9 @@ _STEPS = {
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _CUDA_DEFAULT = "8"
+_CONNECTIONS_OF_OVERLAP = "32"
+"""With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's recipes
+of Megatron-Bridge; megatron/training/arguments.py warns."""
 
 
 class MegatronEngine(Engine):
@@ -235,6 +247,8 @@ class MegatronEngine(Engine):
         has_checkout = self._job.megatron_path is not None
         orders = candidate.tp > 1 or candidate.cp > 1
         variables = {_CONNECTIONS: "1"} if orders else {}
+        if candidate.get("overlap_experts"):
+            variables = {_CONNECTIONS: _CONNECTIONS_OF_OVERLAP}
         if "fsdp" in candidate.values:  # it refuses to start with one
             variables = {_CONNECTIONS: _CUDA_DEFAULT}
         if "offload_modules" in candidate.values:  # else weights went to the host as well
@@ -425,22 +439,39 @@ class MegatronEngine(Engine):
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
             "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
         }
+        if rows["adam_moments"].any():
+            usual = float(
+                {"optimizer_bytes": 12.0, **_DTYPES[self._job.precision]}["optimizer_bytes"]
+            )
+            found["optimizer_bytes"] = usual - _MOMENTS_SAVE * (rows["adam_moments"] > 0)
+        if rows["cuda_graphs"].any():
+            found["launch_free"] = sum(
+                share * has(part, GRAPHS, rows["cuda_graphs"]) for part, share in _CAPTURED.items()
+            )
         # Megatron's FSDP gathers a transformer layer at a time.
         found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
-        if fp8.any():
-            columns = fleet_columns(
-                self._job, self._environment, self.accelerators, precision="fp8"
-            )
-            plain = fleet_columns(self._job, self._environment, self.accelerators)
-            rate, half = columns["matmul_flops"], plain["matmul_flops"]
+        fp4 = rows["fp4"] > 0
+        if fp8.any() or fp4.any():
+            rate = self._product_flops("fp8") if fp8.any() else 0.0
+            narrow = self._product_flops("fp4") if fp4.any() else 0.0
+            half = self._product_flops(None)
+            # Some layers stay in bf16: NVIDIA, Pretraining Large Language Models with NVFP4
+            # (arXiv:2509.25149).
+            mixed = 1.0 / ((1.0 - _FP4_KEPT) / narrow + _FP4_KEPT / half) if narrow else 0.0
             is_kept = fp8 & (rows["fp8_param_gather"] > 0)
             found |= {
-                "matmul_flops": np.where(fp8, rate, half),
-                "product_input_bytes": np.where(fp8, 1.0, 2.0),
+                "matmul_flops": np.where(fp8, rate, np.where(fp4, mixed, half)),
+                "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
                 "weight_bytes": np.where(is_kept, 1.0, 2.0),
                 "gather_bytes": np.where(is_kept, 1.0, 2.0),
             }
         return found
+
+    def _product_flops(self, precision: str | None) -> float:
+        """Rate of large products at a precision; None: the job's."""
+        return fleet_columns(self._job, self._environment, self.accelerators, precision=precision)[
+            "matmul_flops"
+        ]
 
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""
@@ -525,6 +556,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         on_cpu=environment.accelerator == "cpu",
         in_fp32=job.precision == "fp32",
         has_fp8="fp8" in found.peak_flops,
+        has_fp4="fp4" in found.peak_flops,
         lacking=_lacking(release),
         release=release,
         without_te=lacks_te,

@@ -11,12 +11,15 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.choices import (
+    CP_KINDS,
     DISPATCHERS,
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRAPHS,
     LAYOUTS,
     MODULES,
+    MOMENTS,
     OFFLOADED,
     ORDERS,
     RECOMPUTED,
@@ -230,6 +233,17 @@ _MORE = (
         source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
     ),
     Knob(
+        name="cp_kind",
+        group="layout",
+        default=CP_KINDS[0],
+        choices=CP_KINDS,
+        needs_cuda=CP_KINDS[1:],
+        scope="with cp above 1",
+        acts=_off("cp_kind", lambda values, _: int(values["cp"]) > 1),
+        help="how context parallel ranks exchange keys and values; predicted alike",
+        source=f"{_TRANSFORMER}: cp_comm_type",
+    ),
+    Knob(
         name="order",
         group="layout",
         default=ORDERS[0],
@@ -251,6 +265,29 @@ _MORE = (
         help="what Megatron's FSDP shards: optimizer states, gradients as well, parameters as "
         "well",
         source=f"{_DATA}: data_parallel_sharding_strategy; {_ARGUMENTS}: use_megatron_fsdp",
+    ),
+    Knob(
+        name="fsdp_double_buffer",
+        group="sharding",
+        default=False,
+        needs_cuda=(True,),
+        scope="with fsdp",
+        acts=_off("fsdp_double_buffer", lambda values, _: "fsdp" in values),
+        help="whether FSDP gathers into two buffers that stay, in place of new memory for each "
+        "layer; predicted alike",
+        source=f"{_DATA}: fsdp_double_buffer",
+    ),
+    Knob(
+        name="adam_moments",
+        group="precision",
+        default=MOMENTS[0],
+        choices=MOMENTS,
+        needs_cuda=MOMENTS[1:],
+        scope="with distributed_optimizer",
+        acts=_off("adam_moments"),
+        changes_training="Adam's moments are rounded to 16 bits",
+        help="precision of Adam's moments: the precision-aware optimizer",
+        source=f"{_OPTIMIZER}: use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype",
     ),
     Knob(
         name="optimizer_offload",
@@ -366,6 +403,27 @@ _MORE = (
         acts=_off("tp_comm_overlap"),
         help="whether tensor parallel communication runs beside the products it belongs to",
         source=f"{_PARALLEL}: tp_comm_overlap",
+    ),
+    Knob(
+        name="cuda_graphs",
+        group="overlap",
+        default=GRAPHS[0],
+        choices=GRAPHS,
+        needs_cuda=GRAPHS[1:],
+        acts=_off("cuda_graphs"),
+        help="parts of a layer whose kernels are started at once, by CUDA graphs of Transformer "
+        "Engine",
+        source=f"{_TRANSFORMER}: cuda_graph_impl, cuda_graph_scope",
+    ),
+    Knob(
+        name="fp4",
+        group="precision",
+        default=False,
+        needs_cuda=(True,),
+        acts=_off("fp4"),
+        changes_training="layers compute their products in fp4",
+        help="whether inputs of products are in nvfp4",
+        source=f"{_TRANSFORMER}: fp4, fp4_recipe",
     ),
     Knob(
         name="fp8",

@@ -1,0 +1,102 @@
+"""What a row of a table says of its mixture of experts, as columns of `Plans`.
+
+The cell `recompute` is read, and words of `kernels`, `settings` and `notes` that name
+a setting: most tables have no columns for a dispatcher or for CUDA graphs. Of `notes` nothing else
+is read, and nothing of a clause that compares with another run.
+"""
+
+import re
+from collections.abc import Mapping
+
+from autotune.cost.cells import Cells
+
+_TEXTS = ("settings", "kernels", "notes")
+_OTHER_RUN = re.compile(r"\bthe same layout\b|\bpredicts\b|\bother commits\b", re.I)
+_NATURAL_IMBALANCE = 1.3
+"""Rows of the rank that gets most, over the mean, where the router decides alone. Runs that were
+published with and without forced balance differ by 1.2 to 1.5 in time."""
+_SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
+    # Later lines win where several are found.
+    (r"all-?to-?all|allgather", {"flex_dispatch": 0.0}),
+    (r"\bflex\b|hybrid-?ep|deep-?ep", {"flex_dispatch": 1.0}),
+    (r"(permute|router)[ -_]fusion", {"fused_routing": 1.0}),
+    (r"permute[ -_]fusion off", {"fused_routing": 0.0}),
+    (r"grouped[ -_]gemm", {"grouped_experts": 1.0}),
+    (r"scattermoe", {"grouped_experts": 1.0}),
+    (r"grouped[ -_]gemm (off|false)|loop over experts", {"grouped_experts": 0.0}),
+    (r"\b(ep|a2a) overlap|overlap[-_]moe[-_]expert", {"overlap_experts": 1.0}),
+    (r"\b(ep|a2a) overlap (off|not stated|differs)", {"overlap_experts": 0.0}),
+    (r"\b(ep|a2a) overlap on\b", {"overlap_experts": 1.0}),
+    (r"delay(ed)?[ -_]wgrad", {"delays_weight_grads": 1.0}),
+    (r"shared[ -_]expert[ -_]overlap", {"overlap_shared_experts": 1.0}),
+    (r"balanced routing|forced.balance|capacity", {"forced_balance": 1.0}),
+    (r"natural routing", {"expert_imbalance": _NATURAL_IMBALANCE}),
+    (r"no tp_comm_overlap|\btp-comm off", {"overlap_tp": 0.0}),
+    (
+        r"no overlap of any kind",
+        {"overlap_reduce": 0.0, "overlap_gather": 0.0, "overlap_sends": 0.0},
+    ),
+)
+"""Words -> columns."""
+_RELEASE = re.compile(r"(?:nemo|container) (\d\d\.\d\d)")
+_FUSED_SINCE = 26.05
+"""NeMo's release from which experts in mxfp8 are one kernel with their activation and casts.
+Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs, cutedsl_fused_grouped_mlp."""
+_GRAPHS = re.compile(r"cuda[ _-]graphs?")
+_NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
+_CAPTURED = {"attn": 0.25, "moe_router": 0.2, "moe_preprocess": 0.2}
+"""Module that a CUDA graph captures -> its share of a layer's launches."""
+_MODULES = {
+    "core_attn": "recomputes_scores",
+    "layernorm": "recomputes_norms",
+    "mlp": "recomputes_mlp",
+    "moe": "recomputes_experts",
+    "moe_act": "recomputes_expert_act",
+    "mla_up_proj": "recomputes_latent",
+    "shared_experts": "recomputes_shared",
+}
+"""Module that Megatron can recompute -> column."""
+
+
+def recomputed_modules(cells: Cells) -> dict[str, float]:
+    """Columns of the modules that a `recompute` cell lists: `selective: [mla_up_proj, mlp]`.
+
+    Empty where it lists none: `selective` alone is the attention's core.
+    """
+    words = set(re.findall(r"[a-z_]+", cells.text("recompute").lower()))
+    named = words & set(_MODULES)
+    return {column: float(module in named) for module, column in _MODULES.items()} if named else {}
+
+
+def mixture_columns(
+    cells: Cells, layout: Mapping[str, float], usual: Mapping[str, float]
+) -> dict[str, float]:
+    """Columns of experts: what the framework usually does, changed by what the row says."""
+    found = dict(usual)
+    text = _settings_text(cells)
+    release = _RELEASE.search(text)
+    is_micro_scaled = re.search("mx|fp4", cells.text("precision").lower())
+    if release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled:
+        found["fused_experts"] = 1.0
+        # Recipes overlap from there on, where chunks of the pipeline allow it.
+        found["overlap_experts"] = float(layout["pp"] == 1 or layout["vp"] > 1)
+    for pattern, columns in _SETTINGS:
+        if re.search(pattern, text):
+            found |= columns
+    if "flex_dispatch" in usual and not re.search(r"dispatch|hybrid-?ep|deep-?ep", text):
+        cells.assume("dispatcher", "flex" if found["flex_dispatch"] else "alltoall")
+    if not {"expert_imbalance", "forced_balance"} & set(found):
+        cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
+    if _GRAPHS.search(text):
+        found["launch_free"] = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+    return found
+
+
+def _settings_text(cells: Cells) -> str:
+    clauses = [clause for name in _TEXTS for clause in cells.text(name).split(";")]
+    return "; ".join(clause.lower() for clause in clauses if not _OTHER_RUN.search(clause))
+
+
+def _captured(text: str) -> float:
+    modules = [share for name, share in _CAPTURED.items() if re.search(rf"\b{name}\b", text)]
+    return sum(modules) if modules else 1.0

@@ -1,0 +1,266 @@
+"""Mixtures of experts: sizes, activations and times by mechanism.
+
+Numbers of bytes and elements were counted on ranks of megatron-core 0.16.1.
+"""
+
+import numpy as np
+import pytest
+
+from autotune.cost import Plans, predict
+from autotune.cost.activations import activations_of
+from autotune.cost.constants import load_constants
+from autotune.cost.plans import Column, Recompute
+from autotune.cost.sizes import sizes_of
+from autotune.cost.step import step_times
+from autotune.cost.traffic import expert_s
+from tests.cost.plans import DEVICE
+
+TINY: dict[str, Column] = {
+    **DEVICE,
+    "n_layers": 4.0,
+    "hidden": 64.0,
+    "ffn_hidden": 32.0,
+    "n_heads": 4.0,
+    "n_kv_heads": 2.0,
+    "head_dim": 32.0,
+    "vocab": 128.0,
+    "seq_len": 128.0,
+    "gated_mlp": 1.0,
+    "n_experts": 8.0,
+    "experts_per_token": 2.0,
+    "micro_batch": 1.0,
+    "sequence_parallel": 1.0,
+}
+LATENT: dict[str, Column] = {
+    "latent_q_rank": 24.0,
+    "latent_kv_rank": 16.0,
+    "latent_nope_dim": 16.0,
+    "latent_rope_dim": 8.0,
+    "latent_value_dim": 16.0,
+    "shared_expert_hidden": 32.0,
+    "n_dense_layers": 1.0,
+    "dense_ffn_hidden": 128.0,
+}
+DEEPSEEK_V3: dict[str, Column] = {
+    **DEVICE,
+    "n_layers": 61.0,
+    "hidden": 7168.0,
+    "ffn_hidden": 2048.0,
+    "n_heads": 128.0,
+    "n_kv_heads": 128.0,
+    "head_dim": 192.0,
+    "vocab": 129280.0,
+    "seq_len": 4096.0,
+    "gated_mlp": 1.0,
+    "n_experts": 256.0,
+    "experts_per_token": 8.0,
+    "shared_expert_hidden": 2048.0,
+    "n_dense_layers": 3.0,
+    "dense_ffn_hidden": 18432.0,
+    "latent_q_rank": 1536.0,
+    "latent_kv_rank": 512.0,
+    "latent_nope_dim": 128.0,
+    "latent_rope_dim": 64.0,
+    "latent_value_dim": 128.0,
+    "micro_batch": 1.0,
+}
+
+
+def tiny(**changes: Column) -> Plans:
+    return Plans(**{**TINY, **changes})
+
+
+def deepseek(**changes: Column) -> Plans:
+    return Plans(**{**DEEPSEEK_V3, **changes})
+
+
+def kept_per_token(p: Plans) -> float:
+    """Bytes that one layer keeps per token, of a model of one layer without its head."""
+    head_bytes = 2.0 * p.activation_bytes * p.hidden / sizes_of(p).norm_split
+    tokens = sizes_of(p).tokens
+    return float(activations_of(p, sizes_of(p)).last_stage_bytes / tokens - head_bytes)
+
+
+def seconds(p: Plans) -> float:
+    return float(predict(p).step_time_s[0])
+
+
+def test_a_rank_holds_what_megatron_builds() -> None:
+    # Qwen3-MoE's layers: 2 norms, grouped heads, router, 8 experts; its two norms of heads (64)
+    # are not counted.
+    s = sizes_of(tiny())
+    assert (
+        s.layer_params + s.layer_expert_params == 64 * 32 * 4 * 3 + 128 + 64 * 8 + 8 * 3 * 64 * 32
+    )
+    halved = sizes_of(tiny(tp=2.0, dp=2.0, ep=4.0, expert_tp=1.0))
+    assert halved.layer_expert_params == 2 * 3 * 64 * 32
+    assert halved.layer_params == 64 * 32 * 4 * 3 / 2 + 128 + 64 * 8
+
+
+@pytest.mark.parametrize(("tp", "split"), [(1.0, 1), (2.0, 2)])
+def test_down_projections_of_latent_attention_are_whole_on_each_rank(
+    tp: float, split: int
+) -> None:
+    s = sizes_of(tiny(**LATENT, tp=tp))
+    down = 64 * 24 + 24 + 64 * (16 + 8) + 16
+    up = 24 * 4 * (16 + 8) + 16 * 4 * (16 + 16) + 4 * 16 * 64
+    assert s.rank_attention_params == down + up / split
+    straight = sizes_of(tiny(**{**LATENT, "latent_q_rank": 0.0}, tp=tp))
+    assert straight.rank_attention_params == (
+        64 * (16 + 8) + 16 + (64 * 4 * 24 + 16 * 4 * 32 + 64 * 64) / split
+    )
+
+
+def test_deepseek_v3_has_671_billion_parameters_and_further_tokens_add_14() -> None:
+    s, more = sizes_of(deepseek()), sizes_of(deepseek(n_mtp_layers=1.0))
+    whole = s.stage_params + s.stage_expert_params
+    assert whole / 1e9 == pytest.approx(671.03, abs=0.02)
+    # The released 14 billion count the embedding and the head once more, which are shared here.
+    added = more.stage_params + more.stage_expert_params - whole
+    assert (added + 2 * 129280 * 7168) / 1e9 == pytest.approx(13.4, abs=0.2)
+
+
+def test_stages_have_the_layers_that_the_ends_leave() -> None:
+    s = sizes_of(deepseek(pp=16.0, n_mtp_layers=1.0))
+    assert (s.stage_layers, s.first.dense_layers, s.first.mixture_layers) == (4, 3, 1)
+    assert (s.last.dense_layers, s.last.mixture_layers) == (0, 2)
+    given = sizes_of(
+        deepseek(pp=4.0, most_stage_layers=17.0, first_stage_layers=14.0, last_stage_layers=13.0)
+    )
+    assert (given.first.dense_layers, given.first.mixture_layers) == (3, 11)
+    assert (given.fullest.dense_layers, given.last.mixture_layers) == (0, 13)
+
+
+def test_further_tokens_slow_the_last_stage_by_a_layer_and_a_head() -> None:
+    plain = deepseek(pp=4.0, grad_accum=16.0, last_stage_layers=15.0, most_stage_layers=16.0)
+    more = deepseek(
+        pp=4.0, grad_accum=16.0, last_stage_layers=15.0, most_stage_layers=16.0, n_mtp_layers=1.0
+    )
+    s = sizes_of(plain)
+    c = load_constants()
+    added = step_times(more, sizes_of(more), c).step_s - step_times(plain, s, c).step_s
+    layer = step_times(plain, s, c).step_s / (16 + 3) / 16
+    assert added > 16 * layer
+
+
+def test_activations_of_latent_attention_are_those_counted() -> None:
+    # 201 kB a token, of which the up-projections are 131 kB; the rest here is the mixture's.
+    p = deepseek(n_layers=1.0, n_dense_layers=0.0)
+    up = deepseek(
+        n_layers=1.0,
+        n_dense_layers=0.0,
+        recompute=float(Recompute.SELECTIVE),
+        recomputes_scores=0.0,
+        recomputes_latent=1.0,
+    )
+    assert kept_per_token(p) - kept_per_token(up) == 131072
+    attention = 2 * (2 * 7168 + (2 * 1536 + 2 * 512 + 64) + 65536 + 16384)
+    router = 10 * 256 + 30 * 8
+    row = 2 * (7168 + 3 * 2048) + 4
+    shared = 2 * 3 * 2048
+    assert kept_per_token(p) == attention + 2 * 2 * 7168 + router + 8 * row + shared
+
+
+@pytest.mark.parametrize(
+    ("columns", "dropped_bytes"),
+    [
+        # Counted: 64 of 260 elements a token are the activation's result, of 2 rows of width 32.
+        ({"recomputes_expert_act": 1.0}, 2 * 64),
+        ({"recomputes_shared": 1.0}, 2 * 3 * 32),
+        ({"recomputes_norms": 1.0}, 2 * 2 * 64),
+    ],
+)
+def test_recomputed_modules_are_not_kept(columns: dict[str, float], dropped_bytes: int) -> None:
+    base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
+    chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_scores": 0.0, **columns}
+    assert kept_per_token(tiny(**base)) - kept_per_token(tiny(**base, **chosen)) == dropped_bytes
+
+
+def test_recomputed_experts_leave_their_input_alone() -> None:
+    base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
+    chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_experts": 1.0}
+    heads = 2 * (2 * 4 * 32 + 2 * 2 * 32)
+    assert kept_per_token(tiny(**base, **chosen)) == heads + 2 * 4 * 64
+
+
+def test_a_rank_that_gets_more_rows_keeps_more_and_takes_longer() -> None:
+    even, uneven = tiny(ep=8.0, dp=8.0), tiny(ep=8.0, dp=8.0, expert_imbalance=1.5)
+    kept = [kept_per_token(p) / 4 for p in (even, uneven)]
+    assert kept[1] - kept[0] == pytest.approx(0.5 * 2 * (2 * (64 + 3 * 32) + 4))
+    even, uneven = (deepseek(ep=8.0, dp=8.0, expert_imbalance=by) for by in (1.0, 1.5))
+    assert 1.1 * seconds(even) < seconds(uneven) < 1.5 * seconds(even)
+
+
+def test_the_dispatch_moves_each_row_and_flex_each_token_once() -> None:
+    device: dict[str, Column] = {"nvlink_measured": 1.0, "nvlink_latency_s": 1e-12}
+    p = deepseek(ep=8.0, dp=8.0, **device)
+    rows_bytes = 4096 * 8 * 7168 * 2
+    c = load_constants()
+    assert expert_s(p, sizes_of(p), c) == pytest.approx(rows_bytes * 7 / 8 / 300e9, rel=1e-3)
+    flex = deepseek(ep=8.0, dp=8.0, flex_dispatch=1.0, **device)
+    distinct = 7 * (1 - (7 / 8) ** 8)
+    assert expert_s(flex, sizes_of(flex), c) == pytest.approx(
+        rows_bytes / 8 * distinct / 300e9, rel=1e-3
+    )
+
+
+def test_across_nodes_flex_sends_less() -> None:
+    routed = deepseek(ep=64.0, dp=64.0)
+    flex = deepseek(ep=64.0, dp=64.0, flex_dispatch=1.0)
+    c = load_constants()
+    ratio = expert_s(flex, sizes_of(flex), c) / expert_s(routed, sizes_of(routed), c)
+    assert 0.5 < ratio < 0.8
+
+
+def test_overlap_by_pairs_of_layers_hides_part_of_the_dispatch() -> None:
+    p = deepseek(ep=64.0, dp=64.0, grad_accum=8.0)
+    pairs = deepseek(ep=64.0, dp=64.0, grad_accum=8.0, overlap_experts=1.0)
+    alone = deepseek(ep=64.0, dp=64.0, grad_accum=1.0)
+    alone_pairs = deepseek(ep=64.0, dp=64.0, grad_accum=1.0, overlap_experts=1.0)
+    assert seconds(pairs) < 0.95 * seconds(p)
+    assert seconds(alone_pairs) == seconds(alone), "one micro-batch has no other beside it"
+    later = deepseek(
+        ep=64.0, dp=64.0, grad_accum=8.0, overlap_experts=1.0, delays_weight_grads=1.0
+    )
+    assert seconds(later) <= seconds(pairs)
+    shared = deepseek(ep=64.0, dp=64.0, grad_accum=8.0, overlap_shared_experts=1.0)
+    assert seconds(pairs) < seconds(shared) < seconds(p)
+
+
+def test_recomputed_experts_are_sent_again() -> None:
+    base: dict[str, Column] = {"ep": 64.0, "dp": 64.0, "grad_accum": 8.0}
+    chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_experts": 1.0}
+    kept, again = (predict(deepseek(**base, **more)).times for more in ({}, chosen))
+    assert again.expert_comm_s[0] == pytest.approx(1.5 * kept.expert_comm_s[0])
+
+
+def test_experts_one_by_one_wait_for_the_host() -> None:
+    base: dict[str, Column] = {"zero_stage": 3.0, "dp": 8.0, "seq_len": 1024.0}
+    grouped = tiny(**base, n_experts=64.0)
+    one_by_one = tiny(**base, n_experts=64.0, grouped_experts=0.0)
+    assert seconds(one_by_one) > 3.0 * seconds(grouped)
+
+
+def test_graphs_take_launches_off_the_host() -> None:
+    eager, captured = (tiny(launch_free=share) for share in (0.0, 0.6))
+    assert seconds(captured) < 0.7 * seconds(eager)
+
+
+def test_a_window_leaves_few_scores() -> None:
+    whole = predict(deepseek(window=128.0, n_windowed_layers=0.0)).times.attention_s[0]
+    half = predict(deepseek(window=128.0, n_windowed_layers=30.5)).times.attention_s[0]
+    assert half / whole == pytest.approx(0.5 + 0.5 * (1 - (1 - 128 / 4096) ** 2))
+
+
+def test_gradients_of_experts_have_a_ring_across_nodes_of_their_own() -> None:
+    base: dict[str, Column] = {"dp": 64.0, "zero_stage": 1.0, "overlap_reduce": 0.0}
+    split = predict(deepseek(**base, ep=8.0, expert_tp=1.0)).times.data_comm_s[0]
+    whole = predict(deepseek(**base, ep=64.0, expert_tp=1.0)).times.data_comm_s[0]
+    assert split > 3.0 * whole, "with one replica of each expert there is nothing to reduce"
+
+
+def test_rows_of_dense_models_and_mixtures_do_not_change_each_other() -> None:
+    rows = [{**TINY, "n_experts": 0.0}, {**DEEPSEEK_V3, "n_mtp_layers": 1.0, "pp": 4.0}]
+    together = predict(Plans.of_rows(rows)).step_time_s  # type: ignore[arg-type]
+    alone = [predict(Plans.of_rows([row])).step_time_s[0] for row in rows]  # type: ignore[list-item]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
