@@ -13,6 +13,7 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import (
+    FAMILIES,
     NoPipelineError,
     rope_settings,
     rotary_of,
@@ -170,8 +171,18 @@ def _family(model: Model) -> str:
     return str(model.source.get("config", {}).get("model_type", ""))
 
 
+_WHY = {
+    "llama4_text": "Llama 4's layers without positions, its attention in chunks and the weights "
+    "that it puts on its experts' inputs were not tried",
+}
+
+
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     """Sizes of a dense model, as of `shape_of`."""
+    family = _family(model)
+    if family and family not in FAMILIES:
+        why = f"no arguments are known that make Megatron's GPT model a {family}"
+        raise _cannot_be(model, _WHY.get(family, why))
     try:
         return shape_of(model.source, seq_len)
     except NoPipelineError as error:

@@ -55,6 +55,14 @@ def test_what_megatron_would_train_otherwise_is_refused(
         model_arguments(model(config, **changes), 32)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [("llama-4-scout", "in chunks"), ("gemma-2-2b", "a gemma2")]
+)
+def test_a_family_that_is_not_known_is_refused_by_name(name: str, why: str) -> None:
+    with pytest.raises(JobError, match=why):
+        model_arguments(load_model(name), 32)
+
+
 def test_a_window_has_one_token_less_than_hugging_faces() -> None:
     found = model_arguments(model(G, sliding_window=16), 32)
     assert (found["window_size"], found["window_attn_skip_freq"]) == ("15,0", 2)
