@@ -58,8 +58,7 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
 
 
 def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
-    """Kept by the layers of the first, the fullest and the last stage; and the largest layer's
-    own."""
+    """Kept by the layers of the first, the fullest, the last stage; and a running layer's own."""
     found = []
     for kind, layers in (
         (Kind.DENSE, s.n_dense_layers),

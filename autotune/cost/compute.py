@@ -46,10 +46,10 @@ class LayerTimes:
     backward_s: Column
     """Backward, with what is recomputed."""
     experts_forward_s: Column = 0.0
-    """Of `forward_s`, what comes between dispatch and combination."""
+    """The part of `forward_s` between dispatch and combination."""
     experts_backward_s: Column = 0.0
     shared_s: Column = 0.0
-    """Of a forward and a backward pass, what shared experts take."""
+    """What shared experts take, forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ def _attention_products(p: Plans, s: Sizes) -> _Products:
 
 
 def _up_products(p: Plans, s: Sizes) -> _Products:
-    """Of those, the projections up of latent attention."""
+    """Projections up of latent attention, a part of those."""
     values = p.hidden * p.n_heads * p.latent_value_dim / p.tp
     params = s.rank_attention_params - s.latent_params - values
     widths = p.latent_q_rank + p.latent_kv_rank + (s.attention_width + 2.0 * s.kv_width) / p.tp

@@ -79,9 +79,9 @@ class Errors(BaseModel):
     sources: int
     """Sources that were left out, one after the other."""
     step_time: MissSizes
-    """Of dense models."""
+    """Sizes of dense models."""
     mixture_step_time: MissSizes
-    """Of mixtures of experts."""
+    """Sizes of mixtures of experts."""
     peak_memory: MissSizes
     peaks: dict[str, list[float]]
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""

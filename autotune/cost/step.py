@@ -80,7 +80,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     bubble = micro_batches * (slowest - mean_s) + fill_s
 
     def of_layers(seconds: Callable[[_Layer], Column]) -> Column:
-        """Of all layers that a mean stage has, for one micro-batch."""
+        """Sum over the layers of a mean stage, for one micro-batch."""
         found: Column = sum(layer.n_layers * seconds(layer) for layer in layers)
         return found / p.pp
 

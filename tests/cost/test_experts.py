@@ -1,6 +1,6 @@
 """Mixtures of experts: sizes, activations and times by mechanism.
 
-Where a test gives numbers of bytes or elements, they were counted on ranks of megatron-core 0.16.1.
+Numbers of bytes and elements were counted on ranks of megatron-core 0.16.1.
 """
 
 import numpy as np

@@ -124,3 +124,29 @@ def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
     assert soaked.returncode == 0, soaked.stdout + soaked.stderr[-3000:]
     checkpoint = json.loads((out / "soak.json").read_text())["checkpoint"]
     assert checkpoint["loss_deviation"] <= checkpoint["loss_tolerance"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", ["tiny-qwen3-moe", "tiny-deepseek-v3", "tiny-gpt-oss"])
+def test_a_mixture_is_searched_and_its_export_trains(tmp_path: Path, model: str) -> None:
+    done = autotune(
+        *("search", "--engine", "megatron", "--model", model, "--seq-len", "32"),
+        *("--global-batch", "8", "--world", "2", "--precision", "fp32", "--study", "it"),
+        *("--trials", "2", "--budget", "40s", "--no-knowledge", "--yes"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (
+        autotune("export", "--to", "megatron-core", "--out", "out", folder=tmp_path).returncode
+        == 0
+    )
+    trained = subprocess.run(
+        ["bash", "out/launch.sh", "--steps", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+    assert trained.returncode == 0, trained.stderr[-3000:]
+    assert "step 1" in trained.stdout

@@ -53,9 +53,16 @@ def study(tmp_path_factory) -> Iterator[Study]:
     study.unlock()
 
 
-def run(study: Study, *, world: int = 2, diagnoses: bool = False, **knobs) -> TrialResult:
+def run(
+    study: Study,
+    *,
+    world: int = 2,
+    diagnoses: bool = False,
+    model: str = str(JOB["model"]),
+    **knobs,
+) -> TrialResult:
     """One trial of a layout."""
-    job = make_job({**JOB, "world": world}, where="test")
+    job = make_job({**JOB, "model": model, "world": world}, where="test")
     environment = dataclasses.replace(CPU, n_devices=world)
     engine = bind_engine(job, environment)
     candidate = Candidate.of({**PLAIN, **knobs}, world=world, global_batch=8)
@@ -206,3 +213,12 @@ def release(checkout: Path) -> str:
     told: dict[str, object] = {}
     exec((checkout / "megatron/core/package_info.py").read_text(), told)
     return str(told["__version__"])
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3-moe", "tiny-deepseek-v3", "tiny-gpt-oss"])
+def test_a_mixture_trains_on_two_ranks_as_on_one(study, model):
+    """Experts on two ranks; DeepSeek's layer that predicts further tokens is read back, too."""
+    result = run(study, model=model, ep=2, distributed_optimizer=True)
+    alone = losses(study, model=model, world=1)
+    assert result.losses[:8] == pytest.approx(alone, abs=1e-5)
+    assert result.read_back["n_mtp_layers"] == (model == "tiny-deepseek-v3")

@@ -14,12 +14,15 @@ from autotune.cost.plans import Recompute
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.choices import (
     BALANCED,
+    CP_KINDS,
     DISPATCHERS,
     FLEX,
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRAPHS,
     LAYOUTS,
+    MOMENTS,
     OFFLOADED,
     RECOMPUTED,
 )
@@ -99,6 +102,14 @@ KNOBS_OF = {
     "fine_grained_activation_offloading": "offload_modules",
     "offload_modules": "offload_modules",
     "recompute_modules": "recompute_modules",
+    "exp_avg_dtype": "adam_moments",
+    "exp_avg_sq_dtype": "adam_moments",
+    "cp_comm_type": "cp_kind",
+    "fsdp_double_buffer": "fsdp_double_buffer",
+    "cuda_graph_impl": "cuda_graphs",
+    "cuda_graph_scope": "cuda_graphs",
+    "te_rng_tracker": "cuda_graphs",
+    "fp4_format": "fp4",
     "fp8_format": "fp8",
     "fp8_recipe": "fp8_recipe",
     "fp8_param_gather": "fp8_param_gather",
@@ -254,13 +265,22 @@ def _more_of_layout(row: Mapping[str, int]) -> Arguments:
         found["no_overlap_p2p_communication"] = True
     if row["tp_comm_overlap"]:
         found["tp_comm_overlap"] = True
+    if row["cp_kind"]:
+        found["cp_comm_type"] = [CP_KINDS[row["cp_kind"]]]
+    if row["cuda_graphs"]:
+        found["cuda_graph_impl"] = "transformer_engine"
+        found["cuda_graph_scope"] = GRAPHS[row["cuda_graphs"]].split("+")
+        # The default tracker of random states cannot be captured.
+        found["te_rng_tracker"] = True
     return found
 
 
 def _sharding(row: Mapping[str, int]) -> Arguments:
     if not row["fsdp"]:
         return {}
+    doubled = {"fsdp_double_buffer": True} if row["fsdp_double_buffer"] else {}
     return {
+        **doubled,
         "use_megatron_fsdp": True,
         "data_parallel_sharding_strategy": FSDP[row["fsdp"]],
         # What Megatron asks for beside it, whether or not anything is saved.
@@ -276,6 +296,10 @@ def _offload(row: Mapping[str, int]) -> Arguments:
             "optimizer_offload_fraction": _value("optimizer_offload", row),
             "use_precision_aware_optimizer": True,
         }
+    if row["adam_moments"]:
+        kind = MOMENTS[row["adam_moments"]]
+        found["use_precision_aware_optimizer"] = True
+        found |= {"exp_avg_dtype": kind, "exp_avg_sq_dtype": kind}
     if row["optimizer_offload_overlap"]:
         found["overlap_cpu_optimizer_d2h_h2d"] = True
     if row["activation_offload"]:
@@ -287,6 +311,8 @@ def _offload(row: Mapping[str, int]) -> Arguments:
 
 
 def _fp8(row: Mapping[str, int]) -> Arguments:
+    if row["fp4"]:
+        return {"fp4_format": "e2m1"}
     if not row["fp8"]:
         return {}
     found: Arguments = {

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.engines.megatron.argument_rules.making import in_words
+from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import OFFLOADED
 from autotune.engines.megatron.knobs import MORE_KNOBS, value_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
@@ -25,8 +26,7 @@ _LAYOUT = (
     *("ends_as_layers", "sequence_parallel", "distributed_optimizer"),
 )
 _WITHOUT_KNOB = (
-    *("use_torch_fsdp2", "fp4", "distribute_saved_activations", "cuda_graph_impl"),
-    *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
+    *("use_torch_fsdp2", "distribute_saved_activations", "main_params_dtype", "main_grads_dtype"),
 )
 """Arguments that move speed or memory, and that no knob carries."""
 
@@ -150,6 +150,10 @@ def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:
 def _notes(launch: MegatronLaunch) -> Iterator[tuple[str, tuple[Any, Any]]]:
     for name in _WITHOUT_KNOB:
         if name in launch.given:
+            yield launch.given[name].flag, (launch.given[name].value, None)
+    carried = rows_of(launch).columns
+    for name, knob in KNOBS_OF.items():
+        if name in launch.given and knob in MORE_KNOBS and knob not in carried:
             yield launch.given[name].flag, (launch.given[name].value, None)
     if launch.get("recompute_method") == "uniform" and launch.get("recompute_num_layers") != 1:
         yield "--recompute-num-layers", (launch.get("recompute_num_layers"), 1)

@@ -59,6 +59,18 @@ OFFLOADED = (
 """Modules whose inputs go to the host; that of `attn_proj` is the result of `core_attn`."""
 FP8 = ("none", "hybrid", "e4m3")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+MOMENTS = ("fp32", "bf16")
+"""Precisions of Adam's two moments."""
+CP_KINDS = ("p2p", "a2a", "allgather", "a2a+p2p")
+"""How context parallel ranks exchange keys and values."""
+GRAPHS = (
+    "none",
+    "attn",
+    "attn+mlp",
+    "moe_router+moe_preprocess",
+    "attn+moe_router+moe_preprocess",
+)
+"""Parts of a layer that CUDA graphs of Transformer Engine capture."""
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Axes of the ranks, neighbours first."""
 

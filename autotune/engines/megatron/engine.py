@@ -36,6 +36,7 @@ from autotune.engines.megatron.choices import (
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRAPHS,
     OFFLOADED,
     RECOMPUTED,
     has,
@@ -62,14 +63,19 @@ from autotune.engines.megatron.layout_task import (
     LayoutTask,
     chunk_layers,
     edge_layers,
+    placed,
     stage_layers,
 )
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
-from autotune.engines.megatron.model_arguments import has_layer_norm
+from autotune.engines.megatron.model_arguments import (
+    check_release,
+    dense_layers,
+    has_layer_norm,
+)
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
-from autotune.engines.megatron.stages import work_of
+from autotune.engines.megatron.stages import stages_of, work_of, written
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -99,11 +105,18 @@ _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = (0, 16)
-_TRACKS_ALIKE = (0, 17)
-"""First release whose tracker of losses counts layers alike on every rank."""
 _LIVE_MORE = frozenset(
     {
-        *("etp", "order", "stage_layers", "fsdp", "tp_comm_overlap", "overlap_p2p"),
+        *(
+            "etp",
+            "order",
+            "stages",
+            "stage_layers",
+            "dispatcher",
+            "fsdp",
+            "tp_comm_overlap",
+            "overlap_p2p",
+        ),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather"),
     }
@@ -112,6 +125,8 @@ _LIVE_MORE = frozenset(
 _FLAGS = {
     "activation_offload": "--cpu-offloading-num-layers",
     "offload_modules": "--fine-grained-activation-offloading",
+    "fp4": "--fp4-format",
+    "cuda_graphs": "--cuda-graph-impl",
 }
 """Knob -> its flag, where not every known release has it."""
 _KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
@@ -121,6 +136,12 @@ _PROCESS_BYTES_ON_CPU = 103e6
 """Memory of a CPU rank beside its training: the median over every second row of
 results/recorded/megatron-order-cpu-2.json. The other rows say 101 MB."""
 _MILLION = 1e6
+_MOMENTS_SAVE = 4.0
+"""Bytes a parameter that two moments in 16 bits take less."""
+_CAPTURED = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
+"""Part of a layer that CUDA graphs capture -> its share of the layer's launches, as of rows."""
+_FP4_KEPT = 0.15
+"""Share of the linear layers that stay in bf16 where the others are in fp4."""
 _TP_OVERLAP = 0.7
 """Part of tensor parallel communication that `tp_comm_overlap` hides, as for NeMo's rows."""
 _KINDS = ("int", "bool", "choice")
@@ -133,6 +154,9 @@ _STEPS = {
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _CUDA_DEFAULT = "8"
+_CONNECTIONS_OF_OVERLAP = "32"
+"""With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's recipes
+of Megatron-Bridge; megatron/training/arguments.py warns."""
 
 
 class MegatronEngine(Engine):
@@ -195,6 +219,8 @@ class MegatronEngine(Engine):
             "overlap_grad_reduce": not row["overlap_grad_reduce"],
             "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
             "n_layers": shape.n_layers + shape.n_mtp_layers,
+            "n_mtp_layers": shape.n_mtp_layers,
+            "dense_layers": list(dense_layers(self._job.model_with(candidate.layers))),
             "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
             "n_params": shape.n_params
             + mtp_params(shape)
@@ -209,6 +235,9 @@ class MegatronEngine(Engine):
         if row["first_stage_layers"] or row["last_stage_layers"] or row["stages"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
+        if row["stages"]:
+            counts = placed(self._task, row["pp"], row["vp"], row["stages"])
+            found["stages"] = "|".join(stages_of(written(counts, self._task.n_mtp_layers)) or ())
         return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
@@ -224,6 +253,8 @@ class MegatronEngine(Engine):
         has_checkout = self._job.megatron_path is not None
         orders = candidate.tp > 1 or candidate.cp > 1
         variables = {_CONNECTIONS: "1"} if orders else {}
+        if candidate.get("overlap_experts"):
+            variables = {_CONNECTIONS: _CONNECTIONS_OF_OVERLAP}
         if "fsdp" in candidate.values:  # it refuses to start with one
             variables = {_CONNECTIONS: _CUDA_DEFAULT}
         if "offload_modules" in candidate.values:  # else weights went to the host as well
@@ -266,12 +297,14 @@ class MegatronEngine(Engine):
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
+        is_script = self._job.megatron_path is not None
+        check_release(self._job.model, self._task.release, by_script=is_script)
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
-        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
+        if self._environment.accelerator == "cpu" and is_script:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
@@ -414,22 +447,39 @@ class MegatronEngine(Engine):
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
             "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
         }
+        if rows["adam_moments"].any():
+            usual = float(
+                {"optimizer_bytes": 12.0, **_DTYPES[self._job.precision]}["optimizer_bytes"]
+            )
+            found["optimizer_bytes"] = usual - _MOMENTS_SAVE * (rows["adam_moments"] > 0)
+        if rows["cuda_graphs"].any():
+            found["launch_free"] = sum(
+                share * has(part, GRAPHS, rows["cuda_graphs"]) for part, share in _CAPTURED.items()
+            )
         # Megatron's FSDP gathers a transformer layer at a time.
         found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
-        if fp8.any():
-            columns = fleet_columns(
-                self._job, self._environment, self.accelerators, precision="fp8"
-            )
-            plain = fleet_columns(self._job, self._environment, self.accelerators)
-            rate, half = columns["matmul_flops"], plain["matmul_flops"]
+        fp4 = rows["fp4"] > 0
+        if fp8.any() or fp4.any():
+            rate = self._product_flops("fp8") if fp8.any() else 0.0
+            narrow = self._product_flops("fp4") if fp4.any() else 0.0
+            half = self._product_flops(None)
+            # Some layers stay in bf16: NVIDIA, Pretraining Large Language Models with NVFP4
+            # (arXiv:2509.25149).
+            mixed = 1.0 / ((1.0 - _FP4_KEPT) / narrow + _FP4_KEPT / half) if narrow else 0.0
             is_kept = fp8 & (rows["fp8_param_gather"] > 0)
             found |= {
-                "matmul_flops": np.where(fp8, rate, half),
-                "product_input_bytes": np.where(fp8, 1.0, 2.0),
+                "matmul_flops": np.where(fp8, rate, np.where(fp4, mixed, half)),
+                "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
                 "weight_bytes": np.where(is_kept, 1.0, 2.0),
                 "gather_bytes": np.where(is_kept, 1.0, 2.0),
             }
         return found
+
+    def _product_flops(self, precision: str | None) -> float:
+        """Rate of large products at a precision; None: the job's."""
+        return fleet_columns(self._job, self._environment, self.accelerators, precision=precision)[
+            "matmul_flops"
+        ]
 
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""
@@ -497,7 +547,6 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         expert_bytes=kept_bytes * expert_params(shape),
         other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
-        tracks_aux_loss=bool(release) and release_tuple(release) < _TRACKS_ALIKE,
         fp8_here=_fp8_of(found, shape) if has_te and job.precision != "fp32" else (0, 0),
         flex_here=_flex_of(int(device["nvlink_domain"]), release)
         if has_te and shape.n_experts > 1 and job.precision != "fp32"
@@ -515,6 +564,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         on_cpu=environment.accelerator == "cpu",
         in_fp32=job.precision == "fp32",
         has_fp8="fp8" in found.peak_flops,
+        has_fp4="fp4" in found.peak_flops,
         lacking=_lacking(release),
         release=release,
         without_te=lacks_te,

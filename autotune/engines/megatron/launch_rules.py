@@ -22,11 +22,14 @@ from autotune.engines.megatron.argument_rules.making import (
 from autotune.engines.megatron.argument_rules.pipeline import ENDS, chunks_of
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import (
+    CP_KINDS,
     DISPATCHERS,
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRAPHS,
     LAYOUTS,
+    MOMENTS,
     RECOMPUTED,
 )
 from autotune.engines.megatron.launched import GivenArgument, MegatronLaunch
@@ -40,7 +43,8 @@ _NOT_ASKED = frozenset(
         *("sequence_parallel.tp", "overlap.gather_needs_reduce"),
         *("overlap.tp_needs_sequence_parallel", "optimizer_offload.sharded"),
         *("sequence.positions", "vp.pipeline", "uneven.ends"),
-        *("fp8.gather", "fsdp.sharded", "overlap.p2p"),
+        *("fp8.gather", "fsdp.sharded", "overlap.p2p", "adam_moments.sharded", "fp4.fp8"),
+        *("cuda_graphs.recompute", "cuda_graphs.offload"),
     }
 )
 """Rules of layouts that a rule of arguments here says more exactly."""
@@ -226,6 +230,9 @@ _ARGUMENT_OF = {
     "recompute": "recompute_granularity",
     "recompute_modules": "recompute_modules",
     "dispatcher": "moe_token_dispatcher_type",
+    "cuda_graphs": "cuda_graph_impl",
+    "adam_moments": "exp_avg_dtype",
+    "cp_kind": "cp_comm_type",
     "stages": "pipeline_model_parallel_layout",
     "n_mtp_layers": "mtp_num_layers",
 }
@@ -236,6 +243,8 @@ _SWITCHES_OF = {
     "optimizer_offload": ("optimizer_cpu_offload",),
     "offload_modules": ("fine_grained_activation_offloading",),
     "fp8_param_gather": ("fp8_param_gather",),
+    "fsdp_double_buffer": ("fsdp_double_buffer",),
+    "fp4": ("fp4",),
     "overlap_experts": ("overlap_moe_expert_parallel_comm",),
     "delay_weight_grads": ("delay_wgrad_compute",),
     "overlap_shared_experts": ("moe_shared_expert_overlap",),
@@ -564,6 +573,10 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "optimizer_offload", lambda: int(bool(get("optimizer_cpu_offload")))
     yield "offload_modules", lambda: int(bool(get("fine_grained_activation_offloading")))
     yield "stages", lambda: _stages(launch)
+    yield "cp_kind", lambda: _cp_kind(launch)
+    yield "cuda_graphs", lambda: _graphs(launch)
+    yield "adam_moments", lambda: _moments(launch)
+    yield "fp4", lambda: int(bool(get("fp4")))
     yield "dispatcher", lambda: _dispatcher(launch)
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
     yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
@@ -589,6 +602,7 @@ _SWITCHES = {
     "optimizer_offload_overlap": ("overlap_cpu_optimizer_d2h_h2d", False),
     "overlap_p2p": ("overlap_p2p_comm", True),
     "tp_comm_overlap": ("tp_comm_overlap", False),
+    "fsdp_double_buffer": ("fsdp_double_buffer", False),
     "overlap_experts": ("overlap_moe_expert_parallel_comm", False),
     "delay_weight_grads": ("delay_wgrad_compute", False),
     "overlap_shared_experts": ("moe_shared_expert_overlap", False),
@@ -614,6 +628,32 @@ def _dispatcher(launch: MegatronLaunch) -> int | None:
         return DISPATCHERS.index(kind) if kind in DISPATCHERS else None
     backend = launch.get("moe_flex_dispatcher_backend") if launch.release not in _OLDER else None
     return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
+
+
+def _cp_kind(launch: MegatronLaunch) -> int | None:
+    kinds = launch.get("cp_comm_type") or CP_KINDS[:1]
+    kind = kinds if isinstance(kinds, str) else kinds[0] if len(set(kinds)) == 1 else ""
+    return CP_KINDS.index(kind) if kind in CP_KINDS else None
+
+
+def _graphs(launch: MegatronLaunch) -> int | None:
+    """The number of what graphs capture; None: no knob carries it."""
+    kind = launch.get("cuda_graph_impl") or "none"
+    if any(launch.get(each) for each in ("enable_cuda_graph", "external_cuda_graph")):
+        return None
+    if kind == "none":
+        return 0
+    names = ("cuda_graph_scope", "cuda_graph_modules", "cuda_graph_scope_deprecated")
+    parts = next((launch.get(each) for each in names if each in launch.given), None)
+    text = "+".join(sorted(parts.split(",") if isinstance(parts, str) else parts or ()))
+    chosen = {"+".join(sorted(each.split("+"))): number for number, each in enumerate(GRAPHS)}
+    return chosen.get(text) if kind == "transformer_engine" else None
+
+
+def _moments(launch: MegatronLaunch) -> int | None:
+    kinds = {launch.get(name) or "fp32" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    return MOMENTS.index(kind) if kind in MOMENTS else None
 
 
 _OLDER = ("0.14", "0.15")

@@ -57,6 +57,8 @@ class LayoutTask:
     """Whether the job trains in 32 bits."""
     has_fp8: bool = True
     """Whether the device computes products in fp8."""
+    has_fp4: bool = True
+    """Whether it does in fp4."""
     lacking: frozenset[str] = frozenset()
     """Knobs whose flag the release of Megatron Core lacks."""
     release: str = ""

@@ -173,11 +173,14 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> NDArray[np.bool_] | No
         return (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
     if name == "etp":
         has_own = (rows["etp"] == 0) | (rows["tp"] > 1) & (rows["ep"] > 1)
-        return has_own & _holds_weights(task, rows)
+        is_mixture = task.groups_experts and task.n_experts > 1
+        return has_own & _holds_weights(task, rows) if is_mixture else has_own
     if name == "fp8":
         return (rows["fp8"] == 0) | _is_sharded(rows)
     if not task.groups_experts or task.n_experts < 2:
         return None
+    if name == "tp":
+        return rows["tp"] <= _MOST_TP
     tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
     if name == "cp":
         return (rows["cp"] == 1) | (tokens >= _LEAST_TOKENS)
@@ -207,7 +210,9 @@ def _holds_weights(task: LayoutTask, rows: Columns) -> NDArray[np.bool_]:
     return found
 
 
-_LEAST_TOKENS = 2048
+_MOST_TP = 8
+"""Tensor parallel degree of a mixture of experts, at most, though a rack joins more devices."""
+_LEAST_TOKENS = 4096
 """Tokens of a sequence on a context parallel rank of a mixture of experts, at the least: NVIDIA
 splits sequences from 8,192 tokens on (megatron/core/transformer/moe/README.md)."""
 _MOST_TOKENS = 65_536

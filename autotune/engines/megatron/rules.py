@@ -10,14 +10,14 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron import expert_rules, stage_rules
-from autotune.engines.megatron.choices import OFFLOADED, RECOMPUTED, has
+from autotune.engines.megatron.choices import CP_KINDS, GRAPHS, OFFLOADED, RECOMPUTED, has
 from autotune.engines.megatron.layout_rule import ARGUMENTS, CONFIG, layout_rule, with_parameters
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth, middle_layers
 from autotune.space.rule import Rule
 
 ON_GPU_ALONE = (
     *("fsdp", "optimizer_offload", "activation_offload", "offload_modules"),
-    *("tp_comm_overlap", "fp8"),
+    *("tp_comm_overlap", "fp8", "fp4", "cuda_graphs", "adam_moments"),
 )
 """Knobs that have to stay at their default on CPU ranks."""
 OF_TRANSFORMER_ENGINE = {
@@ -28,11 +28,17 @@ OF_TRANSFORMER_ENGINE = {
     "offload_modules": "megatron/core/pipeline_parallel/fine_grained_activation_offload.py",
     "tp_comm_overlap": "megatron/training/initialize.py: _initialize_tp_communicators",
     "fp8": "megatron/core/fp8_utils.py: HAVE_TE",
+    "fp4": "megatron/core/fp4_utils.py: HAVE_TE",
+    "cuda_graphs": "megatron/core/transformer/cuda_graphs.py: TECudaGraphHelper",
+    "adam_moments": "megatron/core/optimizer/__init__.py: Transformer Engine's FusedAdam",
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 _INSTALL_TE = ", or install transformer-engine for your GPUs"
-OF_SOME_RELEASES = ("activation_offload", "offload_modules")
+OF_SOME_RELEASES = ("activation_offload", "offload_modules", "fp4", "cuda_graphs")
 """Knobs whose flag not every release has that is known."""
+
+
+_A2A = CP_KINDS.index("a2a")
 
 
 def _splits_unevenly(n_layers: int, pp: Counts, vp: Counts, first: Counts, last: Counts) -> Truth:
@@ -491,6 +497,116 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         undoes=("recompute_modules.layernorm", "recompute_modules.moe_act"),
     ),
     layout_rule(
+        "adam_moments.sharded",
+        lambda adam_moments, distributed_optimizer: (
+            (adam_moments == 0) | (distributed_optimizer == 1)
+        ),
+        "adam_moments in 16 bits need the precision-aware optimizer, which is a distributed one",
+        "take distributed_optimizer=true",
+        "megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
+    ),
+    layout_rule(
+        "adam_moments.offload",
+        lambda adam_moments, optimizer_offload: (adam_moments == 0) | (optimizer_offload == 0),
+        "adam_moments in 16 bits beside optimizer_offload: on the host they are in 32",
+        "take adam_moments=fp32, or optimizer_offload=0",
+        "ours: megatron/core/optimizer/cpu_offloading, HybridDeviceOptimizer",
+    ),
+    layout_rule(
+        "fsdp.double_buffer",
+        lambda fsdp_double_buffer, fsdp: (fsdp_double_buffer == 0) | (fsdp > 0),
+        "fsdp_double_buffer is one of fsdp's",
+        "take fsdp_double_buffer=false",
+        "ours: the same run as without",
+    ),
+    layout_rule(
+        "cp_kind.ranks",
+        lambda cp_kind, cp: (cp_kind == 0) | (cp > 1),
+        "cp_kind says how context parallel ranks exchange, and cp is 1",
+        "take cp_kind=p2p, or a cp above 1",
+        "ours: the same run as without",
+    ),
+    layout_rule(
+        "cp_kind.heads",
+        lambda cp_kind, cp, tp, n_kv_heads: (
+            (cp_kind != _A2A) | (n_kv_heads % np.maximum(1, tp * cp) == 0)
+        ),
+        "cp_kind a2a splits the {n_kv_heads} key and value heads over tp {tp} x cp {cp} ranks",
+        "take cp_kind=p2p, or a cp that divides a rank's heads",
+        "ours: Transformer Engine, AttnFuncWithCPAndQKVOA2A",
+    ),
+    layout_rule(
+        "cuda_graphs.recompute",
+        lambda cuda_graphs, recompute: (cuda_graphs == 0) | (recompute != Recompute.FULL),
+        "cuda_graphs capture parts of a layer, and recompute=full computes whole layers again",
+        "take cuda_graphs=none, or recompute_modules",
+        f"{CONFIG}: cuda_graph_scope",
+        undoes=("cuda_graphs",),
+    ),
+    layout_rule(
+        "cuda_graphs.moe_recompute",
+        lambda cuda_graphs, recompute, recompute_modules: (
+            ~has("moe_router", GRAPHS, cuda_graphs)
+            | (recompute != Recompute.SELECTIVE)
+            | ~has("moe", RECOMPUTED, recompute_modules)
+        ),
+        "cuda_graphs of moe_router lie inside what recompute_modules computes again with moe",
+        "take cuda_graphs=attn, or leave moe out of recompute_modules",
+        f"{CONFIG}: cuda_graph_scope, recompute_modules",
+        undoes=("cuda_graphs",),
+    ),
+    layout_rule(
+        "cuda_graphs.experts",
+        lambda cuda_graphs, n_experts, n_dense_layers: (
+            (~has("moe_router", GRAPHS, cuda_graphs) | (n_experts > 1))
+            & (~has("mlp", GRAPHS, cuda_graphs) | (n_experts < 2) | (n_dense_layers > 0))
+        ),
+        "cuda_graphs name moe_router for a mixture's layers and mlp for dense ones, and the model "
+        "has {n_experts} experts",
+        "take cuda_graphs=attn",
+        f"{CONFIG}: cuda_graph_scope",
+        undoes=("cuda_graphs",),
+    ),
+    layout_rule(
+        "cuda_graphs.overlap",
+        lambda cuda_graphs, overlap_experts: (
+            (overlap_experts == 0) | ~has("mlp", GRAPHS, cuda_graphs)
+        ),
+        "cuda_graphs of mlp beside overlap_experts: Megatron takes graphs of the other parts",
+        "take cuda_graphs=attn",
+        f"{CONFIG}: overlap_moe_expert_parallel_comm",
+        undoes=("cuda_graphs",),
+    ),
+    layout_rule(
+        "cuda_graphs.offload",
+        lambda cuda_graphs, activation_offload: (cuda_graphs == 0) | (activation_offload == 0),
+        "cuda_graphs beside activation_offload: Megatron takes one of the two",
+        "take cuda_graphs=none, or activation_offload=0",
+        f"{CONFIG}: cpu_offloading",
+        undoes=("activation_offload",),
+    ),
+    layout_rule(
+        "fp4.fp8",
+        lambda fp4, fp8: (fp4 == 0) | (fp8 == 0),
+        "fp4 beside fp8: a run has one of them",
+        "take fp8=none, or fp4=false",
+        f"{ARGUMENTS}: fp4",
+    ),
+    layout_rule(
+        "fp4.precision",
+        lambda fp4, in_fp32: (fp4 == 0) | (not in_fp32),
+        "fp4 computes the products of a model in 16 bits, and the job trains in fp32",
+        "take precision bf16 for the job, or fp4=false",
+        "ours: Transformer Engine's recipes are for models in bf16 or fp16",
+    ),
+    layout_rule(
+        "fp4.device",
+        lambda fp4, has_fp4: (fp4 == 0) | has_fp4,
+        "the device computes no products in fp4",
+        "take fp4=false",
+        "ours: the table of accelerators",
+    ),
+    layout_rule(
         "fp8.precision",
         lambda fp8, in_fp32: (fp8 == 0) | (not in_fp32),
         "fp8 computes the products of a model in 16 bits, and the job trains in fp32",
@@ -513,19 +629,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take distributed_optimizer=true",
         f"{ARGUMENTS}: fp8_param_gather",
     ),
-    *(
-        layout_rule(
-            f"recompute_modules.{name}",
-            _recomputes_no_norm_unless(fact),
-            f"recompute_modules with layernorm needs Transformer Engine, {why}",
-            f"leave layernorm out of recompute_modules{fix}",
-            "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: "
-            "FP8GlobalStateManager",
-        )
-        for name, fact, why, fix in (
-            ("gpu", "on_cpu", "and so a GPU", ""),
-            ("transformer_engine", "without_te", "which is not installed", _INSTALL_TE),
-        )
+    layout_rule(
+        "recompute_modules.transformer_engine",
+        _recomputes_no_norm_unless("without_te"),
+        "recompute_modules with layernorm needs Transformer Engine, which is not installed",
+        f"leave layernorm out of recompute_modules{_INSTALL_TE}",
+        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
     ),
     *(
         layout_rule(

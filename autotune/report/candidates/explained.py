@@ -17,8 +17,8 @@ from autotune.report.candidates.ranking import (
     needs_facts,
     parts_as_dict,
     parts_of,
-    routing_facts,
     rank_facts,
+    routing_facts,
     said_held,
     shares,
 )

@@ -222,7 +222,7 @@ def _mend_latent_attention() -> None:
     specs.get_gpt_layer_local_spec = with_whole_projections
 
 
-class _WholeLinear(torch.nn.Module):
+class _WholeLinear(torch.nn.Module):  # type: ignore[misc]
     """A product with a matrix that tensor parallel ranks have whole, as Transformer Engine's."""
 
     def __init__(

@@ -350,10 +350,28 @@ BROKEN = {
     ),
     "recompute_modules.scores": ({}, "recompute=selective recompute_modules=core_attn+mlp"),
     "recompute_modules.fp8": ({}, "recompute=selective recompute_modules=layernorm fp8=e4m3"),
-    "recompute_modules.gpu": (
-        {"on_cpu": True},
-        "recompute=selective recompute_modules=layernorm",
+    "adam_moments.sharded": ({}, "adam_moments=bf16"),
+    "adam_moments.offload": (
+        {},
+        "distributed_optimizer=true adam_moments=bf16 optimizer_offload=1",
     ),
+    "fsdp.double_buffer": ({}, "fsdp_double_buffer=true"),
+    "cp_kind.ranks": ({}, "cp_kind=a2a"),
+    "cp_kind.heads": ({}, "cp=8 cp_kind=a2a"),
+    "cuda_graphs.recompute": ({}, "cuda_graphs=attn recompute=full"),
+    "cuda_graphs.moe_recompute": (
+        {"n_experts": 4},
+        "cuda_graphs=moe_router+moe_preprocess recompute=selective recompute_modules=moe",
+    ),
+    "cuda_graphs.experts": ({}, "cuda_graphs=moe_router+moe_preprocess"),
+    "cuda_graphs.overlap": (
+        {"n_experts": 4, "n_dense_layers": 1},
+        "ep=2 cuda_graphs=attn+mlp overlap_experts=true",
+    ),
+    "cuda_graphs.offload": ({}, "cuda_graphs=attn activation_offload=2"),
+    "fp4.fp8": ({}, "fp4=true fp8=e4m3"),
+    "fp4.precision": ({"in_fp32": True}, "fp4=true"),
+    "fp4.device": ({"has_fp4": False}, "fp4=true"),
     "fp8.precision": ({"in_fp32": True}, "fp8=hybrid"),
     "fp8.device": ({"has_fp8": False}, "fp8=hybrid"),
     "fp8.gather": ({}, "fp8=hybrid fp8_param_gather=true"),
@@ -363,6 +381,9 @@ BROKEN = {
     "offload_modules.gpu": ({"on_cpu": True}, "offload_modules=core_attn"),
     "tp_comm_overlap.gpu": ({"on_cpu": True}, "tp=2 sequence_parallel=true tp_comm_overlap=true"),
     "fp8.gpu": ({"on_cpu": True}, "fp8=hybrid"),
+    "fp4.gpu": ({"on_cpu": True}, "fp4=true"),
+    "cuda_graphs.gpu": ({"on_cpu": True}, "cuda_graphs=attn"),
+    "adam_moments.gpu": ({"on_cpu": True}, "distributed_optimizer=true adam_moments=bf16"),
     "sequence_parallel.transformer_engine": (
         {"has_torch_norms": True},
         "tp=2 sequence_parallel=true",
@@ -382,6 +403,14 @@ BROKEN = {
         "recompute=selective recompute_modules=layernorm",
     ),
     "fp8.transformer_engine": ({"without_te": True}, "fp8=hybrid"),
+    "fp4.transformer_engine": ({"without_te": True}, "fp4=true"),
+    "cuda_graphs.transformer_engine": ({"without_te": True}, "cuda_graphs=attn"),
+    "adam_moments.transformer_engine": (
+        {"without_te": True},
+        "distributed_optimizer=true adam_moments=bf16",
+    ),
+    "fp4.release": ({"lacking": frozenset({"fp4"})}, "fp4=true"),
+    "cuda_graphs.release": ({"lacking": frozenset({"cuda_graphs"})}, "cuda_graphs=attn"),
     "activation_offload.release": (
         {"lacking": frozenset({"activation_offload"})},
         "activation_offload=2",
@@ -438,6 +467,7 @@ def test_legal_layouts_break_no_rule_when_they_are_read_back():
         ("recompute=selective recompute_modules=mlp", "activations_bytes", ""),
         ("recompute=selective recompute_modules=layernorm", "activations_bytes", ""),
         ("distributed_optimizer=true fp8=hybrid fp8_param_gather=true", "params_bytes", ""),
+        ("distributed_optimizer=true adam_moments=bf16", "optimizer_bytes", ""),
     ],
 )
 def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):

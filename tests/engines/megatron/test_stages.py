@@ -114,6 +114,10 @@ def selective(module: str) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": [module]}
 
 
+def graphs(*scope: str) -> dict[str, Any]:
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": [*scope]}
+
+
 REFUSED_SETTINGS = {
     "overlap_experts.ranks": {**OVERLAP, "expert_model_parallel_size": 1},
     "overlap_experts.chunks": {**OVERLAP, "pipeline_model_parallel_size": 2},
@@ -131,6 +135,22 @@ REFUSED_SETTINGS = {
         **EXPERTS,
         **SHARED,
         "moe_token_dispatcher_type": "allgather",
+    },
+    "cuda_graphs.recompute": {
+        **graphs("attn"),
+        **{"recompute_granularity": "full", "recompute_method": "uniform"},
+        "recompute_num_layers": 1,
+    },
+    "cuda_graphs.moe_recompute": {**EXPERTS, **graphs("moe_router"), **selective("moe")},
+    "cuda_graphs.experts": graphs("moe_router"),
+    "cuda_graphs.overlap": {
+        **OVERLAP,
+        **graphs("mlp"),
+        "moe_layer_freq": [0, *[1] * 7],
+    },
+    "cuda_graphs.offload": {
+        **graphs("attn"),
+        **{"cpu_offloading": True, "cpu_offloading_num_layers": 1},
     },
     "recompute_modules.latent": selective("mla_up_proj"),
     "recompute_modules.grouped": {**EXPERTS, **selective("moe_act")},

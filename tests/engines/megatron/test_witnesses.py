@@ -32,7 +32,9 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
                 *("overlap_experts.dispatcher", "overlap_experts.mtp", "overlap_experts.ranks"),
                 *("overlap_experts.recompute", "overlap_experts.shared"),
                 *("delay_weight_grads.overlap", "overlap_shared_experts.dispatcher"),
-                *("recompute_modules.latent", "recompute_modules.grouped"),
+                *("recompute_modules.latent", "recompute_modules.grouped", "cuda_graphs.offload"),
+                *("cuda_graphs.recompute", "cuda_graphs.moe_recompute", "cuda_graphs.experts"),
+                "cuda_graphs.overlap",
                 "recompute_modules.shared_overlap",
             ),
             "tests/engines/megatron/test_stages.py asks Megatron Core's configuration",
@@ -46,6 +48,8 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
             "Megatron-LM's script refuses",
         ),
         "optimizer_offload.sharded": "the hybrid optimizer needs a GPU",
+        "adam_moments.sharded": "Megatron-LM's script refuses",
+        "fp4.fp8": "Megatron-LM's script refuses",
         **dict.fromkeys(
             (
                 f"{knob}.transformer_engine"

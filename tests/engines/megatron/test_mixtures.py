@@ -1,0 +1,179 @@
+"""Mixtures of experts in many layouts, trained by the real Megatron Core on CPU ranks.
+
+Qwen3-MoE, DeepSeek-V3 (latent attention, groups, shared experts, a dense first layer, and a layer
+that predicts further tokens) and GPT-OSS (biases, sinks, windows): every layout has to train as
+one rank does. Arguments are Megatron's own words, so that a layout can be tried that no knob has.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.engines.megatron.engine import MegatronEngine
+from autotune.space.candidate import Candidate
+from tests.engines.megatron.test_reality import plain
+from tests.engines.megatron.trained import HERE, MIXTURES, Trained, job_for, train
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
+]
+Q, D, G = MIXTURES
+SAME_LOSS = 1e-5
+SAME_NORM = 1e-4
+"""Of the norm of the first gradients, as a share: later ones follow from it."""
+LEARNING = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.0}}
+"""Fast enough for a wrong gradient to show in the losses of three steps."""
+EXPERTS = {"tp": 2, "ep": 2, "etp": 1, "sequence_parallel": True}
+
+
+def placed(text: str) -> dict[str, Any]:
+    """Arguments of a layout of pipeline stages."""
+    return {"pipeline_model_parallel_layout": text}
+
+
+def recomputed(*modules: str) -> dict[str, Any]:
+    """Arguments that compute modules again."""
+    return {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+
+
+Row = tuple[str, int, dict[str, Any], dict[str, Any]]
+"""Model, ranks, knobs, and arguments besides."""
+ROWS: tuple[Row, ...] = (
+    (Q, 2, {"ep": 2, "distributed_optimizer": True}, {}),
+    (D, 2, {"ep": 2, "distributed_optimizer": True}, {}),
+    (D, 2, EXPERTS, {}),
+    (G, 2, EXPERTS, {}),
+    (G, 2, {"pp": 2}, placed("E|tt|tt|L")),
+    (D, 2, {"pp": 2}, placed("Ett|t|t|mL")),
+    (D, 4, {"pp": 4}, placed("Ett|tt|m|L")),
+    (D, 2, {"ep": 2}, recomputed("mla_up_proj", "layernorm", "shared_experts", "moe", "mlp")),
+    (D, 4, {"ep": 2, "etp": 2}, {}),
+)
+"""Those that have most to go wrong: CI trains them."""
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+MORE_ROWS: tuple[Row, ...] = (
+    *(
+        (model, world, knobs, {})
+        for model in (Q, D, G)
+        for world, knobs in (
+            (2, {}),
+            (4, {"ep": 2}),
+            (4, {"ep": 4, "distributed_optimizer": True}),
+            (4, EXPERTS),
+            (4, {**EXPERTS, "ep": 4}),
+            (2, {"pp": 2}),
+            (2, {"pp": 2, "vp": 2}),
+            (4, {"pp": 2, "ep": 2}),
+            (4, {**EXPERTS, "pp": 2}),
+        )
+    ),
+    *(
+        (model, world, knobs, {})
+        for model in (Q, D)
+        for world, knobs in (
+            (2, {"tp": 2, "sequence_parallel": True}),
+            (4, {"tp": 2, "ep": 2, "sequence_parallel": True}),
+            (4, {"ep": 2, "etp": 2}),
+        )
+    ),
+    (Q, 2, EXPERTS, {}),
+    *((Q, 2, {"pp": 2}, placed(text)) for text in ("Et|t|t|tL", "Ett||t|tL", "E(t|)*3tL")),
+    *((D, 2, {"pp": 2}, placed(text)) for text in ("Ettt|tmL", "Et|tt|t|mL", "Etttt|mL")),
+    (D, 4, {"pp": 4}, placed("Ett|t|tm|L")),
+    (D, 4, {**EXPERTS, "pp": 2}, placed("Et|t|t|tmL")),
+    *((model, 2, {"ep": 2}, recomputed("moe", "core_attn", "layernorm")) for model in (Q, G)),
+    *((model, 2, {"ep": 2}, FULL) for model in (Q, D, G)),
+    (D, 2, {"pp": 2}, recomputed("mla_up_proj")),
+    (D, 2, {"ep": 2}, {"moe_shared_expert_overlap": True}),
+    (Q, 2, {"ep": 2}, {"moe_token_dispatcher_type": "allgather"}),
+)
+
+
+def case_of_row(row: Row, folder: Path, **changes: Any) -> tuple[MegatronEngine, Candidate]:
+    """A row's candidate; on one rank with `world=1`."""
+    model, world, knobs, _ = row
+    # As many token ids as two tensor parallel ranks have without adding some.
+    config = {**MIXTURES[model], "vocab_size": 512}
+    settings = {"world": world, "optimizer": LEARNING, **changes}
+    engine = MegatronEngine(job_for(folder / model, config, **settings), HERE)
+    return engine, plain(engine, {"micro_batch": 1, **knobs}, settings["world"])
+
+
+def trained_rows(rows: tuple[Row, ...], folder: Path) -> dict[str, tuple[Trained, Trained]]:
+    """Each row by what it is, with what one rank makes of its model."""
+    models = sorted({row[0] for row in rows})
+    alone: list[Row] = [(model, 1, {}, {}) for model in models]
+    asked = [*alone, *rows]
+    cases = [case_of_row(row, folder) for row in asked]
+    found = train(cases, folder, [row[3] for row in asked])
+    of_model = dict(zip(models, found[: len(models)], strict=True))
+    return {
+        f"{row[0]} on {row[1]}: {row[2]} {row[3]}": (one, of_model[row[0]])
+        for row, one in zip(rows, found[len(models) :], strict=True)
+    }
+
+
+def check(found: dict[str, tuple[Trained, Trained]]) -> None:
+    """Every row trained, with the losses and the gradient norm of one rank."""
+    failed = {
+        name: errors
+        for name, (one, _) in found.items()
+        if (errors := [rank["error"] for rank in one.ranks if rank["error"]])
+    }
+    assert not failed
+    apart = {}
+    for name, (one, alone) in found.items():
+        norms = one.ranks[0]["norms"][0], alone.ranks[0]["norms"][0]
+        is_same = one.losses() == pytest.approx(alone.losses(), rel=0, abs=SAME_LOSS)
+        if not is_same or norms[0] != pytest.approx(norms[1], rel=SAME_NORM):
+            apart[name] = (one.losses(), alone.losses(), norms)
+    assert not apart
+    assert all(alone.losses()[0] - alone.losses()[-1] > 0.1 for _, alone in found.values())
+
+
+def test_layouts_train_as_one_rank(tmp_path: Path) -> None:
+    check(trained_rows(ROWS, tmp_path))
+
+
+@pytest.mark.thorough
+def test_more_layouts_train_as_one_rank(tmp_path: Path) -> None:
+    check(trained_rows(MORE_ROWS, tmp_path))
+
+
+def test_what_trained_is_what_was_asked(tmp_path: Path) -> None:
+    """Parameters, those of the layer that predicts further tokens included, and the stages."""
+    row: Row = (D, 2, {"pp": 2}, placed("Ett|t|t|mL"))
+    (one,) = train([case_of_row(row, tmp_path)], tmp_path, [row[3]])
+    found = one.ranks[0]["read_back"]
+    assert found["stages"] == "Ett|t|t|mL"
+    assert found["vp"] == 2
+    assert found["dense_layers"] == [0]
+    assert found["n_mtp_layers"] == 1
+    assert found["dispatcher"] == "alltoall"
+    assert found["n_params"] == one.engine.expected(one.candidate)["n_params"]
+
+
+OVERLAPPED = {"overlap_moe_expert_parallel_comm": True}
+
+
+@pytest.mark.thorough
+def test_dispatch_that_runs_beside_other_layers_trains_alike(tmp_path: Path) -> None:
+    """In bf16, which it needs, and with grouped experts, whose activations are computed again."""
+    rows: tuple[Row, ...] = (
+        (D, 2, {"ep": 2}, {}),
+        (D, 2, {"ep": 2}, {**OVERLAPPED, "mtp_num_layers": None}),
+        (D, 2, {"ep": 2}, {"mtp_num_layers": None}),
+        (D, 4, {"pp": 2, "ep": 2}, {**OVERLAPPED, **placed("Et|tt|t|mL")}),
+        (Q, 2, {"ep": 2}, {"moe_grouped_gemm": True}),
+        (Q, 2, {"ep": 2}, {"moe_grouped_gemm": True, **recomputed("moe_act")}),
+    )
+    cases = [case_of_row(row, tmp_path, precision="bf16") for row in rows]
+    with_mtp, overlapped, plain_, stages, grouped, again = train(
+        cases, tmp_path, [row[3] for row in rows]
+    )
+    for one, other in ((overlapped, plain_), (stages, with_mtp), (again, grouped)):
+        assert not [rank["error"] for rank in (*one.ranks, *other.ranks) if rank["error"]]
+        assert one.losses() == pytest.approx(other.losses(), rel=0, abs=2e-2)
