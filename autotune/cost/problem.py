@@ -31,8 +31,8 @@ _SHAPE_COLUMNS = (
 
 
 def has_shape(shape: ModelShape) -> bool:
-    """Whether a model's sizes can be seen; a factory's need not."""
-    return all(getattr(shape, name) for name in _SIZES)
+    """Whether a model's sizes can be seen, and say its layers; a factory's need not."""
+    return all(getattr(shape, name) for name in _SIZES) and not shape.unsaid
 
 
 def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
@@ -40,7 +40,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
 
     Raises:
         JobError: Its sizes cannot be seen: a factory's, or those of a family whose config does not
-            say them.
+            say them; or they do not say its layers.
     """
     shape = job.model_with(layers).shape
     if not has_shape(shape):
@@ -74,6 +74,13 @@ def _unseen(model: Model) -> JobError:
         whose = f"a config of the family {family}"
         hint = (
             "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
+        )
+    if model.shape.unsaid:
+        return JobError(
+            f"model {model.name!r}: the family {family} has {model.shape.unsaid}, which the cost "
+            "model does not know, so nothing can be predicted",
+            "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
+            "deepspeed` trains it",
         )
     return JobError(
         f"model {model.name!r}: {whose} does not say {' and '.join(unseen)}, so nothing can be "

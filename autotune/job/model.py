@@ -20,6 +20,7 @@ from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.base.nested import kind_in_words
 from autotune.base.secrecy import scrubbed
+from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
@@ -50,6 +51,9 @@ FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PROBE_TIMEOUT_S = 300.0
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names that configs have for the number of layers; transformers maps the others to the first."""
+
+_INDEX_KEYS = ("mlp_only_layers", "moe_layers")
+"""Keys of configs that list some of the layers by their index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +137,11 @@ def with_adapters(model: Model, lora: Lora) -> Model:
 def with_layers(model: Model, n_layers: int) -> Model:
     """The same model with fewer layers, its first ones; everything else stays as it is.
 
+    Of a mixture of experts at least one layer has experts: dense first layers make room.
+
     Raises:
-        JobError: A factory decides on its layers itself, or the config does not obey.
+        JobError: A factory decides on its layers itself, the config does not obey, or a kind of
+            layer would be lost.
     """
     if "config" not in model.source:
         raise JobError(
@@ -147,7 +154,14 @@ def with_layers(model: Model, n_layers: int) -> Model:
             f"{model.shape.n_layers}",
             "name fewer",
         )
-    return _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+    found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+    if model.shape.n_expert_layers and not found.shape.n_expert_layers:
+        raise JobError(
+            f"model {model.name!r}: with {format_count(n_layers, 'layer')} it has no experts",
+            f"name more layers: it has experts in {model.shape.n_expert_layers} of "
+            f"{model.shape.n_layers}",
+        )
+    return found
 
 
 @functools.cache
@@ -156,13 +170,14 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
     source: dict[str, Any] = json.loads(source_json)
     config: dict[str, Any] = source["config"]
     said = {key for key in _LAYERS_KEYS if key in config}
-    # Such as `layer_types`: a word for every layer.
-    words = {
-        key: value[:n_layers]
-        for key, value in config.items()
-        if isinstance(value, list) and len(value) == n_before and isinstance(value[0], str)
-    }
-    cut = {**config, **words, **dict.fromkeys(said or _LAYERS_KEYS[:1], n_layers)}
+    cut = {**config, **dict.fromkeys(said or _LAYERS_KEYS[:1], n_layers)}
+    for key, value in config.items():
+        if key in _INDEX_KEYS and isinstance(value, list):
+            cut[key] = [index for index in value if index < n_layers]
+        elif isinstance(value, list) and len(value) == n_before and not key.endswith("token_id"):
+            cut[key] = value[:n_layers]  # such as `layer_types`: a word for every layer
+    if type(first := config.get("first_k_dense_replace")) is int:
+        cut["first_k_dense_replace"] = min(first, n_layers - 1)
     model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
     if model.shape.n_layers != n_layers:
         raise JobError(
@@ -175,7 +190,7 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     source = {**model.source, "lora": lora}
     found = _probe(source, where=model.name)
-    return dataclasses.replace(model, shape=ModelShape(**found["shape"]), source=source)
+    return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
 
 
 def presets() -> list[str]:
@@ -247,8 +262,13 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
 def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
     """A model by what only building it can tell."""
     found = _probe(source, where=where)
-    shape = ModelShape(**found.pop("shape"))
+    shape = _shape(found.pop("shape"))
     return Model(name=name, shape=shape, source={**source, "vocab": shape.vocab}, **found)
+
+
+def _shape(answer: dict[str, Any]) -> ModelShape:
+    """The shape that a probe wrote."""
+    return ModelShape(**{**answer, "dense_layers": tuple(answer.get("dense_layers", ()))})
 
 
 def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:

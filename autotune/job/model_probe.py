@@ -18,10 +18,18 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from autotune.base.errors import JobError
+from autotune.job.model_shape import ModelShape
 from autotune.trial.scripts.train import add_adapters
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
+_SHARED_EXPERT = re.compile(r"(^|\.)shared_(experts?|mlp)\.")
+_LAYER = re.compile(r"(^|\.)(\d+)\.")
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+"""Kinds of layers, by transformers' `layer_types`, whose arithmetic attention's formula says."""
+_UNSAID_SHARE = 0.05
+"""Weights of the layers that the sizes leave unexplained before they count as of another kind:
+biases, norms, routers' scales and small projections of their own explain less."""
 _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
 
 # DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
@@ -81,7 +89,8 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     n_trained = _n_trained(module)
     if not n_trained:
         raise NotUsableError("it has no trainable parameters", "return a module to train")
-    known = _reader(getattr(module, "config", None))
+    config = getattr(module, "config", None)
+    known = _reader(config)
     words, positions = _embeddings(module)
     vocab = known("vocab_size") or (words.num_embeddings if words else 0)
     if not vocab:
@@ -96,17 +105,18 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
             f"{per_token} experts per token are more than the {n_experts} experts",
             f"choose 1 to {n_experts}",
         )
-    in_experts = sum(size for name, size in sizes.items() if _EXPERT.search(name))
+    of_experts = _expert_names(module, n_experts)
+    in_experts = sum(sizes[name] for name in of_experts)
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
     attention = next((m for m in module.modules() if isinstance(m, nn.MultiheadAttention)), None)
     heads = known("num_attention_heads") or (attention.num_heads if attention else 0)
     expert_ffn = known("moe_intermediate_size") if n_experts else 0
-    return {
+    shape = {
         "n_layers": known("num_hidden_layers") or _longest_list(module),
         "hidden": known("hidden_size") or (words.embedding_dim if words else 0),
         "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
         "n_heads": heads,
-        "n_kv_heads": known("num_key_value_heads") or heads,
+        "n_kv_heads": _kv_heads(config, known) or heads,
         "vocab": vocab,
         # Where positions are learned, there is a last one.
         "max_seq_len": positions
@@ -121,7 +131,104 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "largest_param": max(sizes.values()),
         "n_params_lookup": sum(_lookups(module)),
         "head_dim": _head_dim(known),
+        **_latent(known),
+        **_windows(config),
     }
+    if n_experts > 1:
+        dense_ffn = known("intermediate_size_mlp", "intermediate_size")
+        shape |= _beside_experts(module, shape, of_experts, dense_ffn)
+    return {**shape, "unsaid": _unsaid(module, config, ModelShape(**shape))}
+
+
+def _kv_heads(config: Any, known: Callable[..., int]) -> int:
+    """Heads of keys; 0 where the config says none. Falcon's first releases share one."""
+    text = _text_config(config)
+    is_shared = getattr(text, "multi_query", False) is True
+    if is_shared and not getattr(text, "new_decoder_architecture", False):
+        return 1
+    return known("num_key_value_heads", "num_kv_heads")
+
+
+def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
+    """Names of the parameters of experts: by their name, or one tensor for them all."""
+    return {
+        name
+        for name, p in module.named_parameters()
+        if _EXPERT.search(name) or (p.dim() == 3 and n_experts > 1 and p.shape[0] == n_experts)
+    }
+
+
+def _latent(known: Callable[..., int]) -> dict[str, int]:
+    if not known("kv_lora_rank"):
+        return {}
+    return {
+        "latent_q_rank": known("q_lora_rank"),
+        "latent_kv_rank": known("kv_lora_rank"),
+        "latent_nope_dim": known("qk_nope_head_dim"),
+        "latent_rope_dim": known("qk_rope_head_dim"),
+        "latent_value_dim": known("v_head_dim"),
+    }
+
+
+def _windows(config: Any) -> dict[str, int]:
+    """The window of attention, and the layers that have it."""
+    text = _text_config(config)
+    window = next(
+        (
+            value
+            for name in ("sliding_window", "attention_chunk_size")
+            if type(value := getattr(text, name, None)) is int and value > 0
+        ),
+        0,
+    )
+    kinds = getattr(text, "layer_types", None)
+    n_layers = getattr(text, "num_hidden_layers", 0)
+    cut = ("sliding_attention", "chunked_attention")
+    n_windowed = sum(kind in cut for kind in kinds) if kinds else n_layers
+    return {"window": window, "n_windowed_layers": n_windowed} if window and n_windowed else {}
+
+
+def _beside_experts(
+    module: nn.Module, shape: dict[str, Any], of_experts: set[str], dense_ffn: int
+) -> dict[str, Any]:
+    """Layers without experts, and the MLP that every token passes beside them."""
+    sparse = {int(found[2]) for name in of_experts if (found := _LAYER.search(name))}
+    dense = tuple(index for index in range(shape["n_layers"]) if index not in sparse)
+    by_layer: dict[int, int] = {}
+    for name, p in module.named_parameters():
+        if _SHARED_EXPERT.search(name) and p.dim() == 2 and (found := _LAYER.search(name)):
+            by_layer[int(found[2])] = by_layer.get(int(found[2]), 0) + p.numel()
+    matrices = 3 if shape["gated_mlp"] else 2
+    return {
+        "n_dense_layers": len(dense),
+        "dense_layers": () if dense == tuple(range(len(dense))) else dense,
+        "dense_ffn_hidden": dense_ffn if dense else 0,
+        "shared_expert_hidden": max(by_layer.values(), default=0) // matrices // shape["hidden"],
+    }
+
+
+def _unsaid(module: nn.Module, config: Any, shape: ModelShape) -> str:
+    """Why the sizes do not say what the layers are; empty where they do.
+
+    Layers that are no attention are told by their kind; any others by their weights, which
+    attention and MLPs of these sizes would not have.
+    """
+    text = _text_config(config)
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    others = sorted({str(kind) for kind in kinds} - _ATTENTION)
+    if others:
+        return f"layers of {' and '.join(others)}"
+    if not (shape.n_heads and shape.hidden and shape.ffn_hidden):
+        return ""  # refused for the sizes that cannot be seen
+    built = sum(
+        p.numel()
+        for name, p in module.named_parameters()
+        if p.dim() > 1 and (found := _LAYER.search(name)) and int(found[2]) < shape.n_layers
+    )
+    expected = shape.layer_weights
+    if abs(built - expected) <= _UNSAID_SHARE * expected:
+        return ""
+    return f"layers of {built:,} weights, where attention and MLPs of its sizes have {expected:,}"
 
 
 def _head_dim(known: Callable[..., int]) -> int | None:
@@ -258,8 +365,12 @@ def _supports_recompute(module: nn.Module) -> bool:
     return callable(getattr(module, "gradient_checkpointing_enable", None))
 
 
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def _reader(config: Any) -> Callable[..., int]:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = _text_config(config)
 
     def known(*names: str) -> int:
         values = (getattr(text, name, None) for name in names)

@@ -63,6 +63,9 @@ class ModelShape:
     """Tokens that attention looks back in layers with a window; 0: no layer has one."""
     n_windowed_layers: int = 0
     """Layers with that window."""
+    unsaid: str = ""
+    """What its layers have that the fields here cannot say, so that no prediction is made: `layers
+    of linear_attention`. Empty: they can."""
     n_params_frozen: int = 0
     """Parameters that are not trained: with LoRA all but the adapters, which are `n_params`. They
     have no gradient and no optimizer state, and stage 3 gathers them like the others."""
@@ -76,6 +79,29 @@ class ModelShape:
     def n_expert_layers(self) -> int:
         """Layers with experts; 0 for a dense model."""
         return self.n_layers - self.n_dense_layers if self.n_experts > 1 else 0
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of all layers, by the sizes; norms and biases are left out."""
+        matrices = 3 if self.gated_mlp else 2
+        mixture = self.n_experts * (matrices * self.hidden * self.ffn_hidden + self.hidden)
+        mixture += matrices * self.hidden * self.shared_expert_hidden
+        n_dense = self.n_layers - self.n_expert_layers
+        dense_ffn = self.dense_ffn_hidden if self.n_experts > 1 else self.ffn_hidden
+        mlps = self.n_expert_layers * mixture + n_dense * matrices * self.hidden * dense_ffn
+        return mlps + self.n_layers * self._attention_weights
+
+    @property
+    def _attention_weights(self) -> int:
+        """Elements of the matrices of a layer's attention."""
+        if not self.latent_kv_rank:
+            kv_width = self.n_kv_heads * self.attention_width // self.n_heads
+            return 2 * self.hidden * (self.attention_width + kv_width)
+        query = self.latent_nope_dim + self.latent_rope_dim
+        down = self.hidden * (self.latent_q_rank + self.latent_kv_rank + self.latent_rope_dim)
+        up = (self.latent_q_rank or self.hidden) * self.n_heads * query
+        up += self.latent_kv_rank * self.n_heads * (self.latent_nope_dim + self.latent_value_dim)
+        return down + up + self.hidden * self.n_heads * self.latent_value_dim
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""

@@ -95,7 +95,9 @@ def test_the_study_is_the_same_with_reduced_trials_and_without() -> None:
     assert make_job({**named, "fidelity": "layers=2"}, where="test").study == plain.study
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-mixtral"])
+@pytest.mark.parametrize(
+    "name", ["tiny-gpt2", "tiny-llama", "tiny-mixtral", "tiny-qwen3-moe", "tiny-gpt-oss"]
+)
 def test_fewer_layers_change_nothing_else(name: str) -> None:
     whole = load_model(name)
     cut = with_layers(whole, 1)
@@ -117,6 +119,39 @@ def test_a_word_for_every_layer_is_cut_with_them() -> None:
     cut = with_layers(model_from_config("mixed", config, where="test"), 3).source["config"]
     assert cut["layer_types"] == ["full_attention", "sliding_attention", "full_attention"]
     assert cut["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "dense", "windowed"),
+    [
+        ("tiny-deepseek-v3", 3, 1, 0),
+        ("tiny-deepseek-v3", 1, 0, 0),
+        ("deepseek-v3", 4, 3, 0),
+        ("deepseek-v3", 2, 1, 0),
+        ("llama-4-maverick", 6, 3, 5),
+        ("tiny-gpt-oss", 3, 0, 2),
+    ],
+)
+def test_fewer_layers_of_a_mixture_keep_some_of_each_kind(
+    name: str, layers: int, dense: int, windowed: int
+) -> None:
+    whole = load_model(name).shape
+    cut = with_layers(load_model(name), layers).shape
+    assert (cut.n_layers, cut.n_dense_layers, cut.n_windowed_layers) == (layers, dense, windowed)
+    assert cut.n_expert_layers > 0
+    assert cut.n_mtp_layers == whole.n_mtp_layers
+    assert cut.latent_kv_rank == whole.latent_kv_rank
+
+
+def test_layers_that_are_listed_by_index_are_cut_with_them() -> None:
+    config = {**load_model("tiny-qwen3-moe").source["config"], "mlp_only_layers": [0, 3]}
+    whole = model_from_config("mixed", config, where="test")
+    assert (whole.shape.n_dense_layers, whole.shape.dense_layers) == (2, (0, 3))
+    cut = with_layers(whole, 2)
+    assert cut.source["config"]["mlp_only_layers"] == [0]
+    assert (cut.shape.n_dense_layers, cut.shape.dense_layers) == (1, ())
+    with pytest.raises(JobError, match="with 1 layer it has no experts"):
+        with_layers(whole, 1)
 
 
 WHOLE = Candidate.of({"zero.stage": 1, "micro_batch": 2, "tp": 2}, world=8, global_batch=64)

@@ -19,13 +19,24 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+LATENT = {
+    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
+    **{"v_head_dim": 8, "num_key_value_heads": 4},
+}
 MORE = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0}
     | {"attn_pdrop": 0},
     "mixtral": {"num_local_experts": 4},
     "qwen3": {"head_dim": 8},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}
-    | {"num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, **EXPERTS},
+    "deepseek_v2": {"n_routed_experts": 4, **EXPERTS, **LATENT},
+    "deepseek_v3": {"n_routed_experts": 4, **EXPERTS, **LATENT, "first_k_dense_replace": 1}
+    | {"n_group": 2, "topk_group": 1},
+    "glm4_moe": {"n_routed_experts": 4, **EXPERTS},
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 

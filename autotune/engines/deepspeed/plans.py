@@ -84,7 +84,11 @@ def plans_of(
     columns = {
         **_ENGINE,
         **(
-            _alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers))
+            _alike(
+                candidates,
+                lambda c: (c.layers, c.get("attention")),
+                lambda kind: _trained_columns(job, *kind),
+            )
             if needs_shape
             else unseen_model_columns(job)
         ),
@@ -104,6 +108,16 @@ def plans_of(
         "whole_logits": float(environment.accelerator == "cpu"),
     }
     return Plans(**columns)
+
+
+def _trained_columns(job: Job, layers: int | None, attention: object) -> dict[str, float]:
+    """The columns of the model as transformers trains it.
+
+    It builds no layers that predict further tokens. Windows save time in FlashAttention alone:
+    torch's kernels are given them as a mask, and compute every score (masking_utils.py).
+    """
+    columns = {**model_columns(job, layers), "n_mtp_layers": 0.0}
+    return columns if attention == "flash_attention_2" else {**columns, "n_windowed_layers": 0.0}
 
 
 def _alike(

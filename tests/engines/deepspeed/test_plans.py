@@ -90,6 +90,20 @@ def test_an_activation_function_is_written_out_where_transformers_writes_it(tmp_
     assert copies("gpt2", pp=2) == 0, "our own stages take torch's functions"
 
 
+def test_the_model_is_the_one_that_transformers_trains(tmp_path):
+    """It has no layer for further tokens, and its windows save time in FlashAttention alone."""
+    further = tiny_job(tmp_path, model="tiny-deepseek-v3")
+    assert further.model.shape.n_mtp_layers == 1
+    assert value(plans(further), "n_mtp_layers") == 0
+    windowed = tiny_job(tmp_path, model="tiny-gpt-oss", precision="bf16")
+    values = canonical_candidate(windowed).values
+    found = [
+        plans_of([raw_candidate(windowed, {**values, "attention": kernel})], windowed, A100)
+        for kernel in ("default", "flash_attention_2")
+    ]
+    assert [value(one, "n_windowed_layers") for one in found] == [0, 2]
+
+
 def test_the_memory_limit_is_what_has_to_fit(job):
     limited = dataclasses.replace(job, memory_limit_bytes=2**20)
     candidate = canonical_candidate(job, **{"zero.stage": 1})
@@ -180,6 +194,19 @@ def test_a_family_whose_config_leaves_a_size_open_is_named(job, family, sizes):
     with pytest.raises(JobError, match=f"the family {family} does not say the width") as refused:
         plans_of([canonical_candidate(other)], other, A100)
     assert "Hugging Face config" not in refused.value.hint
+
+
+def test_a_family_whose_layers_cannot_be_said_is_refused_by_name(job):
+    config = {
+        **{"model_type": "qwen3_next", "vocab_size": 640, "hidden_size": 64, "head_dim": 16},
+        **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    }
+    other = dataclasses.replace(job, model=model_from_config("mine", config, where="config.json"))
+    says = "the family qwen3_next has layers of linear_attention, which the cost model"
+    with pytest.raises(JobError, match=says) as refused:
+        plans_of([canonical_candidate(other)], other, A100)
+    assert "estimate --trace" in refused.value.hint
 
 
 def test_reduced_forms_stand_beside_whole_ones(job):
