@@ -17,7 +17,7 @@ from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
-from autotune.job.job import Job
+from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.lattice import lattice_of
 from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook, described
@@ -27,7 +27,10 @@ _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
 _LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
-_WITH_SPREAD_EXPERTS = {"--space moe": {"space": "moe"}, "--engine megatron": {"engine": "megatron"}}
+_WITH_SPREAD_EXPERTS = {
+    "--space moe": {"space": "moe"},
+    "--engine megatron": {"engine": "megatron", "space": DEFAULT_SPACE},
+}
 """Flags -> what they change of a job, for more than one rank to hold the experts of a layer."""
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
