@@ -239,7 +239,9 @@ def _tensor_parallel_offload(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.tp == 1:
         return None
     sections = ("offload_optimizer", "offload_param")
-    offloaded = [name for name in sections if setup.zero_section(name).get("device", "none") != "none"]
+    offloaded = [
+        name for name in sections if setup.zero_section(name).get("device", "none") != "none"
+    ]
     if not offloaded:
         return None
     return _against(
@@ -361,9 +363,7 @@ def _stage_3(setup: Setup) -> Finding | None:
 
 @rule(
     "moe/ep_router.py: its routers record nothing, of which transformers would make a loss",
-    differs(
-        {"balances_routers": False}, _spread(), model=_EXPERTS | {"balances_routers": True}
-    ),
+    differs({"balances_routers": False}, _spread(), model=_EXPERTS | {"balances_routers": True}),
 )
 def _router_loss(setup: Setup) -> Finding | None:
     if setup.ep == 1 or not setup.balances_routers:
