@@ -36,8 +36,8 @@ def partition_config(shape: ModelShape) -> dict[str, Any]:
 
     transformers' own plan has styles for packed experts that AutoTP refuses. Norms of queries and
     keys see a part of the heads on each rank: their gradients are summed. Latent attention stays
-    whole: each rank would have a part of the gradient of the rotary key, which all heads share, and
-    AutoTP sums no part of a weight's gradient (seen: a norm of 1.618768 for 1.618647).
+    whole: each rank would have a part of the gradient of the rotary key, which all heads share,
+    and AutoTP sums no part of a weight's gradient (seen: a norm of 1.618768 for 1.618647).
     """
     is_latent = shape.latent_kv_rank > 0
     specs = [

@@ -20,7 +20,10 @@ _AT_STAGE_3_SINCE = "0.19.3"
 DEFAULT_LEAF_BLOCKS = frozenset(
     {"MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"}
 )
-"""Blocks whose experts DeepSpeed gathers at once by itself (runtime/zero/leaf_module_config.py)."""
+"""Blocks whose experts DeepSpeed gathers at once by itself.
+
+Source: runtime/zero/leaf_module_config.py.
+"""
 _OFF: dict[str, Any] = {"expert_parallel": None}
 _EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
 _SPLIT = autotp(partition_config=partition_config(PLAIN_SHAPE))
@@ -397,8 +400,8 @@ def _leaf_modules(setup: Setup) -> Finding | None:
     if not missing or section.get("names") or section.get("name_suffixes"):
         return None
     return Finding(
-        message=f"stage 3 with experts as modules of their own in {', '.join(missing)}: ranks that "
-        "route to different experts would wait for each other for ever",
+        message=f"stage 3 with experts as modules of their own in {', '.join(missing)}: ranks "
+        "that route to different experts would wait for each other for ever",
         changes=zero(leaf_module={"classes": [*as_list(given), *missing]}),
     )
 
