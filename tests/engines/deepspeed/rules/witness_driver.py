@@ -200,9 +200,7 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
     return {
         "error": None,
         "losses": losses,
-        "read_back": read_back(engine)
-        | norm_facts(norms)
-        | {"keeps_weights": kept, "balances_routers": run.get("balances_routers", False)},
+        "read_back": read_back(engine) | norm_facts(norms) | {"keeps_weights": kept},
         "scalars": scalars(engine.optimizer),
         "collectives": collectives(),
     }
@@ -297,7 +295,6 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
                 inputs = own_piece(inputs, sp=run["sp"], rank=rank)
             answer = engine(**inputs)
             loss = answer if isinstance(answer, torch.Tensor) else answer.loss
-            run["balances_routers"] = bool(getattr(answer, "aux_loss", None))
             engine.backward(loss)
             engine.step()
             total += float(loss.detach())
