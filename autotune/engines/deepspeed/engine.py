@@ -61,7 +61,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
-from autotune.job.job import DEFAULT_OPTIMIZER, Job
+from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Context
@@ -133,6 +133,16 @@ class DeepSpeedEngine(Engine):
             "deep_ep": candidate.get("ep.dispatch") == "deepep",
         }
         return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
+
+    def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
+        """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
+        is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
+        if self._job.model.shape.n_experts < 2 or not is_gathered or self._job.script is not None:
+            return {}
+        return {
+            "--space moe": {"space": "moe"},
+            "--engine megatron": {"engine": "megatron", "space": DEFAULT_SPACE},
+        }
 
     @property
     def rendering_digest(self) -> str:
