@@ -9,7 +9,7 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.problem import routed_share
 from autotune.job.model import load_model
 from autotune.job.model_shape import ModelShape
-from autotune.job.published import preset_spelled
+from autotune.job.published import preset_spelled, unsaid_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ _LATENT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Preset:
+class _NamedModel:
     """The shipped model that a row names."""
 
     name: str
@@ -108,10 +108,12 @@ def read_model(cells: Cells) -> dict[str, float]:
     return columns
 
 
-def _preset(cells: Cells) -> _Preset | None:
+def _preset(cells: Cells) -> _NamedModel | None:
     """The preset that the row names; none where its layers are of another size."""
     for key in ("model", "model_name"):
         name = preset_spelled(cells.text(key))
+        if unsaid := unsaid_layers(cells.text(key)):
+            raise RowError(f"{key}={cells.text(key)}: its {unsaid} cannot be said by sizes")
         if name is None:
             continue
         shape = _shape(name)
@@ -119,7 +121,7 @@ def _preset(cells: Cells) -> _Preset | None:
             if not cells.is_blank(column) and cells.count(column, most=1e9) != size:
                 cells.assume("model", cells.text(key), f"not {name}, whose {column} is {size}")
                 return None
-        return _Preset(name=name, shape=shape)
+        return _NamedModel(name=name, shape=shape)
     return None
 
 
@@ -128,7 +130,7 @@ def _shape(preset: str) -> ModelShape:
     return load_model(preset).shape
 
 
-def _of_preset(cells: Cells, preset: _Preset) -> dict[str, float]:
+def _of_preset(cells: Cells, preset: _NamedModel) -> dict[str, float]:
     shape, why = preset.shape, preset.why
     sizes = {
         "n_layers": (shape.n_layers, 10_000),
@@ -176,7 +178,7 @@ def _of_preset(cells: Cells, preset: _Preset) -> dict[str, float]:
     return columns
 
 
-def _size(cells: Cells, key: str, known: float, preset: _Preset, *, most: float) -> float:
+def _size(cells: Cells, key: str, known: float, preset: _NamedModel, *, most: float) -> float:
     """A size of the row, which counts even where the preset has another."""
     found = cells.count(key, known, preset.why, most=most)
     if found != known:
@@ -184,7 +186,7 @@ def _size(cells: Cells, key: str, known: float, preset: _Preset, *, most: float)
     return found
 
 
-def _attention(cells: Cells, preset: _Preset, layers: int) -> dict[str, float]:
+def _attention(cells: Cells, preset: _NamedModel, layers: int) -> dict[str, float]:
     """Ranks and heads of latent attention, and the layers that have a window."""
     shape = preset.shape
     columns = {key: float(getattr(shape, key)) for key in _LATENT}
@@ -196,7 +198,7 @@ def _attention(cells: Cells, preset: _Preset, layers: int) -> dict[str, float]:
     return {**columns, "window": float(shape.window), "n_windowed_layers": float(n_windowed)}
 
 
-def _n_mtp_layers(cells: Cells, preset: _Preset) -> float:
+def _n_mtp_layers(cells: Cells, preset: _NamedModel) -> float:
     """Layers that predict further tokens: as the row says, else as the framework's recipes."""
     if not cells.is_blank("n_mtp_layers"):
         is_none = cells.text("n_mtp_layers") in ("0", "0.0")

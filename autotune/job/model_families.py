@@ -232,14 +232,14 @@ def _quotient(keys: _Keys) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Attention:
+class _AttentionSizes:
     """Parameters of a layer's attention, without the layer's norms."""
 
     n_params: int
     widest: int
     """Elements of its largest matrix."""
     head_dim: int
-    latent: Mapping[str, int]
+    latent: Mapping[str, Any]
     """Fields of `ModelShape` that latent attention has."""
 
 
@@ -272,7 +272,7 @@ def _rotary(
     more_norms: int = 0,
     is_fused: bool = False,
     is_tied: bool = False,
-    attention: _Attention | None = None,
+    attention: _AttentionSizes | None = None,
     mixture: _Mixture | None = None,
 ) -> ModelShape:
     """Rotary positions, RMSNorm, grouped-query attention and a gated MLP, or experts of it.
@@ -350,7 +350,7 @@ def _rotary(
 
 def _grouped(
     keys: _Keys, *, head_dim: int | None, qkv_bias: bool, output_bias: bool, is_fused: bool
-) -> _Attention:
+) -> _AttentionSizes:
     """Attention with as many heads of keys and values as the config says."""
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     kv_heads = keys.size("num_key_value_heads", default=heads)
@@ -361,10 +361,10 @@ def _grouped(
     n_params = hidden * (q_width + 2 * kv_width) + q_width * hidden
     n_params += (q_width + 2 * kv_width if qkv_bias else 0) + (hidden if output_bias else 0)
     widest = hidden * (q_width + 2 * kv_width if is_fused else q_width)
-    return _Attention(n_params=n_params, widest=widest, head_dim=head_dim, latent={})
+    return _AttentionSizes(n_params=n_params, widest=widest, head_dim=head_dim, latent={})
 
 
-def _latent(keys: _Keys) -> _Attention:
+def _latent(keys: _Keys) -> _AttentionSizes:
     """DeepSeek's latent attention: low-rank queries, and keys and values, with norms between.
 
     Its heads are as wide as the mean of what is compared and what is summed, so that the products
@@ -384,7 +384,7 @@ def _latent(keys: _Keys) -> _Attention:
     n_params += hidden * q_rank + q_rank
     if keys.flag("attention_bias", default=False):
         n_params += q_rank + kv_rank + rope + hidden
-    return _Attention(
+    return _AttentionSizes(
         n_params=n_params,
         widest=max(query_up, value_up, out, hidden * (kv_rank + rope), hidden * q_rank),
         head_dim=(nope + rope + value) // 2,
@@ -487,7 +487,7 @@ def _mixtral(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
-def _qwen_mixture(keys: _Keys, **more: int) -> _Mixture:
+def _qwen_mixture(keys: _Keys, **more: Any) -> _Mixture:
     experts, per_token = _experts(keys, "num_experts", also="num_local_experts")
     dense = _sparse(keys)
     return _Mixture(

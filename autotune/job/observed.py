@@ -553,7 +553,7 @@ def placeholders_of(command: list[str]) -> dict[str, str]:
     return {name: own for part in command for name, own in PLACEHOLDER.findall(part)}
 
 
-def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, int]) -> ModelShape:
+def _shape_by_sizes(said: Mapping[str, Any], counts: Mapping[str, Any]) -> ModelShape:
     sizes = {name: int(value) for name, value in (said.get("sizes") or {}).items()}
     return ModelShape(
         n_layers=sizes.get("n_layers", 0),

@@ -134,6 +134,21 @@ _NO_SIZES = re.compile(r"\b(moe|mla|truncated|reduced|nvidia|meta)\b", re.I)
 _TOTAL = re.compile(r"(?<![\dx.])(\d+(?:\.\d+)?)b", re.I)
 
 
+_UNSAID = (
+    (r"nemotron.?(h\b|v?3(?!\d)|nano.*v2)", "Mamba layers"),
+    (r"qwen.?3.?next|qwen.?3\.5|kimi.?linear|minimax.?(m1|text)", "layers of linear attention"),
+    (r"jamba|bamba|zamba|falcon.?(h1|mamba)|mamba|granite.?4.*(\bh\b|tiny)", "Mamba layers"),
+    (r"deepseek.?v(3\.2|4)|glm.?5", "sparse attention"),
+)
+"""How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
+
+
+def unsaid_layers(text: str) -> str:
+    """What a named model's layers have that no shape here says; empty: nothing known."""
+    found = (what for spelled, what in _UNSAID if re.search(spelled, text, re.I))
+    return next(found, "")
+
+
 def preset_of_repository(repository: str) -> str | None:
     """The preset with the shape of a repository on huggingface.co; None: there is none.
 

@@ -122,3 +122,21 @@ def test_61_layers_run_with_a_layout(
 def test_ep_divides_the_experts_of_the_named_model() -> None:
     (reason,) = read({**V3, "ep": "3"}).reasons
     assert reason == "n_experts=256 do not go with ep=3, top 8"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Nemotron_3_Super", "Mamba layers"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "layers of linear attention"),
+        ("DeepSeek-V3.2", "sparse attention"),
+    ],
+)
+def test_a_family_whose_layers_have_no_columns_is_refused_by_name(name: str, what: str) -> None:
+    (reason,) = read({**V3, "model_name": name}).reasons
+    assert reason == f"model_name={name}: its {what} cannot be said by sizes"
+
+
+def test_a_dense_model_of_the_same_house_is_read() -> None:
+    changes = {**V3, "model_name": "Nemotron-340B", "n_layers": "96", "hidden": "18432"}
+    assert columns({**changes, "n_heads": "96", "ep": "", "vp": "1"}, "n_experts") == (0,)
