@@ -37,7 +37,7 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     in_flight_last = np.where(
         interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
     )
-    # A pipeline whose passes forward and backward go by pairs takes one chunk more before it starts.
+    # A pipeline that pairs passes forward and backward takes one chunk more before it starts.
     in_flight = in_flight + p.overlap_experts * np.greater(p.pp, 1) / p.vp
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
     embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
