@@ -38,6 +38,8 @@ from autotune.cost.residual import (
 
 Values = NDArray[np.float64]
 
+KINDS = ("dense", "experts")
+"""Kinds of models, whose errors are told apart."""
 _CALIBRATION_ROWS = 5
 _CALIBRATION_SIGMA = 0.03
 _DRAWS = 8
@@ -294,19 +296,22 @@ def _mean(values: list[float]) -> float | None:
 
 
 def measure_left_out(runs: Runs) -> dict[str, Any]:
-    """Each source by constants and intervals that it had no part in; a line per source."""
+    """Each source and kind by constants and intervals that the source had no part in."""
     left_out = leave_one_out(runs)
     misses = misses_of(runs, left_out)
     lines = []
-    for source in np.unique(runs.sources):
-        here = runs.sources == source
+    for source, kind in ((s, k) for k in KINDS for s in np.unique(runs.sources)):
+        here = (runs.sources == source) & (misses.is_mixture == (kind == "experts"))
         times, peaks = misses.times[here], misses.peaks[here]
-        held = coverage(misses, str(source))
-        part = runs.part(here & (runs.status == "ok") & np.isfinite(runs.times_s))
-        ranks = _ranks(part, left_out.times_s[here & np.isin(runs.status, ["ok"])])
+        if not (np.isfinite(times) | np.isfinite(peaks)).any():
+            continue
+        held = coverage(misses, here)
+        ran = here & (runs.status == "ok") & np.isfinite(runs.times_s)
+        ranks = _ranks(runs.part(ran), left_out.times_s[ran])
         lines.append(
             {
                 "source": str(source),
+                "kind": kind,
                 "rows": int(np.isfinite(times).sum()),
                 "median_error": _median_error(
                     left_out.times_s[here] / runs.times_s[here], np.isfinite(times)
@@ -320,7 +325,16 @@ def measure_left_out(runs: Runs) -> dict[str, Any]:
                 "rank": ranks.get(str(source)),
             }
         )
-    return {"lines": lines, "mean": {name: _mean_of(lines, name) for name in _LEFT_OUT_FIGURES}}
+    return {
+        "lines": lines,
+        "mean": {
+            kind: {
+                name: _mean_of([line for line in lines if line["kind"] == kind], name)
+                for name in _LEFT_OUT_FIGURES
+            }
+            for kind in KINDS
+        },
+    }
 
 
 _LEFT_OUT_FIGURES = ("median_error", "coverage", "memory_median_error", "memory_coverage")
@@ -339,16 +353,17 @@ def show_left_out(found: dict[str, Any]) -> None:
     for line in found["lines"]:
         rank = line["rank"]
         print(
-            f"  {line['source']:32} {line['rows']:4} {line['median_error']:6.1%} "
+            f"  {line['source']:40} {line['kind']:7} {line['rows']:4} {line['median_error']:6.1%} "
             f"{line['coverage']:6.1%}   {line['peaks']:3} {line['memory_median_error']:6.1%} "
             f"{line['memory_coverage']:6.1%}"
             + (f"   rank {rank['mean_spearman']:.2f} of {rank['groups']}" if rank else "")
         )
-    mean = found["mean"]
-    print(
-        f"  mean over sources: {mean['median_error']:.1%}, coverage {mean['coverage']:.1%}; "
-        f"memory {mean['memory_median_error']:.1%}, coverage {mean['memory_coverage']:.1%}"
-    )
+    for kind, mean in found["mean"].items():
+        print(
+            f"  mean over sources, {kind}: {mean['median_error']:.1%}, coverage "
+            f"{mean['coverage']:.1%}; memory {mean['memory_median_error']:.1%}, coverage "
+            f"{mean['memory_coverage']:.1%}"
+        )
 
 
 def show(found: dict[str, Any]) -> None:

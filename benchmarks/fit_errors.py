@@ -98,14 +98,13 @@ def learn(misses: Misses) -> Errors:
     )
 
 
-def coverage(misses: Misses, source: str) -> tuple[float, float, float]:
-    """What intervals learned from the other sources are worth for this one.
+def coverage(misses: Misses, here: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """What intervals learned from the other sources are worth for some rows of one.
 
     Returns:
         Shares of its step times and peaks inside, and the median factor to the end of the former.
     """
-    errors = learn(misses.without(source))
-    here = misses.sources == source
+    errors = learn(misses.without(str(misses.sources[here][0])))
     seen = _is_among(misses, here, errors.peaks)
     reach = errors.reach_of(seen, misses.doubt[here], misses.is_mixture[here])
     return (

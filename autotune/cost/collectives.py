@@ -302,21 +302,28 @@ def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
 
 
-def spread_s(g: RankGroup, token_bytes: Column, copies: Column) -> Column:
+def spread_s(
+    g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column = 1.0
+) -> Column:
     """Time in which each rank sends its tokens to `copies` others, to the same place once.
 
     Over the network a token goes once to each node, from where NVLink takes it on to each rank, at
-    the same time: n places that are as likely get n (1 - (1 - 1/n)^copies) of it. Source:
+    the same time: of m places that are as likely it reaches m (1 - (1 - 1/m)^copies). These are
+    the n there are, or the share of them that its groups of experts leave. Source:
     deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
     """
     fabric = g.fabric
-    nodes = np.maximum(1.0, g.ranks / g.local)
     sets = np.maximum(1.0, g.ranks / fabric.inside)
-    near, far, beyond = (
-        (n - 1.0) * (1.0 - (1.0 - 1.0 / n) ** copies) for n in (g.ranks, nodes, sets)
+    nodes = np.maximum(1.0, g.ranks / g.local)
+
+    def others(places: Column) -> Column:
+        likely = np.maximum(1.0, places * reach_share)
+        return (1.0 - 1.0 / places) * likely * (1.0 - (1.0 - 1.0 / likely) ** copies)
+
+    far = np.maximum(
+        others(nodes), fabric.oversubscription * others(sets) * fabric.inside / g.local
     )
-    far = np.maximum(far, fabric.oversubscription * beyond * fabric.inside / g.local)
-    near_s = near / (g.near.bytes_per_s * g.near.all_to_all_speed)
+    near_s = others(g.ranks) / (g.near.bytes_per_s * g.near.all_to_all_speed)
     far_s = far / (g.far.bytes_per_s * g.far.all_to_all_speed)
     hops_s = np.greater(g.ranks, 1) * 2.0 * g.hop_s
     return token_bytes * np.maximum(near_s, far_s) + hops_s

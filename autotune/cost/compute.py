@@ -46,10 +46,10 @@ class LayerTimes:
     backward_s: Column
     """Backward, with what is recomputed."""
     experts_forward_s: Column = 0.0
-    """Of `forward_s`, what comes between dispatch and combination."""
+    """The part of `forward_s` between dispatch and combination."""
     experts_backward_s: Column = 0.0
     shared_s: Column = 0.0
-    """Of a forward and a backward pass, what shared experts take."""
+    """What shared experts take, forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,9 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: Kind = Kind.DENSE) -> La
     projections = _product_times(p, c, _attention_products(p, s))
     width = p.shared_expert_hidden if is_mixture else s.dense_ffn_hidden
     mlp = _product_times(p, c, _mlp_products(p, s, width))
-    experts = _product_times(p, c, _expert_products(p, s), c.grouped_traffic) if is_mixture else _NONE
+    experts = (
+        _product_times(p, c, _expert_products(p, s), c.grouped_traffic) if is_mixture else _NONE
+    )
     products = [a + b + e for a, b, e in zip(projections, mlp, experts, strict=True)]
     routed_forward = _routed_elementwise(p, s, c) if is_mixture else 0.0
     plain_forward = _elementwise(p, s, c, width)
@@ -262,7 +264,7 @@ def _attention_products(p: Plans, s: Sizes) -> _Products:
 
 
 def _up_products(p: Plans, s: Sizes) -> _Products:
-    """Of those, the projections up of latent attention."""
+    """Projections up of latent attention, a part of those."""
     values = p.hidden * p.n_heads * p.latent_value_dim / p.tp
     params = s.rank_attention_params - s.latent_params - values
     widths = p.latent_q_rank + p.latent_kv_rank + (s.attention_width + 2.0 * s.kv_width) / p.tp

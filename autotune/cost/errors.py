@@ -62,9 +62,13 @@ class Margin:
         """The interval of a step time in seconds, and that of a peak in bytes."""
         seconds, peak = predicted.step_time_s[index], predicted.peak_memory_bytes[index]
         time_by, peak_by = self.step_time[index], self.peak_memory[index]
-        slower = np.broadcast_to(self.slower, self.step_time.shape)[index]
+        slower = self.slower_at(index)
         ends = (seconds / time_by, seconds * time_by * slower, peak / peak_by, peak * peak_by)
         return tuple(map(float, ends))  # type: ignore[return-value]
+
+    def slower_at(self, index: int) -> float:
+        """`slower` of one prediction."""
+        return float(np.broadcast_to(self.slower, self.step_time.shape)[index])
 
 
 class Errors(BaseModel):
@@ -75,9 +79,9 @@ class Errors(BaseModel):
     sources: int
     """Sources that were left out, one after the other."""
     step_time: MissSizes
-    """Of dense models."""
+    """Sizes of dense models."""
     mixture_step_time: MissSizes
-    """Of mixtures of experts."""
+    """Sizes of mixtures of experts."""
     peak_memory: MissSizes
     peaks: dict[str, list[float]]
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""

@@ -37,7 +37,7 @@ class Memory:
 
 
 def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
-    """Peak memory of the fullest rank: of the first and the last pipeline stage, or of one between.
+    """Peak memory of the fullest rank: on the first or the last stage, or on one between.
 
     The states of a stage are its layers' and its embedding's. ZeRO splits the optimizer's from
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per

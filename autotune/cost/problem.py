@@ -1,6 +1,7 @@
 """Columns of `Plans` that describe a job and its fleet, whatever the engine."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.cost.device import device_columns
@@ -60,8 +61,16 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
         **{name: getattr(shape, name) for name in _SHAPE_COLUMNS},
+        "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
     }
+
+
+def routed_share(model: Model) -> float:
+    """Share of the experts that a token may go to, as DeepSeek's configs limit their groups."""
+    config: Mapping[str, Any] = model.source.get("config", {})
+    groups, chosen = config.get("n_group"), config.get("topk_group")
+    return chosen / groups if groups and chosen else 1.0
 
 
 def _unseen(model: Model) -> JobError:

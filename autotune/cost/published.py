@@ -7,7 +7,7 @@ predicted gets the reason.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def rows_to_plans(
     positions: list[int] = []
     assumed: list[tuple[str, ...]] = []
     reasons: list[str] = []
-    for position, row in enumerate(rows):
+    for position, row in enumerate(_resolved(rows)):
         cells = Cells({name: text for name, text in row.items() if name not in RESULT_COLUMNS})
         reason = ""
         try:
@@ -111,3 +111,16 @@ def rows_to_plans(
         assumed=tuple(assumed),
         reasons=tuple(reasons),
     )
+
+
+def _resolved(rows: Sequence[Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
+    """Rows whose notes say their settings, also where they are those of the row above."""
+    above = ""
+    for row in rows:
+        notes = row.get("notes", "")
+        clauses = [clause.strip().lower() for clause in notes.split(";")]
+        if "the same" in clauses:
+            notes = f"{above}; {notes}"
+            row = {**row, "notes": notes}
+        above = notes
+        yield row

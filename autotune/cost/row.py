@@ -113,7 +113,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
     if model["n_experts"] > 1:
-        columns |= mixture_columns(cells, traits.mixture_columns)
+        columns |= mixture_columns(cells, layout, traits.mixture_columns)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
@@ -413,7 +413,9 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         return {"offloaded_activations": min(1.0, float(share[1]))}
     layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
     if layers:
-        return {"offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])}
+        return {
+            "offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
+        }
     if text.startswith("act") and not re.search("optim|param", text):
         cells.assume("offloaded_activations", 1, text)
         return {"offloaded_activations": 1.0}

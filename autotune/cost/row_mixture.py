@@ -40,8 +40,8 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
 """Words -> columns."""
 _RELEASE = re.compile(r"(?:nemo|container) (\d\d\.\d\d)")
 _FUSED_SINCE = 26.05
-"""NeMo's release from which experts in mxfp8 are one kernel with their activation and casts: a
-container moved steps of one layout by a quarter there."""
+"""NeMo's release from which experts in mxfp8 are one kernel with their activation and casts.
+Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs, cutedsl_fused_grouped_mlp."""
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
 _CAPTURED = {"attn": 0.25, "moe_router": 0.2, "moe_preprocess": 0.2}
@@ -68,11 +68,18 @@ def recomputed_modules(cells: Cells) -> dict[str, float]:
     return {column: float(module in named) for module, column in _MODULES.items()} if named else {}
 
 
-def mixture_columns(cells: Cells, usual: Mapping[str, float]) -> dict[str, float]:
+def mixture_columns(
+    cells: Cells, layout: Mapping[str, float], usual: Mapping[str, float]
+) -> dict[str, float]:
     """Columns of experts: what the framework usually does, changed by what the row says."""
     found = dict(usual)
     text = _settings_text(cells)
-    precision = cells.text("precision").lower()
+    release = _RELEASE.search(text)
+    is_micro_scaled = re.search("mx|fp4", cells.text("precision").lower())
+    if release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled:
+        found["fused_experts"] = 1.0
+        # Recipes overlap from there on, where chunks of the pipeline allow it.
+        found["overlap_experts"] = float(layout["pp"] == 1 or layout["vp"] > 1)
     for pattern, columns in _SETTINGS:
         if re.search(pattern, text):
             found |= columns
@@ -80,9 +87,6 @@ def mixture_columns(cells: Cells, usual: Mapping[str, float]) -> dict[str, float
         cells.assume("dispatcher", "flex" if found["flex_dispatch"] else "alltoall")
     if not {"expert_imbalance", "forced_balance"} & set(found):
         cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
-    release = _RELEASE.search(text)
-    if release and float(release[1]) >= _FUSED_SINCE and re.search("mx|fp4", precision):
-        found["fused_experts"] = 1.0
     if _GRAPHS.search(text):
         found["launch_free"] = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
     return found
@@ -96,4 +100,3 @@ def _settings_text(cells: Cells) -> str:
 def _captured(text: str) -> float:
     modules = [share for name, share in _CAPTURED.items() if re.search(rf"\b{name}\b", text)]
     return sum(modules) if modules else 1.0
-

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from autotune.cost.cells import Cells, RowError
+from autotune.cost.problem import routed_share
 from autotune.job.model import load_model
 from autotune.job.model_shape import ModelShape
 from autotune.job.published import preset_spelled, unsaid_layers
@@ -173,6 +174,7 @@ def _of_preset(cells: Cells, preset: _NamedModel) -> dict[str, float]:
             cells.assume(key, columns[key], why)
     columns |= _attention(cells, preset, layers)
     columns["n_mtp_layers"] = _n_mtp_layers(cells, preset)
+    columns["routed_share"] = routed_share(load_model(preset.name))
     return columns
 
 

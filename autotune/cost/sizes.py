@@ -115,7 +115,9 @@ def sizes_of(p: Plans) -> Sizes:
     n_experts = np.maximum(p.n_experts, 1.0)
     expert_share = n_experts / p.ep
     experts_per_token = np.where(is_mixture > 0, np.maximum(p.experts_per_token, 1.0), 1.0)
-    dense_ffn_hidden = np.where(np.greater(p.dense_ffn_hidden, 0), p.dense_ffn_hidden, p.ffn_hidden)
+    dense_ffn_hidden = np.where(
+        np.greater(p.dense_ffn_hidden, 0), p.dense_ffn_hidden, p.ffn_hidden
+    )
     dense_ffn_hidden = np.where(is_mixture > 0, dense_ffn_hidden, p.ffn_hidden)
     biases = (1.0 - p.gated_mlp) * (
         (attention_width + 2.0 * kv_width + p.ffn_hidden) / split + 4.0 * p.hidden

@@ -17,6 +17,9 @@ _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
 _KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
 """Free memory at its top that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
+_LEAF_FETCH = 1.0 / 3.0
+"""Host time of a tensor of an expert that stage 3 fetches, over that of others: all of a block
+come at once, by the hooks of one module (`leaf_module`)."""
 _WIDE = 4.0
 """Bytes of a logit in the loss, whatever the layers compute in."""
 
@@ -77,7 +80,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     bubble = micro_batches * (slowest - mean_s) + fill_s
 
     def of_layers(seconds: Callable[[_Layer], Column]) -> Column:
-        """Of all layers that a mean stage has, for one micro-batch."""
+        """Sum over the layers of a mean stage, for one micro-batch."""
         found: Column = sum(layer.n_layers * seconds(layer) for layer in layers)
         return found / p.pp
 
@@ -117,7 +120,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     is_3 = np.greater_equal(p.zero_stage, 3)
     # What the host does for a tensor of stage 3 hides behind no kernel: it waits for the device.
     fetch_s = np.where(p.runs_ahead, p.cuts_by_rank * c.device_fetch_s, c.fetch_s)
-    fetches = traffic.layer_tensors(p, s) * is_3
+    of_experts = traffic.layer_tensors(p, s) - p.gather_calls_per_layer
+    fetches = is_3 * (p.gather_calls_per_layer + _LEAF_FETCH * of_experts)
     waits = of_layers(lambda layer: layer.layer_s - layer.device_s + fetches * fetch_s)
     launches = micro_batches * (waits + c.micro_batch_s) + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
@@ -128,6 +132,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 class _Layer:
     """A layer of one kind, for one micro-batch."""
 
+    kind: Kind
     n_layers: Column
     """In the whole model."""
     times: LayerTimes
@@ -147,6 +152,7 @@ def _layer(
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
     return _Layer(
+        kind=kind,
         n_layers=s.n_mixture_layers if kind == Kind.MIXTURE else s.n_dense_layers,
         times=times,
         expert_comm_s=expert_s,
@@ -186,10 +192,8 @@ def _stages_s(
     p: Plans, s: Sizes, layers: Sequence[_Layer], head_s: Column
 ) -> tuple[Column, Column]:
     """Time of the slowest stage, and of all stages together, for one micro-batch."""
-    by_kind = {False: 0.0, True: 0.0}
-    for layer in layers:
-        by_kind[layer.n_layers is s.n_mixture_layers] = layer.layer_s
-    dense_s, mixture_s = by_kind[False], by_kind[True]
+    seconds: dict[Kind, Column] = {layer.kind: layer.layer_s for layer in layers}
+    dense_s, mixture_s = seconds.get(Kind.DENSE, 0.0), seconds.get(Kind.MIXTURE, 0.0)
     # Without an uneven split, the layers left over are not those of the stage with the head.
     last_dense = np.maximum(0.0, s.n_dense_layers - (p.n_layers - s.last_stage_layers))
     last_mixtures = s.last_stage_layers - last_dense + p.n_mtp_layers

@@ -192,7 +192,7 @@ def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     token_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp * p.expert_imbalance
     way_s = collectives.exchange_s(g, token_bytes * s.experts_per_token)
     if np.any(p.flex_dispatch):
-        flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token)
+        flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token, p.routed_share)
         way_s = np.where(p.flex_dispatch, flex_s, way_s)
     if np.any(np.greater(s.expert_tp, 1) & np.greater(s.routed_rows, 0)):
         shared = collectives.group(p, c, ranks=s.expert_tp, stride=1.0)

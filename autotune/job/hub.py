@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from autotune.base.errors import JobError
-from autotune.job.published import preset_of_repository
+from autotune.job.published import preset_of_repository, unsaid_layers
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -42,8 +42,10 @@ def config_of(repository: str) -> Path | str:
         return Path(path)
     if preset := preset_of_repository(repository):
         return preset
+    unsaid = unsaid_layers(repository)
     raise JobError(
         f"model: {repository}: there is no such folder, Hugging Face's local cache does not hold "
         "the repository, and no preset has its shape",
-        f"fetch its config.json, without weights: hf download {repository} config.json",
+        f"fetch its config.json, without weights: hf download {repository} config.json"
+        + (f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""),
     )

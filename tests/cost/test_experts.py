@@ -1,6 +1,6 @@
 """Mixtures of experts: sizes, activations and times by mechanism.
 
-Where a test gives numbers of bytes or elements, they were counted on ranks of megatron-core 0.16.1.
+Numbers of bytes and elements were counted on ranks of megatron-core 0.16.1.
 """
 
 import numpy as np
@@ -89,14 +89,18 @@ def test_a_rank_holds_what_megatron_builds() -> None:
     # Qwen3-MoE's layers: 2 norms, grouped heads, router, 8 experts; its two norms of heads (64)
     # are not counted.
     s = sizes_of(tiny())
-    assert s.layer_params + s.layer_expert_params == 64 * 32 * 4 * 3 + 128 + 64 * 8 + 8 * 3 * 64 * 32
+    assert (
+        s.layer_params + s.layer_expert_params == 64 * 32 * 4 * 3 + 128 + 64 * 8 + 8 * 3 * 64 * 32
+    )
     halved = sizes_of(tiny(tp=2.0, dp=2.0, ep=4.0, expert_tp=1.0))
     assert halved.layer_expert_params == 2 * 3 * 64 * 32
     assert halved.layer_params == 64 * 32 * 4 * 3 / 2 + 128 + 64 * 8
 
 
 @pytest.mark.parametrize(("tp", "split"), [(1.0, 1), (2.0, 2)])
-def test_down_projections_of_latent_attention_are_whole_on_each_rank(tp: float, split: int) -> None:
+def test_down_projections_of_latent_attention_are_whole_on_each_rank(
+    tp: float, split: int
+) -> None:
     s = sizes_of(tiny(**LATENT, tp=tp))
     down = 64 * 24 + 24 + 64 * (16 + 8) + 16
     up = 24 * 4 * (16 + 8) + 16 * 4 * (16 + 16) + 4 * 16 * 64
@@ -166,9 +170,7 @@ def test_activations_of_latent_attention_are_those_counted() -> None:
         ({"recomputes_norms": 1.0}, 2 * 2 * 64),
     ],
 )
-def test_recomputed_modules_are_not_kept(
-    columns: dict[str, float], dropped_bytes: int
-) -> None:
+def test_recomputed_modules_are_not_kept(columns: dict[str, float], dropped_bytes: int) -> None:
     base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
     chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_scores": 0.0, **columns}
     assert kept_per_token(tiny(**base)) - kept_per_token(tiny(**base, **chosen)) == dropped_bytes
@@ -262,3 +264,12 @@ def test_rows_of_dense_models_and_mixtures_do_not_change_each_other() -> None:
     together = predict(Plans.of_rows(rows)).step_time_s  # type: ignore[arg-type]
     alone = [predict(Plans.of_rows([row])).step_time_s[0] for row in rows]  # type: ignore[list-item]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+def test_overlap_by_pairs_takes_one_chunk_more_of_a_pipeline() -> None:
+    base: dict[str, Column] = {"n_layers": 64.0, "n_dense_layers": 0.0, "grad_accum": 64.0}
+    alone = [deepseek(**base, overlap_experts=share) for share in (0.0, 1.0)]
+    piped = [deepseek(**base, pp=4.0, vp=2.0, overlap_experts=share) for share in (0.0, 1.0)]
+    first = [float(activations_of(p, sizes_of(p)).first_stage_bytes) for p in (*alone, *piped)]
+    assert first[1] == first[0]
+    assert first[3] / first[2] == pytest.approx((4 + 3 / 2 + 1 / 2) / (4 + 3 / 2))

@@ -184,6 +184,9 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     with pytest.raises(JobError, match="local cache does not hold") as caught:
         load_model("meta-llama/Llama-3.1-9B")
     assert "hf download meta-llama/Llama-3.1-9B config.json" in caught.value.hint
+    with pytest.raises(JobError) as hybrid:
+        load_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert "its layers of linear attention cannot be predicted" in hybrid.value.hint
     assert load_model("meta-llama/Llama-3.1-8B") == load_model("llama-3.1-8b")
     kept = tmp_path / "models--meta-llama--Llama-3.1-8B"
     (kept / "refs").mkdir(parents=True)

@@ -18,6 +18,7 @@ from autotune.report.candidates.ranking import (
     parts_as_dict,
     parts_of,
     rank_facts,
+    routing_facts,
     said_held,
     shares,
 )
@@ -116,6 +117,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
         ),
         *host_facts(found.prediction, 0),
         ("intervals", f"hold {said_held(found.learned)}"),
+        *routing_facts(found.reach, 0),
         *lengths_facts(found.job),
         *needs_facts(found.needs),
     ]

@@ -107,6 +107,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("memory of 1", shares(sizes)),
                 *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
+                *routing_facts(ranking.reach, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
             ],
@@ -175,6 +176,20 @@ def lengths_facts(job: Job) -> list[tuple[str, str]]:
     elif text:
         text += "; time is of micro-batches padded to their longest sample, memory of the longest"
     return [("lengths", text)] if text else []
+
+
+def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
+    """What is assumed of the router, where it may send more rows to some ranks than to others."""
+    slower = reach.slower_at(index)
+    if slower <= 1:
+        return []
+    return [
+        (
+            "routing",
+            "assumed to give all experts as many tokens; where it does not, steps take up to "
+            f"{slower:g} times as long, which the upper end of the interval allows for",
+        )
+    ]
 
 
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:

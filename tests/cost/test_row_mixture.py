@@ -1,0 +1,107 @@
+"""What a row says of its mixture of experts: by its cells, and by settings that its notes name."""
+
+import pytest
+
+from autotune.cost import Plans
+from autotune.cost.published import rows_to_plans
+from autotune.devices.accelerators import shipped_accelerators
+from tests.cost.rows import row
+
+MIXTURE = {
+    "n_experts": "16",
+    "experts_per_token": "2",
+    "ep": "8",
+    "framework": "megatron-bridge",
+    "recompute": "none",
+}
+
+
+def read(*rows: dict[str, str]) -> Plans:
+    found = rows_to_plans(rows, shipped_accelerators())
+    assert found.plans is not None, found.reasons
+    return found.plans
+
+
+def columns(**changes: str) -> dict[str, float]:
+    plans = read(row(**{**MIXTURE, **changes}))
+    return {name: float(column[0]) for name, column in plans.columns().items()}
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("", {"flex_dispatch": 1.0, "fused_routing": 1.0, "grouped_experts": 1.0}),
+        ("alltoall dispatcher, permute fusion off", {"flex_dispatch": 0.0, "fused_routing": 0.0}),
+        ("flex dispatcher DeepEP", {"flex_dispatch": 1.0}),
+        ("EP overlap off; something else", {"overlap_experts": 0.0}),
+        ("EP overlap on + delayed wgrad", {"overlap_experts": 1.0, "delays_weight_grads": 1.0}),
+        ("flags: overlap-moe-expert-parallel-comm, x", {"overlap_experts": 1.0}),
+        ("moe_grouped_gemm false", {"grouped_experts": 0.0}),
+        (
+            "one layout twice; the same layout took 3 s with grouped GEMM off",
+            {"grouped_experts": 1.0},
+        ),
+        ("TE CUDA graphs moe_router + moe_preprocess", {"launch_free": 0.4}),
+        ("CUDA graphs attn, moe_router, moe_preprocess", {"launch_free": 0.65}),
+        ("CUDA graphs off", {"launch_free": 0.0}),
+        ("cuda_graph=None None", {"launch_free": 0.0}),
+        ("natural routing, real data", {"expert_imbalance": 1.3}),
+        ("forced-balanced routing", {"expert_imbalance": 1.0, "forced_balance": 1.0}),
+    ],
+)
+def test_settings_that_notes_name_are_read(notes: str, expected: dict[str, float]) -> None:
+    found = columns(notes=notes)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_experts_in_micro_scaled_fp8_are_one_kernel_from_a_release_on() -> None:
+    mx = {"gpu_type": "GB200", "gpu_mem_gb": "", "precision": "mxfp8"}
+    assert columns(**mx, notes="container 26.08 NeMo Container")["fused_experts"] == 1.0
+    assert columns(**mx, notes="container 26.04 NeMo Container")["fused_experts"] == 0.0
+    late_bf16 = {**mx, "precision": "bf16", "notes": "container 26.08 NeMo Container"}
+    assert columns(**late_bf16)["fused_experts"] == 0.0
+
+
+def test_settings_of_the_row_above_count_where_notes_say_they_are_the_same() -> None:
+    rows = [
+        row(**MIXTURE, notes="EP overlap off; alltoall dispatcher, CUDA graphs attn"),
+        row(**MIXTURE, notes="EP overlap on; the same"),
+        row(**MIXTURE, notes="EP overlap on"),
+    ]
+    plans = read(*rows)
+    assert list(plans.overlap_experts) == [0.0, 1.0, 1.0]
+    assert list(plans.flex_dispatch) == [0.0, 0.0, 1.0]
+    assert list(plans.launch_free) == [0.25, 0.25, 0.0]
+
+
+def test_modules_that_are_recomputed() -> None:
+    found = columns(recompute="selective:['mla_up_proj', 'mlp', 'moe_act']")
+    names = ("latent", "mlp", "expert_act", "scores", "norms", "experts", "shared")
+    assert [found[f"recomputes_{name}"] for name in names] == [1, 1, 1, 0, 0, 0, 0]
+    assert columns(recompute="selective")["recomputes_scores"] == 1.0
+
+
+def test_experts_of_hugging_face_are_computed_one_by_one() -> None:
+    for framework in ("deepspeed(hf)", "fsdp(hf)", "hf"):
+        plain = {"framework": framework, "tp": "1", "pp": "1", "dp": "64", "ep": "1"}
+        assert columns(**plain)["grouped_experts"] == 0.0
+    assert columns(**plain, notes="ScatterMoE kernels")["grouped_experts"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("offload", "expected"),
+    [
+        ("optimizer 25%", {"optimizer_host_share": 0.25, "optimizer_tier": 0.0}),
+        ("activations of 10 layers", {"offloaded_activations": 0.25, "optimizer_tier": 0.0}),
+        ("act_cpu [moe_act core_attn]", {"offloaded_activations": 1.0, "optimizer_tier": 0.0}),
+    ],
+)
+def test_offload_in_parts(offload: str, expected: dict[str, float]) -> None:
+    found = columns(offload=offload)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_layout_that_chunks_do_not_divide_is_one_of_uneven_stages() -> None:
+    found = columns(n_layers="61", pp="8", vp="4", dp="2", n_gpus="64", tp="4", ep="8")
+    assert found["most_stage_layers"] == 8.0
+    assert found["first_stage_layers"] + found["last_stage_layers"] + 6 * 8 == 61
