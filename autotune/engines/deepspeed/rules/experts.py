@@ -393,7 +393,7 @@ def _router_loss(setup: Setup) -> Finding | None:
     ),
 )
 def _leaf_modules(setup: Setup) -> Finding | None:
-    if setup.stage != 3 or setup.world == 1:
+    if setup.stage != 3 or not setup.expert_blocks or setup.world == 1:
         return None
     section = setup.zero_section("leaf_module")
     given = section.get("classes", ())
