@@ -37,8 +37,8 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     in_flight_last = np.where(
         interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
     )
-    # Another micro-batch runs backward beside the forward pass: one chunk more of it.
-    in_flight = in_flight + p.overlap_experts / p.vp
+    # A pipeline that pairs passes forward and backward takes one chunk more before it starts.
+    in_flight = in_flight + p.overlap_experts * np.greater(p.pp, 1) / p.vp
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
     embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
     first, fullest, last, working = _stages_bytes(p, s)

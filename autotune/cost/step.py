@@ -132,6 +132,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 class _Layer:
     """A layer of one kind, for one micro-batch."""
 
+    kind: Kind
     n_layers: Column
     """In the whole model."""
     times: LayerTimes
@@ -151,6 +152,7 @@ def _layer(
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
     return _Layer(
+        kind=kind,
         n_layers=s.n_mixture_layers if kind == Kind.MIXTURE else s.n_dense_layers,
         times=times,
         expert_comm_s=expert_s,
@@ -190,10 +192,8 @@ def _stages_s(
     p: Plans, s: Sizes, layers: Sequence[_Layer], head_s: Column
 ) -> tuple[Column, Column]:
     """Time of the slowest stage, and of all stages together, for one micro-batch."""
-    by_kind = {False: 0.0, True: 0.0}
-    for layer in layers:
-        by_kind[layer.n_layers is s.n_mixture_layers] = layer.layer_s
-    dense_s, mixture_s = by_kind[False], by_kind[True]
+    seconds: dict[Kind, Column] = {layer.kind: layer.layer_s for layer in layers}
+    dense_s, mixture_s = seconds.get(Kind.DENSE, 0.0), seconds.get(Kind.MIXTURE, 0.0)
     # Without an uneven split, the layers left over are not those of the stage with the head.
     last_dense = np.maximum(0.0, s.n_dense_layers - (p.n_layers - s.last_stage_layers))
     last_mixtures = s.last_stage_layers - last_dense + p.n_mtp_layers

@@ -235,6 +235,13 @@ class Engine(ABC):
             for each in find_engine(self.name).packages
         ]
 
+    def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
+        """Flags that spread the experts of each layer over ranks -> what they change of the job.
+
+        Empty where a candidate spreads them, or no rank gathers all of them.
+        """
+        return {}
+
     def lacks(self) -> str:
         """What is not installed here though the engine trains faster with it; empty: nothing."""
         return ""

@@ -68,6 +68,14 @@ class Model:
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
+    expert_blocks: tuple[str, ...] = ()
+    """Classes of its blocks whose experts are modules of their own. transformers 5 has a layer's
+    experts in one tensor."""
+
+    @property
+    def balances_routers(self) -> bool:
+        """Whether a loss of the routers is added to that of the model."""
+        return bool(self.source.get("config", {}).get("output_router_logits"))
 
     def supports_sp(self, seq_len: int) -> bool:
         """Whether Ulysses is known to split its attention over so many tokens right."""
@@ -263,6 +271,7 @@ def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
     """A model by what only building it can tell."""
     found = _probe(source, where=where)
     shape = _shape(found.pop("shape"))
+    found["expert_blocks"] = tuple(found["expert_blocks"])
     return Model(name=name, shape=shape, source={**source, "vocab": shape.vocab}, **found)
 
 

@@ -22,6 +22,7 @@ from autotune.job.model_shape import ModelShape
 from autotune.trial.scripts.train import add_adapters
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
+_EXPERTS = re.compile(r"(\w+_)?experts")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
 _SHARED_EXPERT = re.compile(r"(^|\.)shared_(experts?|mlp)\.")
 _LAYER = re.compile(r"(^|\.)(\d+)\.")
@@ -64,6 +65,7 @@ def _found(source: dict[str, Any]) -> dict[str, Any]:
         "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
         "supports_tp": _supports_tp(module),
         "supports_recompute": _supports_recompute(module),
+        "expert_blocks": _expert_blocks(module),
     }
 
 
@@ -367,6 +369,18 @@ def _supports_recompute(module: nn.Module) -> bool:
 
 def _text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _expert_blocks(module: nn.Module) -> list[str]:
+    """Classes of blocks whose experts are modules, of which a token passes some."""
+    return sorted(
+        {
+            type(block).__name__
+            for block in module.modules()
+            for name, child in block.named_children()
+            if _EXPERTS.fullmatch(name) and isinstance(child, nn.ModuleList) and len(child) > 1
+        }
+    )
 
 
 def _reader(config: Any) -> Callable[..., int]:

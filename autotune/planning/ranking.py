@@ -27,8 +27,6 @@ _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
 _LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
-_WITH_SPREAD_EXPERTS = {"--space moe": {"space": "moe"}, "--engine megatron": {"engine": "megatron"}}
-"""Flags -> what they change of a job, for more than one rank to hold the experts of a layer."""
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
 
@@ -60,7 +58,7 @@ class OtherBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
+class FasterElsewhere:
     """The best of the same job in another space, or under another engine."""
 
     flags: str
@@ -100,8 +98,8 @@ class Ranking:
     """None: it would gain nothing."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
-    spread_experts: tuple[Elsewhere, ...] = ()
-    """What trains a mixture of experts much faster than stage 3, which gathers all experts."""
+    spread_experts: tuple[FasterElsewhere, ...] = ()
+    """What trains a mixture of experts much faster than ranks that gather all of them."""
 
     @property
     def n_likely(self) -> int:
@@ -193,15 +191,11 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBat
 
 def _spread_experts(
     outlook: Outlook, best: Candidate, best_s: float, *, min_fit: float
-) -> tuple[Elsewhere, ...]:
-    """What gains much over a mixture of experts at stage 3, where each rank gathers them all."""
-    job = outlook.job
-    is_gathered = best.get("zero.stage") == 3 and best.get("ep", 1) == 1
-    if job.model.shape.n_experts < 2 or not is_gathered or job.script is not None:
-        return ()
+) -> tuple[FasterElsewhere, ...]:
+    """What gains much over a mixture of experts of which each rank gathers all."""
     found = []
-    for flags, changes in _WITH_SPREAD_EXPERTS.items():
-        there = dataclasses.replace(outlook, job=dataclasses.replace(job, **changes))
+    for flags, changes in outlook.engine.spread_experts(best).items():
+        there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
         try:
             there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
             predicted = there.predict(there.lattice.candidates)
@@ -211,7 +205,7 @@ def _spread_experts(
         speedup = best_s / float(predicted.step_time_s[first])
         if speedup >= _LEAST_GAIN_ELSEWHERE and predicted.fit_probability[first] >= min_fit:
             described = there.engine.describe(there.lattice.candidates[first])
-            found.append(Elsewhere(flags=flags, described=described, speedup=speedup))
+            found.append(FasterElsewhere(flags=flags, described=described, speedup=speedup))
     return tuple(found)
 
 

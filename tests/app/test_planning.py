@@ -376,12 +376,14 @@ def test_a_batch_that_not_all_ranks_share_is_told_with_the_one_that_they_do(
 
 def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     keys = {"model": "deepseek-v2-lite", "seq_len": 4096, "global_batch": 64, "world": 8}
-    found = rank_lattice(open_outlook(None, {**keys, "space": "smoke"}, FleetWishes(gpu="A100")))
+    there, space = FleetWishes(gpu="A100-80GB"), tmp_path / "space.yaml"
+    space.write_text("name: mine\ndescription: few\nknobs:\n  zero.stage: 3\n  recompute: full\n")
+    found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there))
     assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
     assert min(each.speedup for each in found.spread_experts) > 1.3
     told = printed(print_ranking, found, top=1)
     assert all(f"with {each.flags}, {each.described} is" in told for each in found.spread_experts)
-    spread = rank_lattice(open_outlook(None, {**keys, "space": "moe"}, FleetWishes(gpu="A100")))
+    spread = rank_lattice(open_outlook(None, {**keys, "space": "moe"}, there))
     assert spread.spread_experts == ()
 
 

@@ -264,3 +264,12 @@ def test_rows_of_dense_models_and_mixtures_do_not_change_each_other() -> None:
     together = predict(Plans.of_rows(rows)).step_time_s  # type: ignore[arg-type]
     alone = [predict(Plans.of_rows([row])).step_time_s[0] for row in rows]  # type: ignore[list-item]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+def test_overlap_by_pairs_takes_one_chunk_more_of_a_pipeline() -> None:
+    base: dict[str, Column] = {"n_layers": 64.0, "n_dense_layers": 0.0, "grad_accum": 64.0}
+    alone = [deepseek(**base, overlap_experts=share) for share in (0.0, 1.0)]
+    piped = [deepseek(**base, pp=4.0, vp=2.0, overlap_experts=share) for share in (0.0, 1.0)]
+    first = [float(activations_of(p, sizes_of(p)).first_stage_bytes) for p in (*alone, *piped)]
+    assert first[1] == first[0]
+    assert first[3] / first[2] == pytest.approx((4 + 3 / 2 + 1 / 2) / (4 + 3 / 2))

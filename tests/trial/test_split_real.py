@@ -88,7 +88,6 @@ def stages_of(spread: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
     return [(name, stage) for name, stages in spread.items() for stage in stages]
 
 
-
 def make_case(
     job: Job,
     stage: int,

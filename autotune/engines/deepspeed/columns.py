@@ -70,6 +70,8 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     f"{_OFFLOAD}param.nvme_path": ("offload.param",),
     f"{_OFFLOAD}param.buffer_size": _DP,
     _ZENFLOW: ("zenflow",),
+    "zero_optimization.leaf_module": (),
+    "zero_optimization.leaf_module.classes": (),
     f"{_ZENFLOW}.overlap_step": ("zenflow",),
     f"{_ZENFLOW}.select_strategy": ("zenflow",),
     f"{_ZENFLOW}.select_interval": ("zenflow", "micro_batch", *_DP),

@@ -61,7 +61,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.baseline import read_run
-from autotune.job.job import DEFAULT_OPTIMIZER, Job
+from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
 from autotune.space.candidate import Candidate
 from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knob import Context
@@ -134,6 +134,16 @@ class DeepSpeedEngine(Engine):
         }
         return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
 
+    def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
+        """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
+        is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
+        if self._job.model.shape.n_experts < 2 or not is_gathered or self._job.script is not None:
+            return {}
+        return {
+            "--space moe": {"space": "moe"},
+            "--engine megatron": {"engine": "megatron", "space": DEFAULT_SPACE},
+        }
+
     @property
     def rendering_digest(self) -> str:
         """See `Engine.rendering_digest`; empty where the user's templates may read anything."""
@@ -187,6 +197,8 @@ class DeepSpeedEngine(Engine):
             precision=candidate.precision(job.precision),
             model=model.shape,
             model_type=_model_type(job),
+            balances_routers=model.balances_routers,
+            expert_blocks=model.expert_blocks,
             supports_tp=model.supports_tp,
             supports_recompute=model.supports_recompute,
             environment=self._environment,
@@ -384,6 +396,7 @@ class DeepSpeedEngine(Engine):
                 "optimizer": self._implemented(knobs),
                 "weight_quantization": weight_quantization(knobs),
                 "autoep_preset": AUTOEP_PRESETS.get(_model_type(self._job), ""),
+                "expert_blocks": self._job.model.expert_blocks,
                 "seq_len": self._job.seq_len,
                 "partition_config": self._partition(candidate),
                 "dp": candidate.dp,

@@ -13,13 +13,15 @@ AUTOEP_PRESETS: Mapping[str, str] = {
 }
 """transformers' model_type -> `expert_parallel.preset_model`; empty: AutoEP finds it by the type.
 
-Each was compared with the same model without AutoEP on CPU ranks. Of a type that DeepSpeed does not
-know it tries every preset, and either raises that several match (most types) or warns and spreads
-nothing (GPT-OSS).
+Each was compared with the same model without AutoEP on CPU ranks. Of a type that DeepSpeed does
+not know it tries every preset, and either raises that several match (most types) or warns and
+spreads nothing (GPT-OSS).
 Source: module_inject/auto_ep_presets/registry.py, resolve_preset_candidates.
 """
 
-SPLIT_BESIDE_AUTOEP = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"})
+SPLIT_BESIDE_AUTOEP = frozenset(
+    {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+)
 """Those whose other layers AutoTP was seen to split right beside AutoEP, by `partition_config`."""
 
 _ROWS = (r".*\.mlp(\.shared_experts?)?\.down_proj\.weight$",)
@@ -34,8 +36,8 @@ def partition_config(shape: ModelShape) -> dict[str, Any]:
 
     transformers' own plan has styles for packed experts that AutoTP refuses. Norms of queries and
     keys see a part of the heads on each rank: their gradients are summed. Latent attention stays
-    whole: each rank would have a part of the gradient of the rotary key, which all heads share, and
-    AutoTP sums no part of a weight's gradient (seen: a norm of 1.618768 for 1.618647).
+    whole: each rank would have a part of the gradient of the rotary key, which all heads share,
+    and AutoTP sums no part of a weight's gradient (seen: a norm of 1.618768 for 1.618647).
     """
     is_latent = shape.latent_kv_rank > 0
     specs = [

@@ -16,7 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.planning.learned import Learned
-from autotune.planning.ranking import Elsewhere, OtherBatch, PredictedBaseline, Ranking
+from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
 from autotune.space.ranks import describe_ranks, machine_places
@@ -139,7 +139,7 @@ def _dear_batch(job: Job, other: OtherBatch) -> str:
     )
 
 
-def _spread(other: Elsewhere) -> str:
+def _spread(other: FasterElsewhere) -> str:
     """What is gained where no rank gathers all experts of a layer."""
     return (
         f"every rank gathers all experts of every layer; with {other.flags}, {other.described} is "

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
-from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.engines.deepspeed.knobs.stages import stages
+from autotune.engines.deepspeed.mixtures import experts_elsewhere
 from autotune.space.knob import Context, Knobs
 
 ADAM = ("adam", "adamw")

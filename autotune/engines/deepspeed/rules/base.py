@@ -64,6 +64,10 @@ class Setup:
     """Shape of the model; None where unknown."""
     model_type: str = ""
     """transformers' name of the model's architecture; empty where unknown."""
+    balances_routers: bool = False
+    """Whether a loss of the routers is added to that of the model."""
+    expert_blocks: tuple[str, ...] = ()
+    """Classes of the model's blocks whose experts are modules of their own."""
     supports_tp: bool = True
     supports_recompute: bool = True
     environment: Environment

@@ -17,6 +17,13 @@ from autotune.engines.deepspeed.rules.values import ELEMENTS
 from autotune.space.rule import Finding, Patch, rule
 
 _AT_STAGE_3_SINCE = "0.19.3"
+DEFAULT_LEAF_BLOCKS = frozenset(
+    {"MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"}
+)
+"""Blocks whose experts DeepSpeed gathers at once by itself.
+
+Source: runtime/zero/leaf_module_config.py.
+"""
 _OFF: dict[str, Any] = {"expert_parallel": None}
 _EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
 _SPLIT = autotp(partition_config=partition_config(PLAIN_SHAPE))
@@ -33,6 +40,11 @@ def _split_and_spread(stage: int = 3, size: int = 2) -> dict[str, Any]:
 def _against(setup: Setup, what: str, changes: Patch = _OFF, advice: str = "") -> Finding:
     message = f"ep={setup.ep} (expert_parallel.autoep_size) {what}"
     return Finding(message=message, changes=changes, advice=advice)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list or one of its items, as DeepSpeed takes either."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _is_on(setup: Setup) -> bool:
@@ -230,7 +242,9 @@ def _tensor_parallel_offload(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.tp == 1:
         return None
     sections = ("offload_optimizer", "offload_param")
-    offloaded = [name for name in sections if setup.zero_section(name).get("device", "none") != "none"]
+    offloaded = [
+        name for name in sections if setup.zero_section(name).get("device", "none") != "none"
+    ]
     if not offloaded:
         return None
     return _against(
@@ -347,6 +361,52 @@ def _stage_3(setup: Setup) -> Finding | None:
         f"({_AT_STAGE_3_SINCE} and later at 3 too)",
         zero(2),
         f"or install deepspeed>={_AT_STAGE_3_SINCE}",
+    )
+
+
+@rule(
+    "moe/ep_router.py: its routers record nothing, of which transformers would make a loss",
+    raised(
+        "IndexError: tuple index out of range",
+        _spread(),
+        model=_EXPERTS | {"balances_routers": True},
+    ),
+)
+def _router_loss(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or not setup.balances_routers:
+        return None
+    return _against(
+        setup,
+        "with output_router_logits in the model's config: spread routers record nothing for the "
+        "loss that balances them",
+        advice="or set output_router_logits to false there",
+    )
+
+
+@rule(
+    "runtime/zero/parameter_offload.py: ranks that route to other experts gather other weights, "
+    "and wait for one another; utils/z3_leaf_module.py",
+    raised(
+        "RuntimeError: .*([Tt]imed out|Connection (reset|closed))",
+        zero(3, stage3_param_persistence_threshold=0),
+        model={"architecture": "routed"},
+    ),
+)
+def _leaf_modules(setup: Setup) -> Finding | None:
+    if setup.stage != 3 or not setup.expert_blocks or setup.world == 1:
+        return None
+    section = setup.zero_section("leaf_module")
+    given = section.get("classes", ())
+    names = {str(each).rpartition(".")[2] for each in as_list(given)} | (
+        DEFAULT_LEAF_BLOCKS if "classes" not in section else set()
+    )
+    missing = [each for each in setup.expert_blocks if each not in names]
+    if not missing or section.get("names") or section.get("name_suffixes"):
+        return None
+    return Finding(
+        message=f"stage 3 with experts as modules of their own in {', '.join(missing)}: ranks "
+        "that route to different experts would wait for each other for ever",
+        changes=zero(leaf_module={"classes": [*as_list(given), *missing]}),
     )
 
 

@@ -68,6 +68,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
     model = model_of(case)
     architecture = model.pop("architecture")
     adapters = _ADAPTER_PARAMS if model.pop("lora_rank", 0) else 0
+    balances_routers = bool(model.pop("balances_routers", False))
     whole = PLAIN_SHAPE.n_params
     return Setup(
         ds_config=config_of(case),
@@ -86,6 +87,8 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
             **model,
         ),
         model_type=architecture if architecture in _MIXTURES else "",
+        balances_routers=balances_routers,
+        expert_blocks=("RoutedBlock",) if architecture == "routed" else (),
         supports_tp=architecture in _SUPPORTS_TP,
         supports_recompute=architecture in _SUPPORTS_RECOMPUTE,
         environment=environment(

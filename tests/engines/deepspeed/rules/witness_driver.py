@@ -6,6 +6,7 @@ builds a tiny model, calls `deepspeed.initialize` and trains two optimizer steps
 
 import contextlib
 import copy
+import datetime
 import functools
 import gc
 import importlib
@@ -55,6 +56,8 @@ from tests.forked_ranks import ask
 STEPS = 2
 WITHIN_S = 120.0
 """Time for a run, which takes a second on an idle machine; one may compile an extension."""
+WAITS_FOR_OTHERS_S = 8.0
+"""Time after which a rank whose others gather something else gives up."""
 AFTER_ERROR_S = 3.0
 """Time of the other ranks once one has raised; where they raise as well, they do so at once."""
 
@@ -71,6 +74,27 @@ class PlainModel(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = self.out(torch.relu(self.mix(self.table(input_ids))))
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+class RoutedBlock(torch.nn.Module):
+    """Experts that are modules, of which each rank passes others."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden) for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rank = torch.distributed.get_rank()
+        taken = [e for n, e in enumerate(self.experts) if n % 2 == rank or n < 1 + rank]
+        return hidden + sum(expert(hidden) for expert in taken)
+
+
+class RoutedModel(PlainModel):
+    """The plain model with such a block inside."""
+
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__(hidden, vocab)
+        self.mix = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), RoutedBlock(hidden))
 
 
 def main(runs_file: str, results_file: str) -> None:
@@ -126,7 +150,9 @@ def whole_model(shape: str) -> tuple[torch.nn.Module, torch.Tensor]:
 
 def run_one(run: dict[str, Any]) -> dict[str, Any]:
     """Train one configuration."""
-    ds_comm.init_distributed(verbose=False)
+    is_routed = run["model"]["architecture"] == "routed"
+    waits_s = WAITS_FOR_OTHERS_S if is_routed else WITHIN_S
+    ds_comm.init_distributed(verbose=False, timeout=datetime.timedelta(seconds=waits_s))
     torch.manual_seed(0)
     if run["precision"] == "fp16":
         # Many CPUs have no fp16, and DeepSpeed refuses it there; torch computes it all the same,
@@ -194,8 +220,9 @@ def build_pipeline(run: dict[str, Any]) -> torch.nn.Module:
 
 def build_model(shape: dict[str, Any]) -> torch.nn.Module:
     """A tiny model of the shape that the case names."""
-    if shape["architecture"] == "plain":
-        return PlainModel(shape["hidden"], shape["vocab"])
+    if shape["architecture"] in ("plain", "routed"):
+        kind = RoutedModel if shape["architecture"] == "routed" else PlainModel
+        return kind(shape["hidden"], shape["vocab"])
     if shape["architecture"] == "ctrl":
         return CTRLLMHeadModel(
             CTRLConfig(
@@ -234,6 +261,7 @@ def build_model(shape: dict[str, Any]) -> torch.nn.Module:
         max_position_embeddings=shape["max_seq_len"] or 64,
         tie_word_embeddings=shape["tied_embeddings"],
         pad_token_id=None,
+        output_router_logits=shape.get("balances_routers", False),
         use_cache=False,
     )
     return AutoModelForCausalLM.from_config(config)
