@@ -152,12 +152,16 @@ def leave_one_out(runs: Runs) -> LeftOut:
     Those that are not fitted are predicted by what was fitted on all that are.
     """
     fitted_on = np.isin(runs.sources, fitted_sources())
-    of_all = _fit(runs.part(fitted_on))
+    of_all: tuple[Constants, dict[str, float]] | None = None
     times_s, peaks_bytes, doubt, spare = (np.full(len(runs.rows), np.nan) for _ in range(4))
     for source in np.unique(runs.sources):
         here = runs.sources == source
         part = runs.part(here)
-        fitted, shares = _fit(runs.part(fitted_on & ~here)) if fitted_on[here].any() else of_all
+        if fitted_on[here].any():
+            fitted, shares = _fit(runs.part(fitted_on & ~here))
+        else:
+            of_all = of_all or _fit(runs.part(fitted_on))
+            fitted, shares = of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
         held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **shares})

@@ -1,11 +1,11 @@
 """Learn how far off the cost model is on sources that it has not seen, and write it.
 
-Each source that `sources.json` lists as fitted is left out in turn: the constants are fitted on the
-others and predict it. The interval around a prediction then holds LEVEL of the rows of a new source, on average over sources:
-hierarchical conformal prediction, whose guarantee asks only that sources are exchangeable. Source:
-Lee, Barber and Willett, Distribution-free inference with hierarchical data (arXiv:2306.06342),
-section 3. `autotune/cost/errors.yaml` is written. The constants are fitted once for each source:
-that takes minutes of one core.
+Each source that `sources.json` lists as fitted is left out in turn: the constants are fitted on
+the others and predict it. The interval around a prediction then holds LEVEL of the rows of a new
+source, on average over sources: hierarchical conformal prediction, whose guarantee asks only that
+sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
+hierarchical data (arXiv:2306.06342), section 3. `autotune/cost/errors.yaml` is written. The
+constants are fitted once for each source: that takes minutes of one core.
 """
 
 import argparse
