@@ -79,6 +79,12 @@ _SHARE_SIGMA = 0.12
 _ROUNDS = 4
 
 
+def fitted_sources() -> list[str]:
+    """Sources that constants and intervals are fitted on."""
+    found: list[str] = json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"]
+    return found
+
+
 def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]:
     """The constants of the step time, and the share that each kind of device holds.
 
@@ -86,8 +92,7 @@ def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]
     states on the host are left out: their networks and hosts are not told; so are tests so small
     that their source says the host sets their pace.
     """
-    host_bound = np.array(["host-bound" in row.get("notes", "") for row in runs.rows], bool)
-    ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~host_bound
+    ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
     kinds = _kinds(ran)
@@ -146,13 +151,17 @@ def leave_one_out(runs: Runs) -> LeftOut:
 
     Those that are not fitted are predicted by what was fitted on all that are.
     """
-    fitted_on = np.isin(runs.sources, json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"])
-    of_all = _fit(runs.part(fitted_on))
+    fitted_on = np.isin(runs.sources, fitted_sources())
+    of_all: tuple[Constants, dict[str, float]] | None = None
     times_s, peaks_bytes, doubt, spare = (np.full(len(runs.rows), np.nan) for _ in range(4))
     for source in np.unique(runs.sources):
         here = runs.sources == source
         part = runs.part(here)
-        fitted, shares = _fit(runs.part(fitted_on & ~here)) if fitted_on[here].any() else of_all
+        if fitted_on[here].any():
+            fitted, shares = _fit(runs.part(fitted_on & ~here))
+        else:
+            of_all = of_all or _fit(runs.part(fitted_on))
+            fitted, shares = of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
         held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **shares})
@@ -232,8 +241,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     runs = read_runs(options.published)
-    fitted_on = json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"]
-    part = runs.part(np.isin(runs.sources, fitted_on))
+    part = runs.part(np.isin(runs.sources, fitted_sources()))
     constants, shares = _fit(part)
     for name, value in dataclasses.asdict(constants).items():
         print(f"{name:26} {getattr(_START, name):<10.4g} -> {value:.4g}")

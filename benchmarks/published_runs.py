@@ -46,6 +46,11 @@ class Runs:
     n_unpredicted: int
     """Rows that may be scored, but not predicted."""
 
+    @property
+    def host_bound(self) -> NDArray[np.bool_]:
+        """Whether the source says that the host sets the pace: tests of small models."""
+        return np.array(["host-bound" in row.get("notes", "") for row in self.rows], bool)
+
     def part(self, mask: NDArray[np.bool_]) -> "Runs":
         """Some of them."""
         kept = np.flatnonzero(mask)
