@@ -233,7 +233,7 @@ _ARGUMENT_OF = {
     "cuda_graphs": "cuda_graph_impl",
     "adam_moments": "exp_avg_dtype",
     "cp_kind": "cp_comm_type",
-    "stages": "pipeline_model_parallel_layout",
+    "stages=balanced": "pipeline_model_parallel_layout",
     "n_mtp_layers": "mtp_num_layers",
 }
 """Word of a layout's rule -> the argument that a launch gives."""
