@@ -19,6 +19,7 @@ _SECTIONS = {
     "train": "TrainingConfig",
     "validation": "ValidationConfig",
     "model": "GPTModelProvider",
+    "latent_model": "MLAModelProvider",
     "optimizer": "OptimizerConfig",
     "scheduler": "SchedulerConfig",
     "ddp": "DistributedDataParallelConfig",
@@ -33,7 +34,7 @@ _FOLDERS = (
     *("megatron/core/transformer", "megatron/core/optimizer", "megatron/core/datasets"),
     *("megatron/core/distributed", "megatron/training/config", "megatron/core"),
 )
-_FILES = ("*config.py", "base.py", "gpt_provider.py", "gpt_dataset.py")
+_FILES = ("*config.py", "base.py", "gpt_provider.py", "mla_provider.py", "gpt_dataset.py")
 _RENAMED = ("MCore", "MTrain")
 """Beginnings of the names by which Megatron-Bridge imports a class of the same name."""
 

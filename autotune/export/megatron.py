@@ -36,7 +36,7 @@ from autotune.engines.megatron.flags import (
 )
 from autotune.engines.megatron.knobs import rows_of
 from autotune.engines.megatron.layout_task import LayoutTask
-from autotune.engines.megatron.model_arguments import Arguments, model_arguments
+from autotune.engines.megatron.model_arguments import Arguments, balance_advice, model_arguments
 from autotune.export.base import Handout, Launch, Subject
 from autotune.export.readme import choice_values
 from autotune.record.soak import digest_of
@@ -148,6 +148,7 @@ def megatron_readme(
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
         "padded_to": PADDED_TO,
         "has_experts": run.task.n_experts > 1,
+        "balance": balance_advice(handout.job.model),
         "has_prediction": handout.prediction is not None,
         "usage": launch.usage,
         "started": ", ".join(f"`{name}`" for name in sorted(launch.files)),

@@ -6,7 +6,7 @@ Megatron-LM's arguments are said to the classes behind them, of Megatron Core or
 import json
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ import yaml
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
+from autotune.engines.megatron.model_arguments import pattern_of
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
 
@@ -39,8 +40,17 @@ _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
     "max_position_embeddings": {},
     **{name: {} for name in ("bf16", "fp16", "fp8_format", "fp8_recipe")},
     "no_overlap_p2p_communication": {"overlap_p2p_comm": False},
+    "quick_geglu": {"gated_linear_unit": True, "activation_func": "quick_gelu"},
+    "no_rope_fusion": {"apply_rope_fusion": False},
 }
 """Argument -> what says the same there."""
+
+
+_LISTS: dict[str, Callable[[str], list[int]]] = {
+    **dict.fromkeys(("moe_layer_freq", "window_attn_skip_freq"), pattern_of),
+    "window_size": lambda text: [int(part) for part in text.split(",")],
+}
+"""Argument whose text stands for a list there -> what reads it."""
 
 
 class SectionedDialect(Dialect):
@@ -65,6 +75,10 @@ class SectionedDialect(Dialect):
     @abstractmethod
     def say(self, sections: Sections, name: str, value: Any) -> None:
         """Put an argument of model or layout where the consumer reads it."""
+
+    def fields_section(self, section: str, fields: Mapping[str, Any]) -> str:
+        """The name under which the file of fields has those of a section."""
+        return section
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """What its file says beside the sections.
@@ -125,8 +139,9 @@ class SectionedDialect(Dialect):
             RenderError: One is not.
         """
         for section, fields in sections.items():
+            known = fields_of(self.fields_file, self.fields_section(section, fields))
             for field in fields:
-                if field not in fields_of(self.fields_file, section):
+                if field not in known:
                     raise RenderError(
                         f"--to {self.name}: its section {section} has no field {field}",
                         "--to megatron writes the same run for Megatron-LM",
@@ -149,6 +164,8 @@ def say(sections: Sections, name: str, value: Any, *, elsewhere: Mapping[str, st
     elif name == "cpu_offloading_num_layers":
         sections["model"] |= {"cpu_offloading": True, name: value}
     else:
+        if name in _LISTS and isinstance(value, str):
+            value = _LISTS[name](value)
         sections[elsewhere.get(name, "model")][_RENAMED.get(name, name)] = value
 
 

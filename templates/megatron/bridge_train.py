@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 from megatron.bridge.models.gpt_provider import GPTModelProvider
+from megatron.bridge.models.mla_provider import MLAModelProvider
 from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -24,6 +25,7 @@ from megatron.bridge.training.config import (
 )
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
 SECTIONS = {
     "train": TrainingConfig,
@@ -41,6 +43,7 @@ SECTIONS = {
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
 }
 
 
@@ -48,10 +51,14 @@ def configuration(path: Path) -> ConfigContainer:
     """The configuration that a file of sections describes."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     precision = data.pop("mixed_precision")
-    data["model"]["activation_func"] = ACTIVATIONS[data["model"]["activation_func"]]
+    model = data["model"]
+    model["activation_func"] = ACTIVATIONS[model["activation_func"]]
+    if "window_size" in model:
+        model["window_size"] = tuple(model["window_size"])
+    latent = {"model": MLAModelProvider} if model.get("multi_latent_attention") else {}
     if precision is None:
         data["model"]["pipeline_dtype"] = torch.float32
-    made = {name: SECTIONS[name](**fields) for name, fields in data.items()}
+    made = {name: (SECTIONS | latent)[name](**fields) for name, fields in data.items()}
     return ConfigContainer(**made, mixed_precision=precision)
 
 

@@ -67,7 +67,11 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
 )
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
-from autotune.engines.megatron.model_arguments import has_layer_norm
+from autotune.engines.megatron.model_arguments import (
+    check_release,
+    dense_layers,
+    has_layer_norm,
+)
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
@@ -234,6 +238,8 @@ class MegatronEngine(Engine):
             "overlap_grad_reduce": not row["overlap_grad_reduce"],
             "overlap_param_gather": is_sharded and not row["overlap_param_gather"],
             "n_layers": shape.n_layers + shape.n_mtp_layers,
+            "n_mtp_layers": shape.n_mtp_layers,
+            "dense_layers": list(dense_layers(self._job.model_with(candidate.layers))),
             "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
             "n_params": shape.n_params
             + mtp_params(shape)
@@ -311,12 +317,14 @@ class MegatronEngine(Engine):
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
+        is_script = self._job.megatron_path is not None
+        check_release(self._job.model, self._task.release, by_script=is_script)
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
-        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
+        if self._environment.accelerator == "cpu" and is_script:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 

@@ -337,7 +337,7 @@ _MORE = (
         choices=MODULES,
         pattern="({0})(\\+({0}))*".format("|".join(MODULES)),
         pattern_words="several joined by +",
-        needs_cuda=("layernorm", "moe_act"),
+        needs_cuda=("moe_act",),
         scope="with recompute=selective",
         acts=_off("recompute_modules", lambda values, _: values["recompute"] == "selective"),
         fold=_in_order,

@@ -5,6 +5,7 @@ A model that Megatron would train as another one is refused.
 Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (Megatron Core 0.14 to 0.16).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -13,7 +14,6 @@ from autotune.base.errors import JobError
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import (
     NoPipelineError,
-    attention_window,
     rope_settings,
     rotary_of,
     shape_of,
@@ -107,11 +107,52 @@ def balance_advice(model: Model) -> str:
     return f"--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff {coefficient:g}"
 
 
-def release_refusal(model: Model, release: str) -> str:
-    """Why a release of Megatron Core, such as `0.14`, cannot be the model; empty where it can."""
-    if _family(model) == "gpt_oss" and release.startswith("0.14"):
-        return "Megatron Core 0.14 has no attention sinks; 0.15 is the first that has"
-    return ""
+def check_release(model: Model, release: str, *, by_script: bool) -> None:
+    """Refuse a model that a release of Megatron Core, such as `0.16`, cannot be.
+
+    Args:
+        model: What is trained.
+        release: Empty: it is not known.
+        by_script: Whether pretrain_gpt.py trains, which sets what it has flags for alone.
+
+    Raises:
+        JobError: It cannot.
+    """
+    if not release:
+        return
+    rope = rope_settings(model.source.get("config", {}))
+    number = tuple(map(int, release.split(".")[:2]))
+    if _family(model) == "gpt_oss":
+        if number < _HAS_SINKS:
+            raise _not_in(model, release, "it has no attention sinks", "0.15 or a later one")
+        if by_script and rope["rope_type"] == "yarn" and number < _HAS_YARN_FLAGS:
+            raise _not_in(
+                model,
+                release,
+                "its pretrain_gpt.py has no flags for the model's YaRN positions",
+                "0.19 or a later one; the trials' own script (--to megatron-core) sets them",
+            )
+    elif _family(model) in _LATENT and by_script and rope["rope_type"] == "yarn":
+        other = {name: rope[name] for name in _YARN_OF_LATENT if name in _yarn_of_latent(rope)}
+        if other:
+            raise _not_in(
+                model,
+                release,
+                f"its pretrain_gpt.py has no flags for {', '.join(other)} of YaRN, which differ "
+                "from what it assumes",
+                "the trials' own script (--to megatron-core), or Megatron-Bridge",
+            )
+
+
+_HAS_SINKS = (0, 15)
+_HAS_YARN_FLAGS = (0, 19)
+
+
+def _not_in(model: Model, release: str, why: str, others: str) -> JobError:
+    return JobError(
+        f"engine megatron: model {model.name!r} under Megatron Core {release}: {why}",
+        f"take {others}",
+    )
 
 
 def has_layer_norm(model: Model, seq_len: int) -> bool:
@@ -215,7 +256,7 @@ def _refuse_mixture(model: Model, seq_len: int) -> None:
         raise _cannot_be(model, "LoRA: Megatron-LM trains every weight")
     if family != "gpt_oss" and config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise _cannot_be(model, f"its experts have {config['hidden_act']}, Megatron's silu")
-    window = attention_window(config)
+    window = model.shape.window if model.shape.n_windowed_layers else 0
     if family in ("mixtral", "qwen2_moe", "qwen3_moe") and 0 < window < seq_len:
         raise _cannot_be(
             model, f"it attends to a window of {window} tokens, and samples have {seq_len}"
@@ -459,6 +500,12 @@ def pattern_text(pattern: Sequence[int]) -> str:
             return f"([{','.join(map(str, part))}]*{count // period})"
     runs = ((kind, len(list(run))) for kind, run in groupby(pattern))
     return f"({'+'.join(f'[{kind}]*{length}' for kind, length in runs)})"
+
+
+def pattern_of(text: str) -> list[int]:
+    """The layers of a text of `pattern_text`."""
+    parts = re.findall(r"\[([\d,]+)\]\*(\d+)", text)
+    return [int(each) for part, count in parts for each in part.split(",") * int(count)]
 
 
 def _cannot_be(model: Model, why: str) -> JobError:

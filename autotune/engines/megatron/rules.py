@@ -629,19 +629,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "take distributed_optimizer=true",
         f"{ARGUMENTS}: fp8_param_gather",
     ),
-    *(
-        layout_rule(
-            f"recompute_modules.{name}",
-            _recomputes_no_norm_unless(fact),
-            f"recompute_modules with layernorm needs Transformer Engine, {why}",
-            f"leave layernorm out of recompute_modules{fix}",
-            "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: "
-            "FP8GlobalStateManager",
-        )
-        for name, fact, why, fix in (
-            ("gpu", "on_cpu", "and so a GPU", ""),
-            ("transformer_engine", "without_te", "which is not installed", _INSTALL_TE),
-        )
+    layout_rule(
+        "recompute_modules.transformer_engine",
+        _recomputes_no_norm_unless("without_te"),
+        "recompute_modules with layernorm needs Transformer Engine, which is not installed",
+        f"leave layernorm out of recompute_modules{_INSTALL_TE}",
+        "megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput: FP8GlobalStateManager",
     ),
     *(
         layout_rule(

@@ -1,10 +1,12 @@
 """The dialect of Megatron-Bridge: its ConfigContainer as YAML, and the script that reads it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.engines.megatron.engine import PADDED_TO
+from autotune.engines.megatron.model_arguments import Arguments
 from autotune.export.base import Handout
 from autotune.export.megatron import MegatronRun
 from autotune.export.megatron_sections import SectionedDialect, Sections, say
@@ -77,11 +79,15 @@ class MegatronBridge(SectionedDialect):
             "checkpoint": {},
             "rng": {},
         }
-        for name, value in {**run.model, **run.layout}.items():
+        for name, value in {**_with_yarn(run.model), **run.layout}.items():
             self.say(found, name, value)
         for name, value in run.training.items():
             found[_ELSEWHERE.get(name, "optimizer")][name] = value
         return found
+
+    def fields_section(self, section: str, fields: Mapping[str, Any]) -> str:
+        """See `SectionedDialect.fields_section`: latent attention has a class of its own."""
+        return "latent_model" if fields.get("multi_latent_attention") else section
 
     def say(self, sections: Sections, name: str, value: Any) -> None:
         """See `SectionedDialect.say`."""
@@ -90,6 +96,18 @@ class MegatronBridge(SectionedDialect):
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""
         return {"mixed_precision": _mixed_precision(run, handout.job.precision)}
+
+
+def _with_yarn(arguments: Arguments) -> Arguments:
+    """A model's arguments with YaRN's by the names of the fields; latent attention has its own."""
+    if arguments["position_embedding_type"] != "yarn":
+        return arguments
+    renamed = {
+        name: f"yarn_{name}" for name in ("rotary_scaling_factor", "mscale", "mscale_all_dim")
+    }
+    found = {renamed.get(name, name): value for name, value in arguments.items()}
+    rounds = not found.pop("no_yarn_correction_range_round_to_int", False)
+    return {**found, "yarn_correction_range_round_to_int": rounds}
 
 
 def _mixed_precision(run: MegatronRun, precision: str) -> str | None:

@@ -11,6 +11,7 @@ from autotune.contract import Measure, Workload, read_json
 from autotune.contract import parts_of as spec_parts
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.arguments import SCRIPT_ON_CPU
+from autotune.engines.megatron.model_arguments import check_release
 from autotune.engines.megatron.pretrain_gpt import (
     SCRIPT,
     data_words,
@@ -53,6 +54,7 @@ class MegatronArguments(Dialect):
         """See `Dialect.files`."""
         assert launch is not None, "it has a script"
         run, release = run_of(handout), release_of(handout)
+        check_release(handout.job.model, release, by_script=True)
         own = own_words(handout.job)
         is_on_cpu = handout.environment.accelerator == "cpu"
         groups = {

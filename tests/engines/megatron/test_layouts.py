@@ -350,10 +350,6 @@ BROKEN = {
     ),
     "recompute_modules.scores": ({}, "recompute=selective recompute_modules=core_attn+mlp"),
     "recompute_modules.fp8": ({}, "recompute=selective recompute_modules=layernorm fp8=e4m3"),
-    "recompute_modules.gpu": (
-        {"on_cpu": True},
-        "recompute=selective recompute_modules=layernorm",
-    ),
     "adam_moments.sharded": ({}, "adam_moments=bf16"),
     "adam_moments.offload": (
         {},

@@ -84,11 +84,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"recompute": "selective", "recompute_modules": "layernorm", "fp8": "hybrid"},
         "Delayed scaling",
     ),
-    "recompute_modules.gpu": (
-        {},
-        {"recompute": "selective", "recompute_modules": "layernorm"},
-        "FP8GlobalStateManager",
-    ),
 }
 """Rule -> what the model has besides, a layout that breaks it, and a word of Megatron's error."""
 

@@ -1,0 +1,106 @@
+"""Arguments of mixtures: what stands for a config's keys, and what Megatron would train otherwise.
+
+That the others are Hugging Face's models is trained: see test_parity.py.
+"""
+
+from typing import Any
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.engines.megatron.model_arguments import (
+    balance_advice,
+    check_release,
+    model_arguments,
+    pattern_of,
+    pattern_text,
+)
+from autotune.job.model import Model, load_model, model_from_config
+from tests.engines.megatron.trained import MIXTURES
+
+Q, D, G = MIXTURES.values()
+THETA = {"rope_theta": 10_000.0}
+YARN = {**THETA, "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+def model(config: dict[str, Any], **changes: Any) -> Model:
+    return model_from_config("m", {**config, **changes}, where="test")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "why"),
+    [
+        (D, {"norm_topk_prob": False}, "norm_topk_prob"),
+        (D, {"n_group": 4, "topk_group": 2}, "scored by its best 2"),
+        (D, {"attention_bias": True}, "attention_bias"),
+        (
+            D,
+            {
+                **{"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+                **{"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
+            },
+            "scored by its best 1",
+        ),
+        (D, {"rope_parameters": {**THETA, "rope_type": "linear", "factor": 2.0}}, "linear"),
+        (Q, {"attention_bias": True}, "attention_bias"),
+        (Q, {"hidden_act": "gelu"}, "gelu"),
+        (Q, {"use_sliding_window": True, "sliding_window": 8}, "window of 8"),
+        (G, {"attention_bias": False}, "attention_bias"),
+    ],
+)
+def test_what_megatron_would_train_otherwise_is_refused(
+    config: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(JobError, match=why):
+        model_arguments(model(config, **changes), 32)
+
+
+def test_a_window_has_one_token_less_than_hugging_faces() -> None:
+    found = model_arguments(model(G, sliding_window=16), 32)
+    assert (found["window_size"], found["window_attn_skip_freq"]) == ("15,0", 2)
+    kinds = ["full_attention", *["sliding_attention"] * 3]
+    found = model_arguments(model(G, layer_types=kinds), 32)
+    assert found["window_attn_skip_freq"] == "([0]*1+[1]*3)"
+
+
+def test_gpt_oss_needs_a_release_that_can_be_it() -> None:
+    scaled = model(G, rope_parameters={**YARN, "truncate": False})
+    with pytest.raises(JobError, match="sinks"):
+        check_release(scaled, "0.14.1", by_script=False)
+    with pytest.raises(JobError, match="YaRN"):
+        check_release(scaled, "0.16", by_script=True)
+    check_release(scaled, "0.16", by_script=False)
+    check_release(scaled, "0.19", by_script=True)
+    check_release(model(G), "0.16", by_script=True)
+
+
+def test_yarn_that_no_flag_says_is_for_the_own_script() -> None:
+    usual = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    plain, steep = (model(D, rope_parameters={**usual, "beta_fast": b}) for b in (32.0, 1.0))
+    assert "beta_fast" not in model_arguments(plain, 32)
+    assert model_arguments(steep, 32)["beta_fast"] == 1.0
+    check_release(plain, "0.16", by_script=True)
+    with pytest.raises(JobError, match="beta_fast"):
+        check_release(steep, "0.16", by_script=True)
+
+
+def test_the_balance_of_experts_is_what_a_training_sets() -> None:
+    assert balance_advice(model(Q, router_aux_loss_coef=0.01)).endswith(
+        "aux_loss --moe-aux-loss-coeff 0.01"
+    )
+    assert "seq_aux_loss" in balance_advice(model(D))
+    assert balance_advice(load_model("tiny-gpt2")) == ""
+    assert model_arguments(model(D), 32)["moe_aux_loss_coeff"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ([0] * 3 + [1] * 58, "([0]*3+[1]*58)"),
+        ([0, 1] * 24, "([0,1]*24)"),
+        ([1, 0, 0, 1, 1], "([1]*1+[0]*2+[1]*2)"),
+    ],
+)
+def test_patterns_of_layers_are_read_as_they_are_written(pattern: list[int], text: str) -> None:
+    assert pattern_text(pattern) == text
+    assert pattern_of(text) == pattern
