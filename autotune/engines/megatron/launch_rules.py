@@ -512,7 +512,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
 
 _SHARED = "moe_shared_expert_intermediate_size"
 _WORK_UNKNOWN = StageWork(n_layers=0)
-"""Of a launch: it writes its layouts itself, so that none follows from work."""
+"""Work in a launch, which writes its layouts itself: none follows from it."""
 
 
 def _expert_width(launch: MegatronLaunch) -> int | None:
