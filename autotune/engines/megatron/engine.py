@@ -496,10 +496,17 @@ class MegatronEngine(Engine):
         return found
 
     def _product_flops(self, precision: str | None) -> float:
-        """Rate of large products at a precision; None: the job's."""
-        return fleet_columns(self._job, self._environment, self.accelerators, precision=precision)[
-            "matmul_flops"
-        ]
+        """Rate of large products at a precision, or at the job's where the device has it not.
+
+        The device of a what-if may lack what the layouts were made for.
+        """
+        found = accelerator_of(self._environment, self.accelerators)
+        if precision not in found.peak_flops:
+            precision = None
+        columns = fleet_columns(
+            self._job, self._environment, self.accelerators, precision=precision
+        )
+        return columns["matmul_flops"]
 
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""
