@@ -18,7 +18,7 @@ from tests.megatron_parser import REFUSED, validated
 SCRIPTS = Path(__file__).with_name("megatron_launches")
 FOUND = {
     "bf16_and_fp16": (8, {"precision.one", "overlap.gather_needs_reduce"}),
-    "deepseek_style": (64, {"recompute.modules", "experts.router"}),
+    "deepseek_style": (64, {"recompute_modules.fp8", "experts.router"}),
     "dense_with_experts": (8, {"experts.none"}),
     "fsdp": (8, {"checkpoint.format", "environment.connections"}),
     "gpt3_175b": (128, {"schedule.iters", "data.one_source"}),
@@ -32,7 +32,7 @@ FOUND = {
     "llama3_8b_fp8": (16, {"sequence_parallel.tp"}),
     "long_context": (32, {"cp.sequence"}),
     "mixtral_8x7b": (8, {"ep.ranks", "sequence_parallel.experts"}),
-    "moe_shared_tp": (32, {"experts.dispatcher"}),
+    "moe_shared_tp": (32, {"overlap_shared_experts.dispatcher"}),
     "no_connections": (8, set()),
     "offload": (8, {"optimizer.precision_aware"}),
     "old_flags": (8, {"flags.old"}),

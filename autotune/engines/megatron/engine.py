@@ -102,6 +102,8 @@ _READ_BACK = (
 )
 """Knobs that a live engine says of itself by their names."""
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
+_FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
+"""Dispatcher -> the package that it is, which Megatron imports."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = (0, 16)
@@ -197,12 +199,29 @@ class MegatronEngine(Engine):
         return f"{describe_candidate(candidate, self.context)} dp={candidate.dp}"
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
-        """Each knob a step up and down, and quarters of a chunk's layers for `recompute`."""
+        """Each knob a step up and down, and quarters of a chunk's layers for `recompute`.
+
+        Of the knobs that the lattice has off their default alone, one other value each.
+        """
         layers = int(chunk_layers(self._task, columns_of(self._task, [candidate]))[0])
         parts = range(1, QUARTERS) if layers % QUARTERS == 0 else ()
         blocks = [f"block_{layers * part // QUARTERS}" for part in parts if layers]
         knobs = {n: k for n, k in _STEPS.items() if n != "ep" or self._task.n_experts > 1}
-        return steps_of(candidate, knobs, {"recompute": blocks})
+        more: dict[str, list[KnobValue]] = {"recompute": list(blocks)}
+        for name, value in self._off_default(candidate).items():
+            knobs[name] = KNOBS[name]
+            if name not in candidate.values:
+                more[name] = [value]
+        return steps_of(candidate, knobs, more)
+
+    def _off_default(self, candidate: Candidate) -> dict[str, KnobValue]:
+        """Knobs that the lattice lays out off their default alone, with a value of theirs."""
+        found: dict[str, KnobValue] = {"stages": "balanced"} if candidate.pp > 1 else {}
+        if self._task.n_experts > 1 and int(candidate["ep"]) > 1:
+            found |= {"etp": 1, "overlap_experts": True, "overlap_shared_experts": True}
+            if self._task.flex_here:
+                found["dispatcher"] = DISPATCHERS[self._task.flex_here]
+        return found
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """The layout, the batch and the model: what a live Megatron must say of itself."""
@@ -268,7 +287,8 @@ class MegatronEngine(Engine):
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
         on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
-        return [*super().needs(candidate), *on_gpus]
+        kind = str(candidate.get("dispatcher", ""))
+        return [*super().needs(candidate), *on_gpus, *filter(None, [_FLEX_PACKAGES.get(kind)])]
 
     def lacks(self) -> str:
         """See `Engine.lacks`."""
@@ -476,10 +496,17 @@ class MegatronEngine(Engine):
         return found
 
     def _product_flops(self, precision: str | None) -> float:
-        """Rate of large products at a precision; None: the job's."""
-        return fleet_columns(self._job, self._environment, self.accelerators, precision=precision)[
-            "matmul_flops"
-        ]
+        """Rate of large products at a precision, or at the job's where the device has it not.
+
+        The device of a what-if may lack what the layouts were made for.
+        """
+        found = accelerator_of(self._environment, self.accelerators)
+        if precision not in found.peak_flops:
+            precision = None
+        columns = fleet_columns(
+            self._job, self._environment, self.accelerators, precision=precision
+        )
+        return columns["matmul_flops"]
 
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""

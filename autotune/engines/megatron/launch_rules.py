@@ -13,6 +13,7 @@ import numpy as np
 
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES
+from autotune.engines.megatron.argument_rules.experts import layers_listed
 from autotune.engines.megatron.argument_rules.making import (
     CHUNKED,
     all_in_words,
@@ -233,7 +234,7 @@ _ARGUMENT_OF = {
     "cuda_graphs": "cuda_graph_impl",
     "adam_moments": "exp_avg_dtype",
     "cp_kind": "cp_comm_type",
-    "stages": "pipeline_model_parallel_layout",
+    "stages=balanced": "pipeline_model_parallel_layout",
     "n_mtp_layers": "mtp_num_layers",
 }
 """Word of a layout's rule -> the argument that a launch gives."""
@@ -511,7 +512,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
 
 _SHARED = "moe_shared_expert_intermediate_size"
 _WORK_UNKNOWN = StageWork(n_layers=0)
-"""Of a launch: it writes its layouts itself, so that none follows from work."""
+"""Work in a launch, which writes its layouts itself: none follows from it."""
 
 
 def _expert_width(launch: MegatronLaunch) -> int | None:
@@ -523,20 +524,16 @@ def _expert_width(launch: MegatronLaunch) -> int | None:
 
 def _dense_layers(launch: MegatronLaunch) -> int | None:
     """First layers of a mixture that have no experts; None: the launch says it in another way."""
-    often, n_layers = launch.get("moe_layer_freq"), launch.get("num_layers")
+    often = launch.get("moe_layer_freq")
     if not launch.get("num_experts"):
         return 0
     if isinstance(often, int):
         # Of every so many layers the first has experts.
         return 0 if often == 1 else None
-    found = _LAYERS.fullmatch(str(often).replace(" ", ""))
-    if found is None or n_layers is None:
+    listed = layers_listed(often)
+    if listed is None or 1 not in listed or 0 in listed[listed.index(1) :]:
         return None
-    return int(found[1])
-
-
-_LAYERS = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?")
-"""A list of layers, of which the first have no experts: `([0]*3+[1]*58)`."""
+    return listed.index(1)
 
 
 def _tracks_aux_loss(launch: MegatronLaunch) -> bool:

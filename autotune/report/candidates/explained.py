@@ -21,6 +21,7 @@ from autotune.report.candidates.ranking import (
     routing_facts,
     said_held,
     shares,
+    training_facts,
 )
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
@@ -119,6 +120,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
         ("intervals", f"hold {said_held(found.learned)}"),
         *routing_facts(found.reach, 0),
         *lengths_facts(found.job),
+        *training_facts(found.candidate, found.job.engine),
         *needs_facts(found.needs),
     ]
 

@@ -19,6 +19,7 @@ from autotune.planning.learned import Learned
 from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate
+from autotune.space.knob import knobs_of
 from autotune.space.ranks import describe_ranks, machine_places
 
 _TIME_PARTS = {
@@ -108,6 +109,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
                 *routing_facts(ranking.reach, index),
+                *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
             ],
@@ -190,6 +192,42 @@ def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
             f"{slower:g} times as long, which the upper end of the interval allows for",
         )
     ]
+
+
+def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
+    """Knobs of a candidate with which something else is trained, and what they change."""
+    changing = _changing(candidate, engine)
+    if not changing:
+        return []
+    knobs = knobs_of(engine)
+    said = dict.fromkeys(knobs[name].changes_training for name in changing)
+    return [("changes training", f"{' '.join(changing)}: {'; '.join(said)}")]
+
+
+def _changing(candidate: Candidate, engine: str) -> list[str]:
+    knobs = knobs_of(engine)
+    return [
+        name
+        for name, value in candidate.values.items()
+        if knobs[name].changes_training and value != knobs[name].default
+    ]
+
+
+_MOST_READ = 5_000
+"""Candidates that are looked at for one that trains the same."""
+
+
+def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
+    engine = ranking.job.engine
+    facts = training_facts(ranking.candidates[index], engine)
+    if not facts:
+        return []
+    for rank, other in enumerate(ranking.order[:_MOST_READ], start=1):
+        if not _changing(ranking.candidates[int(other)], engine):
+            seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
+            described = ranking.describe(ranking.candidates[int(other)])
+            return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
+    return facts
 
 
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:

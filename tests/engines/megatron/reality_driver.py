@@ -58,7 +58,8 @@ def _noted_norms(training: train_megatron.Training) -> list[float]:
 
     def noted() -> Any:
         found = step()
-        norms.append(float(found[1]))
+        if found[1] is not None:  # the loss scale of fp16 leaves its first steps out
+            norms.append(float(found[1]))
         return found
 
     training.optimizer.step = noted

@@ -117,6 +117,13 @@ BROKEN = {
     "experts.bias": "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel",
     "experts.router": "--num-experts 8 --disable-bias-linear --bf16 --moe-router-topk 1",
     "experts.groups": "--num-experts 8 --disable-bias-linear --bf16 --moe-router-group-topk 2",
+    "experts.groups_of_token": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-router-num-groups 4 --moe-router-group-topk 1 --moe-router-topk 3",
+    "experts.groups_unscored": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-router-num-groups 4 --moe-router-group-topk 3 --moe-router-topk 2",
+    "experts.layers": "--num-experts 8 --disable-bias-linear --bf16 "
+    "--moe-layer-freq '([0]*3+[1]*6)'",
+    "experts.shared_bias": "--num-experts 8 --bf16 --moe-shared-expert-intermediate-size 64",
     "experts.dispatcher": "--num-experts 8 --disable-bias-linear --bf16 "
     "--moe-pad-expert-input-to-capacity",
     "experts.capacity": "--num-experts 8 --disable-bias-linear --bf16 "
@@ -154,6 +161,7 @@ OTHERWISE = {
 """Rules of what is missing, of the environment, or of some releases: they have other tests."""
 BY_HAND = {
     *("model.head_width", "recompute.one_way", "vp.one_chunk"),
+    *("experts.groups_of_token", "experts.layers"),
     *("stages.layers", "stages.count", "stages.ends", "stages.mtp"),
 }
 """Rules whose fix somebody has to choose."""

@@ -1,5 +1,7 @@
 """Rules of mixtures of experts."""
 
+import re
+
 from autotune.engines.megatron.argument_rules.making import (
     ARGUMENTS,
     CONFIG,
@@ -11,6 +13,27 @@ from autotune.engines.megatron.argument_rules.making import (
 )
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.space.rule import Patch
+
+_RUN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,5}))?")
+
+
+def layers_listed(often: object) -> list[int] | None:
+    """Whether each layer has experts, as `--moe-layer-freq` lists it; None: it lists none.
+
+    `([0]*3+[1]*58)`, as Megatron evaluates it: megatron/training/arguments.py, moe_freq_type.
+    """
+    if isinstance(often, list):
+        return [int(each) for each in often]
+    text = str(often).replace(" ", "").removeprefix("(").removesuffix(")")
+    parts = [_RUN.fullmatch(part) for part in text.split("+")]
+    if "[" not in text or None in parts:
+        return None
+    return [
+        int(each)
+        for part in parts
+        if part is not None
+        for each in part[1].split(",") * int(part[2] or 1)
+    ]
 
 
 @argument_rule("experts.none", f"{ARGUMENTS}: expert_model_parallel_size")
@@ -127,6 +150,74 @@ def _router_groups(launch: MegatronLaunch) -> Answer:
             {"moe_router_group_topk": groups},
         )
     return None
+
+
+@argument_rule(
+    "experts.groups_of_token", "megatron/core/transformer/moe/moe_utils.py, group_limited_topk"
+)
+def _groups_of_token(launch: MegatronLaunch) -> Answer:
+    """More experts of a token than its groups have."""
+    chosen, groups = (launch.get(f"moe_router_{name}") for name in ("group_topk", "num_groups"))
+    topk, experts = launch.get("moe_router_topk"), launch.get("num_experts")
+    if not chosen or not groups or not experts or chosen > groups or experts % groups:
+        return None
+    size = experts // groups
+    if topk > chosen * size or topk // chosen > size:
+        return (
+            f"--moe-router-topk {topk} is more than {chosen} groups of {size} experts have, or "
+            "than one group has for its share",
+            {},
+            "take more groups for a token, or fewer experts",
+        )
+    return None
+
+
+@argument_rule(
+    "experts.groups_unscored",
+    "megatron/core/transformer/moe/moe_utils.py, group_limited_topk: topk // group_topk",
+    "differs",
+)
+def _groups_unscored(launch: MegatronLaunch) -> Answer:
+    """--moe-router-group-topk above --moe-router-topk: groups are chosen whatever their scores."""
+    chosen, topk = launch.get("moe_router_group_topk"), launch.get("moe_router_topk")
+    if not chosen or not launch.get("num_experts") or chosen <= topk:
+        return None
+    return (
+        f"--moe-router-group-topk {chosen} is above --moe-router-topk {topk}: a group is scored "
+        "by none of its experts, so that any groups are chosen",
+        {"moe_router_group_topk": topk},
+    )
+
+
+@argument_rule(
+    "experts.layers", "megatron/core/models/gpt/gpt_layer_specs.py, get_gpt_decoder_block_spec"
+)
+def _expert_layers(launch: MegatronLaunch) -> Answer:
+    """--moe-layer-freq that lists other than --num-layers layers."""
+    often, n_layers = launch.get("moe_layer_freq"), launch.get("num_layers")
+    if not launch.get("num_experts") or not n_layers:
+        return None
+    listed = layers_listed(often)
+    if listed is None or len(listed) == n_layers:
+        return None
+    return (
+        f"--moe-layer-freq lists {len(listed)} layers, and --num-layers is {n_layers}",
+        {},
+        "list as many",
+    )
+
+
+@argument_rule("experts.shared_bias", "megatron/core/transformer/moe/shared_experts.py")
+def _shared_bias(launch: MegatronLaunch) -> Answer:
+    """Shared experts with biases."""
+    if not launch.get("num_experts") or not launch.get("moe_shared_expert_intermediate_size"):
+        return None
+    if launch.get("add_bias_linear") is False:
+        return None
+    return (
+        "--moe-shared-expert-intermediate-size: shared experts have no biases",
+        {"add_bias_linear": False},
+    )
 
 
 @argument_rule("experts.dispatcher", f"{CONFIG}: moe_token_dispatcher_type")
