@@ -28,6 +28,7 @@ from autotune.engines.megatron.layout_task import (
     Counts,
     LayoutRows,
     LayoutTask,
+    Truth,
     chunk_layers,
 )
 from autotune.engines.megatron.rules import RULES
@@ -166,41 +167,41 @@ def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
     return {key: column[keep] for key, column in rows.items()}
 
 
-def _worth(task: LayoutTask, rows: Columns, name: str) -> NDArray[np.bool_] | None:
+def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
     """Which rows are worth a look once `name` is there; None: all of them."""
+    keep: Truth | None = None
+    is_mixture = task.groups_experts and task.n_experts > 1
+    tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
     if name == "ends_as_layers":
         is_named = np.isin(rows["vp"], _CHUNKS) & (rows["pp"] * rows["vp"] <= task.n_layers + 1)
-        return (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
-    if name == "etp":
-        has_own = (rows["etp"] == 0) | (rows["tp"] > 1) & (rows["ep"] > 1)
-        is_mixture = task.groups_experts and task.n_experts > 1
-        return has_own & _holds_weights(task, rows) if is_mixture else has_own
-    if name == "fp8":
-        return (rows["fp8"] == 0) | _is_sharded(rows)
-    if not task.groups_experts or task.n_experts < 2:
-        return None
-    if name == "tp":
-        return rows["tp"] <= _MOST_TP
-    tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
-    if name == "cp":
-        return (rows["cp"] == 1) | (tokens >= _LEAST_TOKENS)
-    if name == "micro_batch":
-        return (rows["micro_batch"] == 1) | (rows["micro_batch"] * tokens <= _MOST_TOKENS)
-    if name == "distributed_optimizer":
-        return _is_sharded(rows)
-    if name in ("dispatcher", "overlap_experts"):
-        has_own = (rows["etp"] > 0) | (rows["tp"] == 1)
-        return (rows[name] == 0) | (rows["ep"] > 1) & has_own
-    return None
+        keep = (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
+    elif name == "etp":
+        keep = (rows["etp"] == 0) | (rows["tp"] > 1) & (rows["ep"] > 1)
+        if is_mixture:
+            keep = keep & _holds_weights(task, rows)
+    elif name == "fp8":
+        keep = (rows["fp8"] == 0) | _is_sharded(rows)
+    elif is_mixture and name == "tp":
+        keep = rows["tp"] <= _MOST_TP
+    elif is_mixture and name == "cp":
+        keep = (rows["cp"] == 1) | (tokens >= _LEAST_TOKENS)
+    elif is_mixture and name == "micro_batch":
+        keep = (rows["micro_batch"] == 1) | (rows["micro_batch"] * tokens <= _MOST_TOKENS)
+    elif is_mixture and name == "distributed_optimizer":
+        keep = _is_sharded(rows)
+    elif is_mixture and name in ("dispatcher", "overlap_experts"):
+        has_own_degree = (rows["etp"] > 0) | (rows["tp"] == 1)
+        keep = (rows[name] == 0) | (rows["ep"] > 1) & has_own_degree
+    return keep
 
 
-def _is_sharded(rows: Columns) -> NDArray[np.bool_]:
+def _is_sharded(rows: Columns) -> Truth:
     """Whether optimizer states are sharded, where there are ranks for it."""
     found: NDArray[np.bool_] = (rows["distributed_optimizer"] > 0) | (rows["dp"] * rows["cp"] == 1)
     return found
 
 
-def _holds_weights(task: LayoutTask, rows: Columns) -> NDArray[np.bool_]:
+def _holds_weights(task: LayoutTask, rows: Columns) -> Truth:
     """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
     own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
     experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
