@@ -1,5 +1,7 @@
 """A user's own launch script as the baseline of a Megatron search."""
 
+import json
+
 import pytest
 
 from autotune.base.errors import JobError
@@ -7,6 +9,7 @@ from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.launch_rules import changed, judge_launch
 from autotune.engines.megatron.launched import launch_of_line
 from autotune.space.candidate import Candidate
+from autotune.trial.engines.megatron import ARGUMENTS_FILE
 from tests.jobs import CPU, tiny_job
 
 SCRIPT = """#!/bin/bash
@@ -115,3 +118,19 @@ def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
         },
     )
     assert judge_launch(found) == []
+
+
+@pytest.mark.parametrize(("layout", "stages"), [("Ett|tL", "balanced"), ("Et|ttL", "Et|ttL")])
+def test_a_layout_of_stages_is_read(tmp_path, layout, stages):
+    """By its name, where it is that of a name; else as it is written."""
+    text = SCRIPT.replace(
+        "--tensor-model-parallel-size 2 --sequence-parallel",
+        f"--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout '{layout}'",
+    ).replace("--recompute-granularity full --recompute-method block --recompute-num-layers 2", "")
+    engine, candidate = read(tmp_path, text)
+    assert (candidate["stages"], candidate["pp"], candidate["vp"]) == (stages, 2, 1)
+    assert not engine.judge(candidate)
+    assert not engine.overridden(candidate)
+    written = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    assert written["pipeline_model_parallel_layout"] == layout
+    assert "num_virtual_stages_per_pipeline_rank" not in written
