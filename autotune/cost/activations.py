@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.plans import Column, Plans, Recompute
-from autotune.cost.sizes import Kind, Sizes
+from autotune.cost.sizes import LayerKind, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     """Kept by the layers of the first, the fullest, the last stage; and a running layer's own."""
     found = []
     for kind, layers in (
-        (Kind.DENSE, s.n_dense_layers),
-        (Kind.MIXTURE, s.n_mixture_layers),
+        (LayerKind.DENSE, s.n_dense_layers),
+        (LayerKind.MIXTURE, s.n_mixture_layers),
     ):
         if np.any(layers):
             everything = _layer_bytes(p, s, kind)
@@ -86,9 +86,9 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     return first, fullest, last, working
 
 
-def inner_width(p: Plans, s: Sizes, kind: Kind) -> Column:
+def inner_width(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """Width of a token's MLP on one rank: of all its experts together, and of the shared one."""
-    if kind == Kind.DENSE:
+    if kind == LayerKind.DENSE:
         return s.dense_ffn_hidden / p.tp
     return routed_width(p, s) + p.shared_expert_hidden / p.tp
 
@@ -102,7 +102,7 @@ def _rows_per_token(s: Sizes) -> Column:
     return s.routed_rows / s.tokens
 
 
-def _layer_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
+def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """All that one layer makes and its backward pass needs.
 
     Per token: the inputs of two norms and of the two blocks behind them (4 h, split only by
@@ -137,7 +137,7 @@ def _latent_bytes(p: Plans, s: Sizes) -> Column:
     return (elements + p.activation_bytes * p.latent_rope_dim) / s.norm_split
 
 
-def _mlp_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
+def _mlp_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """What a token's MLP keeps, or its router, its experts and the shared expert.
 
     2 f + f of the width f; an expert's row also its input (h) and its probability (4), and the
@@ -145,7 +145,7 @@ def _mlp_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
     all-to-alls. Counted in saved tensors of megatron/core/transformer/moe (0.16.1).
     """
     inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
-    if kind == Kind.DENSE:
+    if kind == LayerKind.DENSE:
         return inner_bytes * s.dense_ffn_hidden / p.tp
     return _experts_bytes(p, s) + _shared_bytes(p) + _router_bytes(p, s)
 
@@ -188,7 +188,7 @@ def _score_bytes(p: Plans) -> Column:
     return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
 
 
-def _written_out_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
+def _written_out_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """Bytes that modules that are not fused keep besides, per token of a layer.
 
     A gate's result before it meets the other half (f), an activation function's own steps, and
@@ -200,7 +200,7 @@ def _written_out_bytes(p: Plans, s: Sizes, kind: Kind) -> Column:
     return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
 
 
-def _kept_bytes(p: Plans, s: Sizes, kind: Kind, everything: Column) -> Column:
+def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Column:
     """Bytes of a layer that stay until the backward pass.
 
     Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
@@ -220,7 +220,7 @@ def _kept_bytes(p: Plans, s: Sizes, kind: Kind, everything: Column) -> Column:
     dropped = p.recomputes_scores * _score_bytes(p)
     dropped = dropped + p.recomputes_norms * _norm_result_bytes(p, s)
     dropped = dropped + p.recomputes_latent * _up_projected_bytes(p, s)
-    if kind == Kind.DENSE:
+    if kind == LayerKind.DENSE:
         dropped = dropped + p.recomputes_mlp * _mlp_bytes(p, s, kind)
     else:
         part = p.recomputes_shared * _shared_bytes(p)

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
-from autotune.cost.sizes import Kind, Sizes
+from autotune.cost.sizes import LayerKind, Sizes
 
 _NORMS_SHARE = 0.2
 """Part of a layer's element-wise traffic that its norms are: 4 h of about 20 h, as `_elementwise`
@@ -63,14 +63,14 @@ class _Products:
     """Parameters whose gradients are accumulated."""
 
 
-def layer_times(p: Plans, s: Sizes, c: Constants, kind: Kind = Kind.DENSE) -> LayerTimes:
+def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DENSE) -> LayerTimes:
     """Times of a layer.
 
     Full recomputation runs the forward pass again (Chen et al.,
     arXiv:1604.06174); selective that of the modules it names (Korthikanti et al.,
     arXiv:2205.05198, section 5); torch's per-operator checkpoints the element-wise kernels.
     """
-    is_mixture = kind == Kind.MIXTURE
+    is_mixture = kind == LayerKind.MIXTURE
     attention_forward, attention_backward = _attention(p, s, c)
     projections = _product_times(p, c, _attention_products(p, s))
     width = p.shared_expert_hidden if is_mixture else s.dense_ffn_hidden
@@ -132,7 +132,7 @@ def _measured_launch_s(p: Plans, c: Constants) -> Column:
     return p.layer_host_s / (c.kernels_per_layer * 2.0 * 3.0)
 
 
-def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: Kind) -> Column:
+def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind) -> Column:
     """Kernels of a layer, forward, backward, and again.
 
     A mixture has those of its router and of the permutation of rows besides; and where experts
@@ -143,7 +143,7 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: Kind) -> C
     kernels = c.kernels_per_layer * (2.0 - p.fused_kernels)
     if np.any(p.latent_kv_rank):
         kernels = kernels + _LATENT_KERNELS * np.greater(p.latent_kv_rank, 0)
-    if kind == Kind.MIXTURE:
+    if kind == LayerKind.MIXTURE:
         kernels = kernels + c.routing_kernels * (1.0 - 0.25 * p.fused_routing)
         kernels = kernels + _SHARED_KERNELS * np.greater(p.shared_expert_hidden, 0)
         alone = 1.0 - p.grouped_experts

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.cost.plans import Column, Plans
 
 
-class Kind(Enum):
+class LayerKind(Enum):
     """What a layer has behind its attention."""
 
     DENSE = "dense"
@@ -18,7 +18,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageLoad:
     """What one pipeline stage holds, on one rank."""
 
     dense_layers: Column
@@ -77,10 +77,10 @@ class Sizes:
     """Layers of the fullest pipeline stage."""
     last_stage_layers: Column
     """Layers before the head, without those that predict further tokens."""
-    first: Stage
-    fullest: Stage
+    first: StageLoad
+    fullest: StageLoad
     """That with the most layers, and an embedding."""
-    last: Stage
+    last: StageLoad
     shard_ranks: Column
     """Ranks over which the states of one parameter can be split."""
     expert_shard_ranks: Column
@@ -143,10 +143,10 @@ def sizes_of(p: Plans) -> Sizes:
     mtp_experts = p.n_mtp_layers * layer_expert_params
     is_last_full = np.equal(p.pp, 1)
 
-    def stage(layers: Column, dense_layers: Column, ends: Column, has_mtp: Column) -> Stage:
+    def stage(layers: Column, dense_layers: Column, ends: Column, has_mtp: Column) -> StageLoad:
         dense = np.where(is_mixture > 0, dense_layers, layers)
         mixtures = layers - dense
-        return Stage(
+        return StageLoad(
             dense_layers=dense,
             mixture_layers=mixtures + has_mtp * p.n_mtp_layers,
             params=dense * dense_layer + mixtures * layer_params + ends + has_mtp * mtp,

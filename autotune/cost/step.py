@@ -10,7 +10,7 @@ from autotune.cost.activations import activations_of
 from autotune.cost.compute import LayerTimes, join_s, layer_times, logits_s, optimizer_s
 from autotune.cost.constants import Constants
 from autotune.cost.plans import PAGE_BYTES, Column, Plans, Recompute
-from autotune.cost.sizes import Kind, Sizes
+from autotune.cost.sizes import LayerKind, Sizes
 
 _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 """glibc maps a larger block on its own and unmaps it when it is freed: mallopt(3),
@@ -67,7 +67,10 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     context_s = traffic.context_s(p, s, c)
     layers = [
         _layer(p, s, c, kind, tensor_s, context_s)
-        for kind, n_layers in ((Kind.DENSE, s.n_dense_layers), (Kind.MIXTURE, s.n_mixture_layers))
+        for kind, n_layers in (
+            (LayerKind.DENSE, s.n_dense_layers),
+            (LayerKind.MIXTURE, s.n_mixture_layers),
+        )
         if np.any(n_layers)
     ]
     logits = logits_s(p, s, c)
@@ -132,7 +135,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 class _Layer:
     """A layer of one kind, for one micro-batch."""
 
-    kind: Kind
+    kind: LayerKind
     n_layers: Column
     """In the whole model."""
     times: LayerTimes
@@ -144,16 +147,16 @@ class _Layer:
 
 
 def _layer(
-    p: Plans, s: Sizes, c: Constants, kind: Kind, tensor_s: Column, context_s: Column
+    p: Plans, s: Sizes, c: Constants, kind: LayerKind, tensor_s: Column, context_s: Column
 ) -> _Layer:
     times = layer_times(p, s, c, kind)
     context_s = _exposed(times.attention_s, context_s, c)
-    expert_s = _routing_s(p, s, c, times) if kind == Kind.MIXTURE else 0.0
+    expert_s = _routing_s(p, s, c, times) if kind == LayerKind.MIXTURE else 0.0
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
     return _Layer(
         kind=kind,
-        n_layers=s.n_mixture_layers if kind == Kind.MIXTURE else s.n_dense_layers,
+        n_layers=s.n_mixture_layers if kind == LayerKind.MIXTURE else s.n_dense_layers,
         times=times,
         expert_comm_s=expert_s,
         context_comm_s=context_s,
@@ -192,8 +195,8 @@ def _stages_s(
     p: Plans, s: Sizes, layers: Sequence[_Layer], head_s: Column
 ) -> tuple[Column, Column]:
     """Time of the slowest stage, and of all stages together, for one micro-batch."""
-    seconds: dict[Kind, Column] = {layer.kind: layer.layer_s for layer in layers}
-    dense_s, mixture_s = seconds.get(Kind.DENSE, 0.0), seconds.get(Kind.MIXTURE, 0.0)
+    seconds: dict[LayerKind, Column] = {layer.kind: layer.layer_s for layer in layers}
+    dense_s, mixture_s = seconds.get(LayerKind.DENSE, 0.0), seconds.get(LayerKind.MIXTURE, 0.0)
     # Without an uneven split, the layers left over are not those of the stage with the head.
     last_dense = np.maximum(0.0, s.n_dense_layers - (p.n_layers - s.last_stage_layers))
     last_mixtures = s.last_stage_layers - last_dense + p.n_mtp_layers
