@@ -61,8 +61,8 @@ FP8 = ("none", "hybrid", "e4m3")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 MOMENTS = ("fp32", "bf16")
 """Precisions of Adam's two moments."""
-CP_KINDS = ("p2p", "a2a", "allgather", "a2a+p2p")
-"""How context parallel ranks exchange keys and values."""
+CP_KINDS = ("p2p", "a2a", "all_gather")
+"""How context parallel ranks exchange keys and values, in Transformer Engine's words."""
 GRAPHS = (
     "none",
     "attn",

@@ -71,6 +71,7 @@ from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
     has_layer_norm,
+    has_sinks,
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
@@ -569,6 +570,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         shared_expert_hidden=shape.shared_expert_hidden,
         latent_kv_rank=shape.latent_kv_rank,
         n_mtp_layers=shape.n_mtp_layers,
+        has_sinks=has_sinks(job.model),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te,
         expert_bytes=kept_bytes * expert_params(shape),

@@ -73,6 +73,8 @@ class LayoutTask:
     latent_kv_rank: int = 0
     """0: attention is not latent."""
     n_mtp_layers: int = 0
+    has_sinks: bool = False
+    """Whether attention has sinks, as GPT-OSS has."""
     groups_experts: bool = False
     """Whether a rank's experts are computed by one grouped product of Transformer Engine."""
     expert_bytes: float = 0.0

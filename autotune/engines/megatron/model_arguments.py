@@ -123,7 +123,7 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
         return
     rope = rope_settings(model.source.get("config", {}))
     number = tuple(map(int, release.split(".")[:2]))
-    if _family(model) == "gpt_oss":
+    if has_sinks(model):
         if number < _HAS_SINKS:
             raise _not_in(model, release, "it has no attention sinks", "0.15 or a later one")
         if by_script and rope["rope_type"] == "yarn" and number < _HAS_YARN_FLAGS:
@@ -165,6 +165,11 @@ def has_layer_norm(model: Model, seq_len: int) -> bool:
     if _family(model) in MIXTURES:
         return False
     return bool(_shape(model, seq_len)["norm"] != "rms")
+
+
+def has_sinks(model: Model) -> bool:
+    """Whether the model's attention has sinks, and windows in some layers."""
+    return _family(model) == "gpt_oss"
 
 
 def _family(model: Model) -> str:
@@ -380,7 +385,7 @@ def _grouped_attention(model: Model) -> Arguments:
     if family == "qwen3_moe" or (family == "glm4_moe" and config.get("use_qk_norm", False)):
         found["qk_layernorm"] = True
     found |= _positions_of_mixture(model)
-    if family == "gpt_oss":
+    if has_sinks(model):
         found["softmax_type"] = "learnable"
         found |= _windows(model)
     return found

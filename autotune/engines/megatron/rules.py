@@ -536,6 +536,21 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "ours: Transformer Engine, AttnFuncWithCPAndQKVOA2A",
     ),
     layout_rule(
+        "cp_kind.latent",
+        lambda cp_kind, latent_kv_rank: (cp_kind == 0) | (latent_kv_rank == 0),
+        "latent attention has keys and values of two widths, which only cp_kind p2p exchanges",
+        "take cp_kind=p2p",
+        "ours: Transformer Engine, attn_forward_func_with_cp: enable_mla",
+    ),
+    layout_rule(
+        "cp_kind.sinks",
+        lambda cp_kind, cp, has_sinks: (cp == 1) | (cp_kind == _A2A) | (not has_sinks),
+        "with cp {cp}, attention with sinks and windows runs with cp_kind a2a alone",
+        "take cp=1, or cp_kind=a2a",
+        "ours: Transformer Engine, get_attention_backend: softmax_type, and "
+        "attn_forward_func_with_cp: sliding_window_attn",
+    ),
+    layout_rule(
         "cuda_graphs.recompute",
         lambda cuda_graphs, recompute: (cuda_graphs == 0) | (recompute != Recompute.FULL),
         "cuda_graphs capture parts of a layer, and recompute=full computes whole layers again",

@@ -358,6 +358,8 @@ BROKEN = {
     "fsdp.double_buffer": ({}, "fsdp_double_buffer=true"),
     "cp_kind.ranks": ({}, "cp_kind=a2a"),
     "cp_kind.heads": ({}, "cp=8 cp_kind=a2a"),
+    "cp_kind.latent": ({"latent_kv_rank": 8}, "cp=2 cp_kind=a2a"),
+    "cp_kind.sinks": ({"has_sinks": True}, "cp=2"),
     "cuda_graphs.recompute": ({}, "cuda_graphs=attn recompute=full"),
     "cuda_graphs.moe_recompute": (
         {"n_experts": 4},
