@@ -127,13 +127,18 @@ def _more(launch: MegatronLaunch, columns: Columns) -> Iterator[tuple[str, KnobV
         if name == "optimizer_offload" and code:
             yield name, float(launch.get("optimizer_offload_fraction"))
         elif name == "offload_modules" and code:
-            modules = "+".join(sorted(launch.get("offload_modules") or ()))
-            if modules in OFFLOADED:
+            if (modules := _offloaded(launch)) is not None:
                 yield name, modules
         elif name == "stages" and code:
             yield name, str(launch.get("pipeline_model_parallel_layout"))
         elif code:
             yield name, value_of(knob, code)
+
+
+def _offloaded(launch: MegatronLaunch) -> str | None:
+    """The value of `offload_modules`, whatever their order; None: it has no such value."""
+    modules = set(launch.get("offload_modules") or ())
+    return next((each for each in OFFLOADED if set(each.split("+")) == modules), None)
 
 
 def _recompute(launch: MegatronLaunch, chunk_layers: int) -> str:
@@ -155,6 +160,8 @@ def _notes(launch: MegatronLaunch) -> Iterator[tuple[str, tuple[Any, Any]]]:
     for name, knob in KNOBS_OF.items():
         if name in launch.given and knob in MORE_KNOBS and knob not in carried:
             yield launch.given[name].flag, (launch.given[name].value, None)
+    if launch.get("fine_grained_activation_offloading") and _offloaded(launch) is None:
+        yield "--offload-modules", (launch.get("offload_modules"), None)
     if launch.get("recompute_method") == "uniform" and launch.get("recompute_num_layers") != 1:
         yield "--recompute-num-layers", (launch.get("recompute_num_layers"), 1)
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from autotune.base.errors import JobError
+from autotune.engines.megatron.baseline import read_baseline
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.launch_rules import changed, judge_launch
 from autotune.engines.megatron.launched import launch_of_line
@@ -118,6 +119,20 @@ def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
         },
     )
     assert judge_launch(found) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "read_as"),
+    [("qkv_linear attn_proj core_attn", "core_attn+attn_proj+qkv_linear"), ("attn_norm", None)],
+)
+def test_modules_on_the_host_are_read_in_any_order(tmp_path, modules, read_as):
+    line = f"--bf16 --fine-grained-activation-offloading --offload-modules {modules}"
+    path = tmp_path / "launch.sh"
+    path.write_text(SCRIPT.replace("--bf16", line))
+    job = tiny_job(tmp_path, engine="megatron", precision="bf16")
+    knobs, notes = read_baseline(path, job, release="0.16")
+    assert knobs.get("offload_modules") == read_as
+    assert ("--offload-modules" in notes) is (read_as is None)
 
 
 @pytest.mark.parametrize(("layout", "stages"), [("Ett|tL", "balanced"), ("Et|ttL", "Et|ttL")])
