@@ -266,7 +266,7 @@ def _more_of_layout(row: Mapping[str, int]) -> Arguments:
     if row["tp_comm_overlap"]:
         found["tp_comm_overlap"] = True
     if row["cp_kind"]:
-        found["cp_comm_type"] = [CP_KINDS[row["cp_kind"]]]
+        found["cp_comm_type"] = CP_KINDS[row["cp_kind"]]
     if row["cuda_graphs"]:
         found["cuda_graph_impl"] = "transformer_engine"
         found["cuda_graph_scope"] = GRAPHS[row["cuda_graphs"]].split("+")

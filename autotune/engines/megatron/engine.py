@@ -31,6 +31,7 @@ from autotune.engines.megatron.arguments import (
 )
 from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
 from autotune.engines.megatron.choices import (
+    BALANCED,
     DISPATCHERS,
     FLEX,
     FP8,
@@ -65,6 +66,7 @@ from autotune.engines.megatron.layout_task import (
     edge_layers,
     placed,
     stage_layers,
+    written_stages,
 )
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.model_arguments import (
@@ -76,7 +78,7 @@ from autotune.engines.megatron.model_arguments import (
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
 from autotune.engines.megatron.rules import OF_TRANSFORMER_ENGINE, ON_GPU_ALONE, RULES
-from autotune.engines.megatron.stages import stages_of, work_of, written
+from autotune.engines.megatron.stages import Stages, stages_of, work_of, written
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
@@ -252,12 +254,17 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"] or row["stages"]:
+        if row["first_stage_layers"] or row["last_stage_layers"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
         if row["stages"]:
-            counts = placed(self._task, row["pp"], row["vp"], row["stages"])
-            found["stages"] = "|".join(stages_of(written(counts, self._task.n_mtp_layers)) or ())
+            stages: Stages = written_stages(row["stages"])
+            if row["stages"] == BALANCED:
+                counts = placed(self._task, row["pp"], row["vp"], BALANCED)
+                stages = stages_of(written(counts, self._task.n_mtp_layers)) or ()
+            of_ranks = ["".join(stages[rank :: row["pp"]]) for rank in range(row["pp"])]
+            found["stage_layers"] = [each.count("t") + each.count("m") for each in of_ranks]
+            found["stages"] = "|".join(stages)
         return found
 
     def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
@@ -572,7 +579,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         n_mtp_layers=shape.n_mtp_layers,
         has_sinks=has_sinks(job.model),
         work=work_of(shape, job.seq_len),
-        groups_experts=has_te,
+        groups_experts=has_te and shape.n_experts > 1,
         expert_bytes=kept_bytes * expert_params(shape),
         other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,

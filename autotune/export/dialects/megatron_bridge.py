@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "overlap_param_gather": "ddp",
     "use_megatron_fsdp": "ddp",
     "data_parallel_sharding_strategy": "ddp",
+    "fsdp_double_buffer": "ddp",
     "ckpt_format": "checkpoint",
     "fp8_param_gather": "ddp",
     **dict.fromkeys(
@@ -91,6 +92,11 @@ class MegatronBridge(SectionedDialect):
 
     def say(self, sections: Sections, name: str, value: Any) -> None:
         """See `SectionedDialect.say`."""
+        if name == "fp4_format":  # mixed_precision says it
+            return
+        if name == "te_rng_tracker":
+            sections["rng"][name] = sections["model"]["use_te_rng_tracker"] = value
+            return
         say(sections, name, value, elsewhere=_ELSEWHERE)
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
@@ -118,6 +124,8 @@ def _mixed_precision(run: MegatronRun, precision: str) -> str | None:
     """
     if precision == "fp32":
         return None
+    if "fp4_format" in run.layout:
+        return f"{precision}_with_nvfp4_mixed"
     if "fp8_format" not in run.layout:
         return f"{precision}_mixed"
     if run.layout["fp8_format"] != "hybrid" and run.layout["fp8_recipe"] != "mxfp8":

@@ -510,6 +510,24 @@ def test_a_setting_that_is_none_says_what_is(setting, said):
         parse_settings(["tp=2", "tp=4"], KNOBS)
 
 
+@pytest.mark.parametrize("layout", ["Ett|tt|m|L", "E|tt|tt|mL"])
+def test_a_written_layout_is_expected_as_it_is_written(tmp_path, layout):
+    asked = job(tmp_path, model="tiny-deepseek-v3", seq_len=64, global_batch=8, world=4)
+    engine = MegatronEngine(asked, A100)
+    told = engine.expected(one(task_of(asked, A100), f"pp=4 stages={layout}"))
+    stages = layout.split("|")
+    assert told["stages"] == layout
+    assert told["stage_layers"] == [each.count("t") + each.count("m") for each in stages]
+
+
+def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
+    asked = job(tmp_path)
+    task = task_of(asked, dataclasses.replace(A100, has_transformer_engine=True))
+    candidate = one(task, "recompute=selective recompute_modules=moe_act")
+    broken = {each.rule for each in judge_by(RULES, knobs.rows_of(task, [candidate]))}
+    assert broken == {"recompute_modules.grouped"}
+
+
 def test_steps_are_one_knob_up_and_down(tmp_path):
     engine = MegatronEngine(job(tmp_path), A100)
     candidate = one(task_of(job(tmp_path), A100), "tp=2 ends_as_layers=true")

@@ -12,7 +12,7 @@ from autotune.base.errors import RenderError
 from autotune.export.dialects.megatron_bridge import FIELDS_FILE
 from autotune.export.megatron_sections import fields_of
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
-from tests.export.dialects.test_megatron_lm import LAYOUTS, exported
+from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
 from tests.record_bridge_fields import as_text
 from tests.record_bridge_fields import fields_of as recorded
 
@@ -37,6 +37,22 @@ def test_a_layout_is_in_the_sections_that_read_it(tmp_path):
     assert data["ddp"]["use_distributed_optimizer"] is True
     assert data["optimizer"]["use_distributed_optimizer"] is True
     assert data["train"]["global_batch_size"] == 256
+
+
+def test_what_few_layouts_have_is_in_its_section(tmp_path):
+    text = "cp=2 cp_kind=a2a ep=8 distributed_optimizer=true fsdp=optim_grads_params"
+    settings = f"{text} fsdp_double_buffer=true cuda_graphs=attn"
+    out = exported(tmp_path, EXPERTS, settings, to="megatron-bridge")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    assert data["model"]["cp_comm_type"] == "a2a"
+    assert data["ddp"]["fsdp_double_buffer"] is True
+    assert data["rng"]["te_rng_tracker"] is data["model"]["use_te_rng_tracker"] is True
+
+
+def test_fp4_is_a_mixed_precision(tmp_path):
+    out = exported(tmp_path, DENSE, "fp4=true", to="megatron-bridge", gpu="B200")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    assert data["mixed_precision"] == "bf16_with_nvfp4_mixed"
 
 
 @pytest.mark.parametrize("to", ["megatron-bridge", "nemo"])

@@ -36,8 +36,8 @@ LAYOUTS = [
 ]
 
 
-def exported(folder, job, settings, to="megatron", there=None, study=None, **more):
-    outlook = open_outlook(None, job, FleetWishes(gpu="H100"), engine="megatron")
+def exported(folder, job, settings, to="megatron", there=None, study=None, gpu="H100", **more):
+    outlook = open_outlook(None, job, FleetWishes(gpu=gpu), engine="megatron")
     candidate = estimate_candidate(outlook, settings.split()).candidate
     environment = dataclasses.replace(outlook.environment, **(there or {}))
     engine = MegatronEngine(outlook.job, environment)
