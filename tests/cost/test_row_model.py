@@ -124,7 +124,10 @@ def test_61_layers_run_with_a_layout(
     [
         ({"ep": "3"}, "n_experts=256 is no multiple of ep=3"),
         ({"ep": "128"}, "ep 128 x etp 1 x pp 8 = 1024 does not divide n_gpus=64"),
-        ({"etp": "3", "n_gpus": "192", "dp": ""}, "ffn_hidden=2048 is no multiple of etp=3"),
+        (
+            {"etp": "3", "n_gpus": "192", "dp": "", "global_batch": "96"},
+            "ffn_hidden=2048 is no multiple of etp=3",
+        ),
         ({"model_name": "Foo-MoE", "model": "Foo-MoE"}, "model='Foo-MoE' is no preset"),
     ],
 )
