@@ -10,7 +10,7 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
-from autotune.cost.row_mixture import mixture_columns, recomputed_modules
+from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
@@ -200,7 +200,33 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "grad_accum": global_batch / (micro_batch * dp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
         **_stages(cells, layers, pp, vp),
+        **_expert_ranks(cells, model, n_gpus, tp, pp),
     }
+
+
+def _expert_ranks(
+    cells: Cells, model: Mapping[str, float], n_gpus: float, tp: float, pp: float
+) -> dict[str, float]:
+    """Check the ranks of experts: ep x etp x pp divide the world, and etp an expert.
+
+    Experts are split by tp where a row leaves it open, unless only whole ones fit the world.
+    """
+    ep, ffn_hidden = model["ep"], model["ffn_hidden"]
+    if ep == 1:
+        return {}
+    etp = model.get("expert_tp", tp)
+    columns = {}
+    if "expert_tp" not in model and n_gpus % (ep * etp * pp):
+        cells.assume("etp", 1, f"ep {ep:g} x tp {tp:g} x pp {pp:g} do not fit n_gpus")
+        etp = columns["expert_tp"] = 1.0
+    split = ep * etp * pp
+    if n_gpus % split:
+        raise RowError(
+            f"ep {ep:g} x etp {etp:g} x pp {pp:g} = {split:g} does not divide n_gpus={n_gpus:g}"
+        )
+    if ffn_hidden % etp:
+        raise RowError(f"ffn_hidden={ffn_hidden:g} is no multiple of etp={etp:g}")
+    return columns
 
 
 def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
@@ -382,7 +408,7 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
     recompute = Recompute.NONE
     if every or _YES.search(text):
         recompute = Recompute.FULL
-    elif text.startswith("selective") and not text.endswith(":[]"):
+    elif lists_modules(text) or (text.startswith("selective") and not text.endswith(":[]")):
         recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
     elif text not in _NO:
         if "not set" not in text:

@@ -8,7 +8,7 @@ is read, and nothing of a clause that compares with another run.
 import re
 from collections.abc import Mapping
 
-from autotune.cost.cells import Cells
+from autotune.cost.cells import Cells, RowError
 
 _TEXTS = ("settings", "kernels", "notes")
 _OTHER_RUN = re.compile(r"\bthe same layout\b|\bpredicts\b|\bother commits\b", re.I)
@@ -62,10 +62,29 @@ def recomputed_modules(cells: Cells) -> dict[str, float]:
     """Columns of the modules that a `recompute` cell lists: `selective: [mla_up_proj, mlp]`.
 
     Empty where it lists none: `selective` alone is the attention's core.
+
+    Raises:
+        RowError: A list in brackets has something else.
     """
-    words = set(re.findall(r"[a-z_]+", cells.text("recompute").lower()))
-    named = words & set(_MODULES)
+    text = cells.text("recompute").lower()
+    listed = re.search(r"\[(.*)\]", text)
+    unknown = _words(listed[1]) - set(_MODULES) if listed else set()
+    if unknown:
+        raise RowError(
+            f"recompute={text!r}: {', '.join(sorted(unknown))} is none of {', '.join(_MODULES)}"
+        )
+    named = _words(text) & set(_MODULES)
     return {column: float(module in named) for module, column in _MODULES.items()} if named else {}
+
+
+def lists_modules(text: str) -> bool:
+    """Whether a `recompute` cell names modules and nothing else: `mla_up_proj, mlp`."""
+    words = _words(text)
+    return bool(words) and words <= set(_MODULES)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z_]+", text.lower()))
 
 
 def mixture_columns(

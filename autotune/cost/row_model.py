@@ -219,6 +219,8 @@ def _n_mtp_layers(cells: Cells, preset: _NamedModel) -> float:
 def _of_family(cells: Cells) -> dict[str, float]:
     name = cells.text("model_name").lower()
     family = next(family for family in _FAMILIES if re.search(family.spelled, name))
+    if cells.is_blank("n_layers") and not cells.is_blank("model"):
+        raise RowError(f"model={cells.text('model')!r} is no preset, and n_layers is blank")
     n_layers = cells.count("n_layers", most=10_000)
     hidden = cells.count("hidden", most=1_000_000)
     n_heads = _heads(cells, family, name, hidden)
@@ -293,8 +295,10 @@ def _experts(cells: Cells) -> dict[str, float]:
 def _divided(n_experts: float, per_token: float, cells: Cells) -> dict[str, float]:
     """Columns of the experts and of how they are split over the ranks."""
     ep = 1.0 if cells.is_blank("ep") else cells.count("ep")
-    if n_experts % ep or per_token > n_experts:
-        raise RowError(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
+    if n_experts % ep:
+        raise RowError(f"n_experts={n_experts:g} is no multiple of ep={ep:g}")
+    if per_token > n_experts:
+        raise RowError(f"experts_per_token={per_token:g} is more than n_experts={n_experts:g}")
     columns = {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}
     if not cells.is_blank("etp"):
         columns["expert_tp"] = cells.count("etp")

@@ -119,16 +119,20 @@ qwen3-8b           Qwen/Qwen3-8B                      8,190,735,360
 """Preset -> what is published of it."""
 
 _SAME_SHAPE = {
-    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
-    "deepseek-ai/DeepSeek-V3.1": "deepseek-v3",
+    "deepseek-ai/deepseekr1": "deepseek-v3",
+    "deepseek-ai/deepseekv3.1": "deepseek-v3",
+    "deepseek-ai/deepseekv3.1terminus": "deepseek-v3",
 }
-"""Other repositories with the sizes of a preset, whose names do not show it."""
+"""Other repositories with the sizes of a preset, whose names do not show it: the owner and the
+letters and digits of the name."""
 _STAGES = re.compile(
-    r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|2[0-9](0[1-9]|1[0-2])|0324|0905)"
+    r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|fp8|bf16"
+    r"|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
     r"(?=[-_ ]|$)",
     re.I,
 )
-"""Parts of a name that say how a model was trained on, or when: its sizes stay the same."""
+"""Parts of a name that say how a model was trained on, when, or how its weights are stored: its
+sizes stay the same."""
 _NO_SIZES = re.compile(r"\b(moe|mla|truncated|reduced|nvidia|meta)\b", re.I)
 """Words of tables' names that say nothing of which model it is."""
 _TOTAL = re.compile(r"(?<![\dx.])(\d+(?:\.\d+)?)b", re.I)
@@ -154,10 +158,10 @@ def preset_of_repository(repository: str) -> str | None:
 
     Repositories of the same owner that differ by the stage of training have the same shape.
     """
-    if repository in _SAME_SHAPE:
-        return _SAME_SHAPE[repository]
     owner, _, name = repository.partition("/")
     wanted = _plain(_STAGES.sub("", name))
+    if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
+        return preset
     return next(
         (
             preset

@@ -199,9 +199,12 @@ def _spread_experts(
         try:
             there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
             predicted = there.predict(there.lattice.candidates)
-        except AutotuneError:  # the model or the machine has no such candidates
+            first = int(ranked(*_judged(predicted), min_fit=min_fit)[0])
+            there.engine.files(there.lattice.candidates[first])
+        except AutotuneError:  # no such candidates, or the engine cannot build the model
             continue
-        first = int(ranked(*_judged(predicted), min_fit=min_fit)[0])
+        if there.engine.spread_experts(there.lattice.candidates[first]):
+            continue  # its ranks gather all experts too
         speedup = best_s / float(predicted.step_time_s[first])
         if speedup >= _LEAST_GAIN_ELSEWHERE and predicted.fit_probability[first] >= min_fit:
             described = there.engine.describe(there.lattice.candidates[first])

@@ -381,10 +381,23 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there))
     assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
     assert min(each.speedup for each in found.spread_experts) > 1.3
-    told = printed(print_ranking, found, top=1)
+    told = " ".join(printed(print_ranking, found, top=1).split())
     assert all(f"with {each.flags}, {each.described} is" in told for each in found.spread_experts)
     spread = rank_lattice(open_outlook(None, {**keys, "space": "moe"}, there))
     assert spread.spread_experts == ()
+    first = ranking_as_dict(spread, [1])["candidates"][0]
+    assert first["changes_training"] == []
+    assert [text.split(";")[0] for text in first["assumed"]] == ["give all experts as many tokens"]
+
+
+def test_nothing_is_told_that_cannot_train_the_mixture(tmp_path):
+    keys = {"model": "minimax-m2", "seq_len": 4096, "global_batch": 512, "world": 64}
+    space = tmp_path / "space.yaml"
+    space.write_text("name: mine\ndescription: few\nknobs:\n  zero.stage: 3\n  recompute: full\n")
+    found = rank_lattice(
+        open_outlook(None, {**keys, "space": str(space)}, FleetWishes(gpu="H100"))
+    )
+    assert found.spread_experts == ()
 
 
 def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):

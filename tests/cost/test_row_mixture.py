@@ -16,8 +16,11 @@ MIXTURE = {
 }
 
 
+DEVICES = shipped_accelerators()
+
+
 def read(*rows: dict[str, str]) -> Plans:
-    found = rows_to_plans(rows, shipped_accelerators())
+    found = rows_to_plans(rows, DEVICES)
     assert found.plans is not None, found.reasons
     return found.plans
 
@@ -79,6 +82,9 @@ def test_modules_that_are_recomputed() -> None:
     names = ("latent", "mlp", "expert_act", "scores", "norms", "experts", "shared")
     assert [found[f"recomputes_{name}"] for name in names] == [1, 1, 1, 0, 0, 0, 0]
     assert columns(recompute="selective")["recomputes_scores"] == 1.0
+    assert columns(recompute="mla_up_proj, moe_act")["recomputes_latent"] == 1.0
+    found = rows_to_plans([row(**{**MIXTURE, "recompute": "selective: [mlp, foo]"})], DEVICES)
+    assert "foo is none of core_attn" in str(found.reasons[0])
 
 
 def test_experts_of_hugging_face_are_computed_one_by_one() -> None:

@@ -94,7 +94,7 @@ def test_layers_for_further_tokens_are_those_of_the_notes_or_the_recipe(
 
 
 def test_recipes_split_no_expert_over_tensor_ranks() -> None:
-    split = {**V3, "tp": "2", "dp": "4"}
+    split = {**V3, "tp": "2", "dp": "4", "ep": "4"}
     assert columns(split, "expert_tp") == (1,)
     assert "etp=1 (as recipes have it)" in assumed(split)
     assert columns({**split, "etp": "2"}, "expert_tp") == (2,)
@@ -119,9 +119,29 @@ def test_61_layers_run_with_a_layout(
     assert ("stages=" in assumed(changes)) == (stages[0] > 0)
 
 
-def test_ep_divides_the_experts_of_the_named_model() -> None:
-    (reason,) = read({**V3, "ep": "3"}).reasons
-    assert reason == "n_experts=256 do not go with ep=3, top 8"
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"ep": "3"}, "n_experts=256 is no multiple of ep=3"),
+        ({"ep": "128"}, "ep 128 x etp 1 x pp 8 = 1024 does not divide n_gpus=64"),
+        (
+            {"etp": "3", "n_gpus": "192", "dp": "", "global_batch": "96"},
+            "ffn_hidden=2048 is no multiple of etp=3",
+        ),
+        ({"model_name": "Foo-MoE", "model": "Foo-MoE"}, "model='Foo-MoE' is no preset"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_say_which(changes: dict[str, str], expected: str) -> None:
+    (reason,) = read({**V3, **changes}).reasons
+    assert reason is not None
+    assert reason.startswith(expected)
+
+
+def test_experts_are_whole_where_the_world_has_no_ranks_for_parts() -> None:
+    row = {**V3, "framework": "megatron", "tp": "4", "dp": "", "global_batch": "256"}
+    assert columns({**row, "ep": "2"}, "expert_tp") == (0,)
+    assert columns({**row, "ep": "8"}, "expert_tp") == (1,)
+    assert "etp=1 (ep 8 x tp 4 x pp 8 do not fit n_gpus)" in assumed({**row, "ep": "8"})
 
 
 @pytest.mark.parametrize(

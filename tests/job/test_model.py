@@ -202,7 +202,9 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     [
         ("openai/gpt-oss-120b", "gpt-oss-120b"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
-        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("deepseek-ai/deepseek-r1-0528", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.1-Base", "deepseek-v3"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
         ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
         ("moonshotai/Kimi-K2-Base", "kimi-k2"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),

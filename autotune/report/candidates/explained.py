@@ -10,6 +10,8 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
+    assumptions,
+    changing_knobs,
     figures_as_dict,
     host_facts,
     learned_as_dict,
@@ -49,6 +51,8 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     return {
         **judged_as_dict(found),
         **figures_as_dict(found.job, found.prediction, 0, found.reach),
+        "changes_training": changing_knobs(found.candidate, found.job.engine),
+        "assumed": assumptions(found.reach, 0),
         **parts_as_dict(found.prediction, 0),
         **learned_as_dict(found.learned),
     }

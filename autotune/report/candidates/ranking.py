@@ -182,21 +182,23 @@ def lengths_facts(job: Job) -> list[tuple[str, str]]:
 
 def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
     """What is assumed of the router, where it may send more rows to some ranks than to others."""
+    return [("routing", f"assumed to {text}") for text in assumptions(reach, index)]
+
+
+def assumptions(reach: Margin, index: int) -> list[str]:
+    """What a forecast takes the router to do; empty where nothing depends on it."""
     slower = reach.slower_at(index)
     if slower <= 1:
         return []
     return [
-        (
-            "routing",
-            "assumed to give all experts as many tokens; where it does not, steps take up to "
-            f"{slower:g} times as long, which the upper end of the interval allows for",
-        )
+        "give all experts as many tokens; where it does not, steps take up to "
+        f"{slower:g} times as long, which the upper end of the interval allows for"
     ]
 
 
 def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     """Knobs of a candidate with which something else is trained, and what they change."""
-    changing = _changing(candidate, engine)
+    changing = changing_knobs(candidate, engine)
     if not changing:
         return []
     knobs = knobs_of(engine)
@@ -204,7 +206,8 @@ def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     return [("changes training", f"{' '.join(changing)}: {'; '.join(said)}")]
 
 
-def _changing(candidate: Candidate, engine: str) -> list[str]:
+def changing_knobs(candidate: Candidate, engine: str) -> list[str]:
+    """Knobs of a candidate with which something else is trained."""
     knobs = knobs_of(engine)
     return [
         name
@@ -223,7 +226,7 @@ def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
     if not facts:
         return []
     for rank, other in enumerate(ranking.order[:_MOST_READ], start=1):
-        if not _changing(ranking.candidates[int(other)], engine):
+        if not changing_knobs(ranking.candidates[int(other)], engine):
             seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
             described = ranking.describe(ranking.candidates[int(other)])
             return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
@@ -354,6 +357,8 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": index in ranking.on_front,
         "needs": list(ranking.needs(ranking.candidates[index])),
+        "changes_training": changing_knobs(ranking.candidates[index], ranking.job.engine),
+        "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }
 
