@@ -41,6 +41,9 @@ def read_back(training: Any) -> dict[str, Any]:
         "optimizer_offload": _offloaded_share(optimizers[0].optimizer),
         "activation_offload": config.cpu_offloading_num_layers if config.cpu_offloading else 0,
         "offload_modules": "+".join(getattr(config, "offload_modules", None) or ["none"]),
+        "cuda_graphs": _graphs(training),
+        "cp_kind": _cp_kind(config),
+        "fp4": getattr(config, "fp4", None) or "none",
         "fp8": config.fp8 or "none",
         "fp8_recipe": config.fp8_recipe or "delayed",
         "fp8_param_gather": bool(config.fp8_param),
@@ -68,6 +71,25 @@ def _recompute(config: Any) -> str:
         return config.recompute_granularity or "none"
     is_block = config.recompute_method == "block"
     return f"block_{config.recompute_num_layers}" if is_block else "full"
+
+
+def _graphs(training: Any) -> str:
+    """Parts of a layer that CUDA graphs capture, as the knob of that name says them.
+
+    Transformer Engine's graphs are captured by the training loop of a checkout; without one no
+    graph is there, whatever the configuration says.
+    """
+    is_captured = getattr(training.config, "cuda_graph_impl", None) == "transformer_engine"
+    if not is_captured or not getattr(training, "captures_graphs", False):
+        return "none"
+    scopes = training.config.cuda_graph_scope or ()
+    return "+".join(getattr(scope, "name", str(scope)) for scope in scopes) or "none"
+
+
+def _cp_kind(config: Any) -> str:
+    """How context parallel ranks exchange keys and values; alike in all layers."""
+    kind = getattr(config, "cp_comm_type", None) or "p2p"
+    return str(kind if isinstance(kind, str) else kind[0])
 
 
 def _offloaded_share(optimizer: Any) -> float:

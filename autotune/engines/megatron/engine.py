@@ -123,7 +123,7 @@ _LIVE_MORE = frozenset(
             "overlap_p2p",
         ),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
-        *("fp8", "fp8_recipe", "fp8_param_gather"),
+        *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
     }
 )
 """What it says of itself where a candidate has it off its default."""

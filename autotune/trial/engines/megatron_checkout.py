@@ -68,6 +68,9 @@ def _keep_in_vocabulary(vocab: int) -> None:
 class CheckoutTraining:
     """One rank's part of what a checkout trains, with the attributes of `Training`."""
 
+    captures_graphs = True
+    """Its loop captures Transformer Engine's CUDA graphs where its arguments ask for them."""
+
     def __init__(
         self,
         loop: ModuleType,
