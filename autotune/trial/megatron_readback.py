@@ -43,7 +43,7 @@ def read_back(training: Any) -> dict[str, Any]:
         "offload_modules": "+".join(getattr(config, "offload_modules", None) or ["none"]),
         "cuda_graphs": _graphs(training),
         "cp_kind": _cp_kind(config),
-        "fp4": getattr(config, "fp4", None) or "none",
+        "fp4": bool(getattr(config, "fp4", None)),
         "fp8": config.fp8 or "none",
         "fp8_recipe": config.fp8_recipe or "delayed",
         "fp8_param_gather": bool(config.fp8_param),

@@ -520,6 +520,16 @@ def test_a_written_layout_is_expected_as_it_is_written(tmp_path, layout):
     assert told["stage_layers"] == [each.count("t") + each.count("m") for each in stages]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("cuda_graphs", "attn"), ("cp_kind", "a2a"), ("fp4", True)]
+)
+def test_what_only_a_gpu_does_has_to_be_seen_in_the_live_engine(tmp_path, name, value):
+    engine = MegatronEngine(job(tmp_path), A100)
+    candidate = one(task_of(job(tmp_path), A100), f"tp=1 cp=2 {name}={str(value).lower()}")
+    assert engine.expected(candidate)[name] == value
+    assert name not in engine.expected(one(task_of(job(tmp_path), A100), "tp=1 cp=2"))
+
+
 def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
     asked = job(tmp_path)
     task = task_of(asked, dataclasses.replace(A100, has_transformer_engine=True))
