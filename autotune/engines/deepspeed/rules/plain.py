@@ -8,7 +8,7 @@ from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.base import Case, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 
 PLAIN_CONFIG: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
