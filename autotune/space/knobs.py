@@ -204,9 +204,9 @@ def explain(values: Knobs, context: Context) -> dict[str, str]:
     settled = canonical(values, context)
     reasons = {}
     for name, value in values.items():
-        knob = context.knobs[name]
-        if name not in settled and value != knob.default:  # a default is what runs without it
-            reasons[name] = f"{name}={value} changes nothing here: it acts {knob.scope}"
-        elif settled.get(name, value) != value:
+        if name not in settled:
+            scope = context.knobs[name].scope
+            reasons[name] = f"{name}={value} changes nothing here: it acts {scope}"
+        elif settled[name] != value:
             reasons[name] = f"{name}={value} means the same run as {settled[name]}, which is used"
     return reasons

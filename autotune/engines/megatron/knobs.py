@@ -225,7 +225,7 @@ _MORE = (
         default=DISPATCHERS[0],
         choices=DISPATCHERS,
         needs_cuda=("deepep", "hybridep"),
-        scope="for a mixture of experts",
+        scope="for a mixture of experts, off alltoall",
         acts=_off("dispatcher", _has_experts),
         help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
         "hybridep, which are packages of their own, send a token once to each rank or node; "
