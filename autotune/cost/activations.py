@@ -144,21 +144,23 @@ def _mlp_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     router 8 E in logits and scores, 2 E in masks and 30 K in indices. Nothing is kept of the
     all-to-alls. Counted in saved tensors of megatron/core/transformer/moe (0.16.1).
     """
-    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
     if kind == LayerKind.DENSE:
-        return inner_bytes * s.dense_ffn_hidden / p.tp
+        return _inner_bytes(p) * s.dense_ffn_hidden / p.tp
     return _experts_bytes(p, s) + _shared_bytes(p) + _router_bytes(p, s)
 
 
+def _inner_bytes(p: Plans) -> Column:
+    """Bytes of a column of an MLP: result of the first product, input of the second."""
+    return p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
+
+
 def _experts_bytes(p: Plans, s: Sizes) -> Column:
-    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
     rows = _rows_per_token(s)
-    return inner_bytes * routed_width(p, s) + rows * (p.product_input_bytes * p.hidden + 4.0)
+    return _inner_bytes(p) * routed_width(p, s) + rows * (p.product_input_bytes * p.hidden + 4.0)
 
 
 def _shared_bytes(p: Plans) -> Column:
-    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
-    return inner_bytes * p.shared_expert_hidden / p.tp
+    return _inner_bytes(p) * p.shared_expert_hidden / p.tp
 
 
 def _router_bytes(p: Plans, s: Sizes) -> Column:

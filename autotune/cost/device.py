@@ -14,6 +14,9 @@ on GPUs of several vendors."""
 LinkName = Literal["nvlink", "network"]
 """Link between the devices of a node, and between nodes."""
 
+_FP4_KEPT_SHARE = 0.15
+"""Share of the linear layers that stay in bf16 where the others are in fp4."""
+
 _UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_per_s=0.0)
 
 
@@ -52,6 +55,15 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }
+
+
+def fp4_flops(narrow_flops: float, wide_flops: float) -> float:
+    """Rate of a model's products in fp4, of which some layers stay in bf16.
+
+    Source: NVIDIA, Pretraining Large Language Models with NVFP4 (arXiv:2509.25149).
+    """
+    kept = _FP4_KEPT_SHARE
+    return 1.0 / ((1.0 - kept) / narrow_flops + kept / wide_flops)
 
 
 def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]:

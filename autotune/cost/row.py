@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
-from autotune.cost.device import device_columns, link_columns
+from autotune.cost.device import device_columns, fp4_flops, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
 from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
@@ -51,8 +51,6 @@ _ANY_TORCH = re.compile(
 """Names of what runs on the assumed framework, FSDP or DDP, as the stage tells."""
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
 _NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
-_FP4_KEPT_SHARE = 0.15
-"""Share of the linear layers that stay in bf16 where the others are in fp4."""
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
@@ -321,13 +319,11 @@ def _matmul_flops(
 ) -> float:
     """The rate at the precision of the layers.
 
-    One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
-    Large Language Models with NVFP4 (arXiv:2509.25149).
+    One scale per row costs what fp8 gains.
     """
     narrow, wide = columns["matmul_flops"], columns["half_flops"]
     if precision == "fp4":
-        kept = _FP4_KEPT_SHARE
-        return 1.0 / ((1.0 - kept) / narrow + kept / wide)
+        return fp4_flops(narrow, wide)
     if precision == "fp8" and "rowwise" in cells.text("precision"):
         cells.assume("matmul_flops", accelerator.half, "scales by row gain nothing")
         return wide

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells, RowError
+from autotune.cost.traits import CAPTURED_SHARES, RECOMPUTED_MODULES
 
 _TEXTS = ("settings", "kernels", "notes")
 _OTHER_RUN = re.compile(r"\bthe same layout\b|\bpredicts\b|\bother commits\b", re.I)
@@ -44,18 +45,6 @@ _FUSED_SINCE = 26.05
 Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs, cutedsl_fused_grouped_mlp."""
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
-_CAPTURED = {"attn": 0.25, "moe_router": 0.2, "moe_preprocess": 0.2}
-"""Module that a CUDA graph captures -> its share of a layer's launches."""
-_MODULES = {
-    "core_attn": "recomputes_scores",
-    "layernorm": "recomputes_norms",
-    "mlp": "recomputes_mlp",
-    "moe": "recomputes_experts",
-    "moe_act": "recomputes_expert_act",
-    "mla_up_proj": "recomputes_latent",
-    "shared_experts": "recomputes_shared",
-}
-"""Module that Megatron can recompute -> column."""
 
 
 def recomputed_modules(cells: Cells) -> dict[str, float]:
@@ -68,19 +57,24 @@ def recomputed_modules(cells: Cells) -> dict[str, float]:
     """
     text = cells.text("recompute").lower()
     listed = re.search(r"\[(.*)\]", text)
-    unknown = _words(listed[1]) - set(_MODULES) if listed else set()
+    unknown = _words(listed[1]) - set(RECOMPUTED_MODULES) if listed else set()
     if unknown:
         raise RowError(
-            f"recompute={text!r}: {', '.join(sorted(unknown))} is none of {', '.join(_MODULES)}"
+            f"recompute={text!r}: {', '.join(sorted(unknown))} is none of "
+            f"{', '.join(RECOMPUTED_MODULES)}"
         )
-    named = _words(text) & set(_MODULES)
-    return {column: float(module in named) for module, column in _MODULES.items()} if named else {}
+    named = _words(text) & set(RECOMPUTED_MODULES)
+    return (
+        {column: float(module in named) for module, column in RECOMPUTED_MODULES.items()}
+        if named
+        else {}
+    )
 
 
 def lists_modules(text: str) -> bool:
     """Whether a `recompute` cell names modules and nothing else: `mla_up_proj, mlp`."""
     words = _words(text)
-    return bool(words) and words <= set(_MODULES)
+    return bool(words) and words <= set(RECOMPUTED_MODULES)
 
 
 def _words(text: str) -> set[str]:
@@ -117,5 +111,6 @@ def _settings_text(cells: Cells) -> str:
 
 
 def _captured(text: str) -> float:
-    modules = [share for name, share in _CAPTURED.items() if re.search(rf"\b{name}\b", text)]
-    return sum(modules) if modules else 1.0
+    # `mlp` beside graphs is mostly what is computed again.
+    parts = [name for name in CAPTURED_SHARES if name != "mlp" and re.search(rf"\b{name}\b", text)]
+    return sum(CAPTURED_SHARES[name] for name in parts) if parts else 1.0

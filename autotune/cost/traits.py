@@ -41,6 +41,19 @@ class Traits:
 
 _LOOP = {"grouped_experts": 0.0}
 """Hugging Face's modules: one expert after the other."""
+RECOMPUTED_MODULES = {
+    "core_attn": "recomputes_scores",
+    "layernorm": "recomputes_norms",
+    "mlp": "recomputes_mlp",
+    "moe": "recomputes_experts",
+    "moe_act": "recomputes_expert_act",
+    "mla_up_proj": "recomputes_latent",
+    "shared_experts": "recomputes_shared",
+}
+"""Module that Megatron can recompute -> column of `Plans`."""
+CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
+"""Part of a layer that Megatron's CUDA graphs capture -> its share of the layer's launches."""
+
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
 _FSDP = {

@@ -81,18 +81,28 @@ class ModelShape:
         return self.n_layers - self.n_dense_layers if self.n_experts > 1 else 0
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices of an MLP: up and down, and the gate's."""
+        return 3 if self.gated_mlp else 2
+
+    @property
+    def expert_weights(self) -> int:
+        """Elements of the matrices of one expert, or of the MLP of a dense model."""
+        return self.mlp_matrices * self.hidden * self.ffn_hidden
+
+    @property
     def layer_weights(self) -> int:
         """Elements of the matrices of all layers, by the sizes; norms and biases are left out."""
-        matrices = 3 if self.gated_mlp else 2
-        mixture = self.n_experts * (matrices * self.hidden * self.ffn_hidden + self.hidden)
+        matrices = self.mlp_matrices
+        mixture = self.n_experts * (self.expert_weights + self.hidden)
         mixture += matrices * self.hidden * self.shared_expert_hidden
         n_dense = self.n_layers - self.n_expert_layers
         dense_ffn = self.dense_ffn_hidden if self.n_experts > 1 else self.ffn_hidden
         mlps = self.n_expert_layers * mixture + n_dense * matrices * self.hidden * dense_ffn
-        return mlps + self.n_layers * self._attention_weights
+        return mlps + self.n_layers * self.attention_weights
 
     @property
-    def _attention_weights(self) -> int:
+    def attention_weights(self) -> int:
         """Elements of the matrices of a layer's attention."""
         if not self.latent_kv_rank:
             kv_width = self.n_kv_heads * self.attention_width // self.n_heads

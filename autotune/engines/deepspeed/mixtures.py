@@ -57,5 +57,5 @@ def experts_elsewhere(shape: ModelShape, ep: int) -> int:
     """Parameters of the experts that other ranks have."""
     if ep == 1:
         return 0
-    per_expert = (3 if shape.gated_mlp else 2) * shape.hidden * shape.ffn_hidden
-    return shape.n_expert_layers * (shape.n_experts - shape.n_experts // ep) * per_expert
+    n_elsewhere = shape.n_experts - shape.n_experts // ep
+    return shape.n_expert_layers * n_elsewhere * shape.expert_weights

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
+from autotune.cost.device import fp4_flops
 from autotune.cost.plans import Plans
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
-from autotune.cost.traits import FRAMEWORKS
+from autotune.cost.traits import CAPTURED_SHARES, FRAMEWORKS, RECOMPUTED_MODULES
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankMemory, RankSettings
@@ -143,10 +144,6 @@ results/recorded/megatron-order-cpu-2.json. The other rows say 101 MB."""
 _MILLION = 1e6
 _MOMENTS_SAVE = 4.0
 """Bytes a parameter that two moments in 16 bits take less."""
-_CAPTURED = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
-"""Part of a layer that CUDA graphs capture -> its share of the layer's launches, as of rows."""
-_FP4_KEPT = 0.15
-"""Share of the linear layers that stay in bf16 where the others are in fp4."""
 _TP_OVERLAP = 0.7
 """Part of tensor parallel communication that `tp_comm_overlap` hides, as for NeMo's rows."""
 _KINDS = ("int", "bool", "choice")
@@ -463,13 +460,10 @@ class MegatronEngine(Engine):
             "zero_stage": np.maximum(rows["distributed_optimizer"], fsdp),
             "optimizer_host_share": rows["optimizer_offload"] / _MILLION,
             "offloaded_activations": self._offloaded_activations(rows),
-            "recomputes_scores": has("core_attn", RECOMPUTED, modules),
-            "recomputes_norms": has("layernorm", RECOMPUTED, modules),
-            "recomputes_mlp": has("mlp", RECOMPUTED, modules),
-            "recomputes_experts": has("moe", RECOMPUTED, modules),
-            "recomputes_shared": has("shared_experts", RECOMPUTED, modules),
-            "recomputes_expert_act": has("moe_act", RECOMPUTED, modules),
-            "recomputes_latent": has("mla_up_proj", RECOMPUTED, modules),
+            **{
+                column: has(module, RECOMPUTED, modules)
+                for module, column in RECOMPUTED_MODULES.items()
+            },
             "overlap_reduce": rows["overlap_grad_reduce"] == 0,
             "overlap_gather": rows["overlap_param_gather"] == 0,
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
@@ -482,7 +476,8 @@ class MegatronEngine(Engine):
             found["optimizer_bytes"] = usual - _MOMENTS_SAVE * (rows["adam_moments"] > 0)
         if rows["cuda_graphs"].any():
             found["launch_free"] = sum(
-                share * has(part, GRAPHS, rows["cuda_graphs"]) for part, share in _CAPTURED.items()
+                share * has(part, GRAPHS, rows["cuda_graphs"])
+                for part, share in CAPTURED_SHARES.items()
             )
         # Megatron's FSDP gathers a transformer layer at a time.
         found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
@@ -491,9 +486,7 @@ class MegatronEngine(Engine):
             rate = self._product_flops("fp8") if fp8.any() else 0.0
             narrow = self._product_flops("fp4") if fp4.any() else 0.0
             half = self._product_flops(None)
-            # Some layers stay in bf16: NVIDIA, Pretraining Large Language Models with NVFP4
-            # (arXiv:2509.25149).
-            mixed = 1.0 / ((1.0 - _FP4_KEPT) / narrow + _FP4_KEPT / half) if narrow else 0.0
+            mixed = fp4_flops(narrow, half) if narrow else 0.0
             is_kept = fp8 & (rows["fp8_param_gather"] > 0)
             found |= {
                 "matmul_flops": np.where(fp8, rate, np.where(fp4, mixed, half)),
@@ -626,28 +619,18 @@ def mtp_params(shape: ModelShape) -> int:
     """
     if not shape.n_mtp_layers:
         return 0
-    h, matrices = shape.hidden, 3 if shape.gated_mlp else 2
-    if shape.latent_kv_rank:
-        key, rank = shape.latent_nope_dim + shape.latent_rope_dim, shape.latent_kv_rank
-        q_rank, heads = shape.latent_q_rank, shape.n_heads
-        queries = h * q_rank + q_rank + q_rank * heads * key if q_rank else h * heads * key
-        down = h * (rank + shape.latent_rope_dim) + rank
-        up = rank * heads * (shape.latent_nope_dim + shape.latent_value_dim)
-        attention = queries + down + up + heads * shape.latent_value_dim * h
-    else:
-        width = shape.attention_width
-        attention = h * (2 * width + 2 * width * shape.n_kv_heads // shape.n_heads)
+    h = shape.hidden
+    norms = 2 * h + shape.latent_q_rank + shape.latent_kv_rank
     n_experts = shape.n_experts if shape.n_experts > 1 else 0
-    mlp = matrices * h * (shape.ffn_hidden * max(1, n_experts) + shape.shared_expert_hidden)
-    layer = attention + mlp + n_experts * h + 2 * h
+    mlp = shape.expert_weights * max(1, n_experts)
+    mlp += shape.mlp_matrices * h * shape.shared_expert_hidden
+    layer = shape.attention_weights + mlp + n_experts * h + norms
     return shape.n_mtp_layers * (layer + 2 * h * h + 3 * h)
 
 
 def expert_params(shape: ModelShape) -> int:
     """Parameters of all experts of all layers."""
-    matrices = 3 if shape.gated_mlp else 2
-    per_layer = shape.n_experts * matrices * shape.hidden * shape.ffn_hidden
-    return shape.n_expert_layers * per_layer
+    return shape.n_expert_layers * shape.n_experts * shape.expert_weights
 
 
 def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:

@@ -99,7 +99,7 @@ def balance_advice(model: Model) -> str:
     if model.shape.n_experts < 2:
         return ""
     config = model.source["config"]
-    if _has_expert_bias(model):
+    if _is_sigmoid(model):
         return (
             f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff "
             f"{_BALANCE_OF_BIASED:g}"
@@ -324,12 +324,8 @@ def _groups(model: Model) -> tuple[int, int] | None:
 
 
 def _is_sigmoid(model: Model) -> bool:
+    """Whether a sigmoid scores experts, and a bias that no gradient reaches balances them."""
     return _family(model) in ("deepseek_v3", "glm4_moe")
-
-
-def _has_expert_bias(model: Model) -> bool:
-    """Whether a bias that no gradient reaches balances the experts."""
-    return _is_sigmoid(model)
 
 
 def _latent_attention(model: Model) -> Arguments:
@@ -478,7 +474,6 @@ def _experts(model: Model) -> Arguments:
         found["moe_router_num_groups"], found["moe_router_group_topk"] = groups
     if _is_sigmoid(model):
         found["moe_router_score_function"] = "sigmoid"
-    if _has_expert_bias(model):
         found["moe_router_enable_expert_bias"] = True
         found["moe_router_bias_update_rate"] = _BIAS_UPDATE_RATE
     is_plain = family == "deepseek_v2" or not config.get(
@@ -501,7 +496,9 @@ def _scale(model: Model) -> float:
 
 def dense_layers(model: Model) -> tuple[int, ...]:
     """Layers of a mixture that have one MLP in place of experts, numbered from 0."""
-    return model.shape.dense_layers or tuple(range(model.shape.n_dense_layers))
+    shape = model.shape
+    is_mixture = shape.n_experts > 1
+    return tuple(n for n in range(shape.n_layers) if is_mixture and not shape.has_experts(n))
 
 
 def pattern_text(pattern: Sequence[int]) -> str:

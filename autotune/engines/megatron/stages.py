@@ -50,7 +50,7 @@ def work_of(shape: ModelShape, seq_len: int) -> StageWork:
     of the seq_len / 2 tokens before it, for keys and for values. The embedding is looked up.
     """
     h = float(shape.hidden)
-    matrices = 3 if shape.gated_mlp else 2
+    matrices = shape.mlp_matrices
     attention = _attention(shape, seq_len)
     experts = max(1, shape.experts_per_token) if shape.n_experts > 1 else 1
     mlp = matrices * h * (shape.ffn_hidden * experts + shape.shared_expert_hidden)
@@ -67,18 +67,11 @@ def work_of(shape: ModelShape, seq_len: int) -> StageWork:
 
 
 def _attention(shape: ModelShape, seq_len: int) -> float:
-    h, heads = float(shape.hidden), float(shape.n_heads)
-    if not shape.latent_kv_rank:
-        width = float(shape.attention_width)
-        keys = width * shape.n_kv_heads / max(1, shape.n_heads)
-        return h * (2 * width + 2 * keys) + seq_len * width
-    key = float(shape.latent_nope_dim + shape.latent_rope_dim)
-    value, rank = float(shape.latent_value_dim), float(shape.latent_kv_rank)
-    q_rank = float(shape.latent_q_rank)
-    queries = h * q_rank + q_rank * heads * key if q_rank else h * heads * key
-    down = h * (rank + shape.latent_rope_dim)
-    up = rank * heads * (shape.latent_nope_dim + value)
-    return queries + down + up + h * heads * value + seq_len / 2 * heads * (key + value)
+    key = value = float(shape.attention_width)
+    if shape.latent_kv_rank:
+        key = float(shape.n_heads * (shape.latent_nope_dim + shape.latent_rope_dim))
+        value = float(shape.n_heads * shape.latent_value_dim)
+    return shape.attention_weights + seq_len / 2 * (key + value)
 
 
 @lru_cache(maxsize=4096)
