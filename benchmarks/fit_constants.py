@@ -54,6 +54,8 @@ _START = Constants(
     host_link_share=0.8,
     nvlink_latency_s=4e-6,
     network_latency_s=1.5e-5,
+    # 1 to 2 us of overhead, three times as much for large messages: NVIDIA/nccl, tuning.cc.
+    network_step_s=6e-6,
     overlap_share=0.15,
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,

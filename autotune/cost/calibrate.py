@@ -39,6 +39,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "host_link_share": 0.5,
     "nvlink_latency_s": 0.4,
     "network_latency_s": 0.4,
+    "network_step_s": 0.5,
     "overlap_share": 0.7,
     "scale_jitter": 0.6,
     "optimizer_traffic_bytes": 0.4,
