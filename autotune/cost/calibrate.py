@@ -33,7 +33,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "micro_batch_s": 0.7,
     "cut_s": 0.5,
     "send_s": 0.7,
-    "step_s": 0.5,
+    "step_s": 0.3,
     "nvlink_share": 0.4,
     "network_share": 0.5,
     "host_link_share": 0.5,

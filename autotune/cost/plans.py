@@ -133,6 +133,12 @@ class Plans(PlanColumns):
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
+    adapters: Column = 0.0
+    """Adapters of low rank beside each frozen projection; fewer where one has several of them."""
+    adapts_mlp: Column = 0.0
+    """Whether the MLP's matrices have adapters too, not the attention's alone."""
+    dequantized_bytes: Column = 0.0
+    """Moved per frozen weight each time that it is unpacked for a product; 0: it is not packed."""
 
     # The device and its links. Rates are per device, links per direction.
     matmul_flops: Column

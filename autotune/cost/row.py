@@ -57,8 +57,16 @@ DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
 _QLORA_BYTES = 0.52
 """Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
 (arXiv:2305.14314), section 3."""
-_LORA_SHARE = 0.01
-"""Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
+_UNPACKED_BY_KERNEL = 2.5
+"""Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
+csrc/kernels.cu, kDequantizeBlockwise."""
+_UNPACKED_IN_TORCH = 20.0
+"""The same where shifts, masks, zero points and scales are operations of torch. Source: AutoGPTQ,
+auto_gptq/nn_modules/qlinear/qlinear_cuda.py."""
+_ADAPTED_MLP = re.compile(r"all[- _]linear|gate_proj|up_proj|\bw1\b|\bc_fc\b|linear_fc1|\bmlp\b")
+_RANK = re.compile(r"\br(?:ank)?\s*[=:]?\s*(\d{1,4})\b")
+_USUAL_RANK = 16.0
+"""Of adapters, where a row does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +123,10 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
-        columns["trained_share"] = _LORA_SHARE
-        cells.assume("trained_share", _LORA_SHARE, "LoRA")
         is_quantized = "qlora" in cells.text("task").lower()
         frozen_bytes = _QLORA_BYTES if is_quantized else columns.get("activation_bytes", 2.0)
         columns["weight_bytes"] = min(frozen_bytes, columns.get("weight_bytes", frozen_bytes))
+        columns |= _adapters(cells, traits, model, is_quantized=is_quantized)
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -135,6 +142,44 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         framework=traits.name,
         accelerator=accelerator,
     )
+
+
+def _adapters(
+    cells: Cells, traits: Traits, model: Mapping[str, float], *, is_quantized: bool
+) -> dict[str, float]:
+    """Columns of the adapters, and of the frozen weights that are unpacked for them."""
+    told = " ".join(cells.text(name) for name in ("task", "settings", "kernels", "notes")).lower()
+    adapts_mlp = bool(_ADAPTED_MLP.search(told))
+    if not adapts_mlp:
+        cells.assume("adapters", "of the attention alone")
+    rank = _RANK.search(told)
+    if rank is None:
+        cells.assume("rank", _USUAL_RANK, "of the adapters")
+    columns = {
+        "adapters": traits.adapters,
+        "adapts_mlp": float(adapts_mlp),
+        "trained_share": _trained_share(
+            model, float(rank[1]) if rank else _USUAL_RANK, adapts_mlp=adapts_mlp
+        ),
+    }
+    if is_quantized:
+        in_torch = "gptq" in told and not re.search("triton|exllama|marlin", told)
+        columns["dequantized_bytes"] = _UNPACKED_IN_TORCH if in_torch else _UNPACKED_BY_KERNEL
+    return columns
+
+
+def _trained_share(model: Mapping[str, float], rank: float, *, adapts_mlp: bool) -> float:
+    """Parameters of the adapters over all: rank x (inputs + results) of each projection."""
+    hidden, width = model["hidden"], model["n_heads"] * model["head_dim"]
+    kv_width = model["n_kv_heads"] * model["head_dim"]
+    matrices = 2.0 + model["gated_mlp"]
+    experts = max(1.0, model["n_experts"])
+    ffn = matrices * experts * (hidden + model["ffn_hidden"])
+    widths = 4.0 * hidden + 2.0 * width + 2.0 * kv_width + adapts_mlp * ffn
+    layer = 2.0 * hidden * (width + kv_width)
+    layer += matrices * experts * hidden * model["ffn_hidden"]
+    total = model["n_layers"] * layer + (2.0 - model["tied_embeddings"]) * model["vocab"] * hidden
+    return min(1.0, rank * model["n_layers"] * widths / total)
 
 
 def _framework(cells: Cells) -> Traits:
