@@ -148,7 +148,7 @@ def _adapters(
     cells: Cells, traits: Traits, model: Mapping[str, float], *, is_quantized: bool
 ) -> dict[str, float]:
     """Columns of the adapters, and of the frozen weights that are unpacked for them."""
-    told = " ".join(cells.text(name) for name in ("task", "settings", "kernels", "notes")).lower()
+    told = " ".join(cells.text(name) for name in ("task", "settings", "notes")).lower()
     adapts_mlp = bool(_ADAPTED_MLP.search(told))
     if not adapts_mlp:
         cells.assume("adapters", "of the attention alone")

@@ -50,7 +50,7 @@ def test_a_full_row_says_everything() -> None:
         ("vocab", "128,256", "vocab", 128_256.0),
         ("seq_len", "8k", "seq_len", 8192.0),
         ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
-        ("task", "LoRA SFT", "trained_share", 0.01),
+        ("task", "LoRA SFT", "adapters", 0.5),
     ],
 )
 def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
