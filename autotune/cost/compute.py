@@ -188,7 +188,8 @@ def _loss_bytes(p: Plans) -> Column:
     difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
     kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
     NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
-    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel, ops/cross_entropy.py.
+    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
+    ops/cross_entropy.py.
     """
     return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
@@ -399,10 +400,10 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     """Router, permutation of rows there and back, and the experts' activation, forward.
 
     Per row: it is permuted and sorted by expert on its way there, and back (8 h; 4 h where
-    dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the products' inputs are cast,
-    which nothing else does here: read, and written by rows and by columns (h + f, 4 bytes). Per
-    token the router passes E logits through some ten steps in 32 bit, or one kernel. Source:
-    megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
+    dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the
+    products' inputs are cast, which nothing else does here: read, and written by rows and by
+    columns (h + f, 4 bytes). Per token the router passes E logits through some ten steps in 32
+    bit, or one kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden

@@ -296,3 +296,21 @@ def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -
     changes = {"model_name": name, "hidden": hidden, "n_kv_heads": "", "params_b": "", "tp": "1"}
     assert column("n_heads", **changes, dp="32", n_heads="") == heads
     assert column("n_heads", **changes, dp="32", n_heads="", head_dim="64") == int(hidden) / 64
+
+
+def test_adapters_follow_from_their_rank_and_modules() -> None:
+    lora = {"task": "lora", "notes": "LoRA r 64 on q_proj k_proj v_proj o_proj"}
+    half = column("trained_share", **{**lora, "notes": "LoRA rank 32"})
+    assert column("trained_share", **lora) == pytest.approx(2 * half)
+    assert column("adapts_mlp", **lora) == 0
+    wide = {**lora, "notes": "LoRA r 64 on all-linear"}
+    assert column("adapts_mlp", **wide) == 1
+    assert column("trained_share", **wide) > 1.5 * column("trained_share", **lora)
+    assert column("dequantized_bytes", **lora) == 0
+
+
+@pytest.mark.parametrize(
+    ("notes", "moved"), [("", 2.5), ("GPTQ Int4 base", 20.0), ("GPTQ, triton v2 kernel", 2.5)]
+)
+def test_packed_weights_are_unpacked(notes: str, moved: float) -> None:
+    assert column("dequantized_bytes", task="qlora", notes=notes) == moved
