@@ -82,11 +82,7 @@ _SHARE_SIGMA = 0.12
 
 def fitted_sources() -> list[str]:
     """Sources that constants and intervals are fitted on."""
-    return _split()["fitted"]
-
-
-def _split() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads(SPLIT.read_text(encoding="utf-8"))
+    found: list[str] = json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"]
     return found
 
 
@@ -99,9 +95,7 @@ def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]
     ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
-    # Their devices are another kind, so that the table has the rate that all others reach.
-    apart = np.isin(ran.sources, _split()["own_rates"])
-    names = np.where(apart, np.char.add(np.char.add(_kinds(ran), " "), ran.sources), _kinds(ran))
+    names = _kinds(ran)
     of_devices = sorted({name for name in names.tolist() if not name.startswith("A100")})
     kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
     fitted, shares = calibrate_with_shares(

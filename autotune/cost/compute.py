@@ -403,7 +403,8 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the
     products' inputs are cast, which nothing else does here: read, and written by rows and by
     columns (h + f, 4 bytes). Per token the router passes E logits through some ten steps in 32
-    bit, or one kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
+    bit, or one kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and
+    moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
