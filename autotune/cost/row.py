@@ -66,7 +66,7 @@ auto_gptq/nn_modules/qlinear/qlinear_cuda.py."""
 _ADAPTED_MLP = re.compile(r"all[- _]linear|gate_proj|up_proj|\bw1\b|\bc_fc\b|linear_fc1|\bmlp\b")
 _RANK = re.compile(r"\br(?:ank)?\s*[=:]?\s*(\d{1,4})\b")
 _USUAL_RANK = 16.0
-"""Of adapters, where a row does not say."""
+"""Rank of adapters, where a row does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
