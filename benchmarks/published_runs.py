@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from published import rows_to_plans
 
 from autotune.base.errors import JobError
 from autotune.cost.errors import Margin, load_errors, spare_of
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction
-from autotune.cost.published import PublishedRows, read_table, rows_to_plans
+from autotune.cost.table import TableRows, read_table
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 
 SPLIT = Path(__file__).resolve().parent / "sources.json"
@@ -121,7 +122,7 @@ def read_runs(folder: Path) -> Runs:
     return _runs(scored, read, read.plans)
 
 
-def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
+def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,

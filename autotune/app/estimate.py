@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from autotune.cost.errors import load_errors, spare_of
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.published import TABLE_HINT, PublishedRows, read_table, rows_to_plans
 from autotune.cost.step import StepTimes
-from autotune.devices.accelerators import accelerators_with
+from autotune.cost.table import TABLE_HINT, TableRows, read_table, rows_to_plans
+from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
@@ -64,19 +64,29 @@ class Estimate:
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
 
+Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]
+"""Reads rows, column -> text, as candidates."""
+
+
 def estimate_rows(
-    rows: Path, out: Path, *, accelerators: Path | None = None, constants: Path | None = None
+    rows: Path,
+    out: Path,
+    *,
+    accelerators: Path | None = None,
+    constants: Path | None = None,
+    reader: Reader = rows_to_plans,
 ) -> Estimate:
     """Predict the rows of a CSV file; every row is written, in order.
 
     Columns of results in the input are kept, and never read. Memory is in GiB, as vendors' "80 GB"
-    are; it is what nvidia-smi would show, or what `peak_mem_unit` says: reserved or allocated.
+    are; it is what nvidia-smi would show, or what `memory_meter` says: reserved or allocated.
 
     Args:
         rows: The table; docs/cost.md names its columns.
         out: The file to write.
         accelerators: A file of more accelerators.
         constants: A file of other constants than the shipped ones.
+        reader: What reads the rows: by default each value has one spelling.
 
     Raises:
         JobError: A file cannot be read or written, is no table of runs, or `out` is the input.
@@ -85,7 +95,8 @@ def estimate_rows(
     _check_known(header, str(rows))
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
-    read, cells = _predicted(table, accelerators, constants)
+    read = reader(table, accelerators_with(accelerators))
+    cells = _predicted(read, constants)
     _write(out, header, table, cells)
     return Estimate(
         out=out,
@@ -114,7 +125,7 @@ def predict_frame(
         _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
-    _, cells = _predicted(table, accelerators, constants)
+    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
     found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
@@ -137,28 +148,22 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _predicted(
-    table: list[dict[str, str]], accelerators: Path | None, constants: Path | None
-) -> tuple[PublishedRows, list[dict[str, str]]]:
-    """The rows as they were read, and for each its predictions, column -> text."""
-    read = rows_to_plans(table, accelerators_with(accelerators))
-    cells: list[dict[str, str]] = [{} for _ in table]
+def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
+    """For each row its predictions, column -> text."""
+    cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:
         predicted = predict(read.plans, load_constants(constants or SHIPPED))
         for position, values in zip(
-            read.positions, _cells(read.plans, predicted, table, read), strict=True
+            read.positions, _cells(read.plans, predicted, read), strict=True
         ):
             cells[position] = values
     for position, values in enumerate(cells):
-        noted = filter(None, [values.get("assumed", "")])
-        values["assumed"] = "; ".join([*read.assumed[position], *noted])
+        values["assumed"] = "; ".join(read.assumed[position])
         values["reason"] = read.reasons[position]
-    return read, cells
+    return cells
 
 
-def _cells(
-    plans: Plans, predicted: Prediction, table: list[dict[str, str]], read: PublishedRows
-) -> list[dict[str, str]]:
+def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[str, str]]:
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
@@ -181,14 +186,11 @@ def _cells(
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, position, below, above in zip(
-        found, read.positions, low, reach.peak_memory, strict=True
+    for values, meter, below, above in zip(
+        found, read.meters, low, reach.peak_memory, strict=True
     ):
-        unit = table[position].get("peak_mem_unit", "")
-        for meter in ("reserved", "allocated"):
-            if meter in unit:
-                values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
-                values["assumed"] = f"pred_peak_memory_gb={meter} (by peak_mem_unit)"
+        if meter != "device":
+            values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
         peak_gb = float(values["pred_peak_memory_gb"])
         values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
         values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"

@@ -14,7 +14,7 @@ class Traits:
 
     name: str
     spelled: str = ""
-    """A part of how rows spell it, where that is not its name."""
+    """Its word in a table, where that is not its name."""
     zero_stage: int
     """Where a row says nothing."""
     columns: Mapping[str, float] = field(default_factory=dict)
@@ -37,6 +37,11 @@ class Traits:
     """`selective` means torch's per-operator checkpoints, not the attention's core."""
     sequence_parallel: bool = False
     """Sequence parallelism is on wherever tp is above one."""
+
+    @property
+    def word(self) -> str:
+        """How a table says it."""
+        return self.spelled or self.name
 
 
 _LOOP = {"grouped_experts": 0.0}
@@ -218,11 +223,3 @@ FRAMEWORKS = (
 
 ASSUMED = "deepspeed"
 """The framework of rows that name none."""
-
-
-def traits_of(framework: str) -> Traits | None:
-    """The first that a framework's name has in it; None if none is."""
-    spelled = framework.lower()
-    return next(
-        (traits for traits in FRAMEWORKS if (traits.spelled or traits.name) in spelled), None
-    )

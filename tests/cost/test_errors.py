@@ -9,7 +9,7 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.cost import predict
 from autotune.cost.errors import LEVEL, Errors, MissSizes, doubt_of, load_errors, spare_of
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from autotune.devices.probed import MeasuredRates
 from tests.cost.rows import row
@@ -51,8 +51,8 @@ def test_communication_and_offload_are_in_doubt() -> None:
 
 def test_routing_that_nobody_forces_may_be_slower_and_not_faster() -> None:
     mixture = {"n_experts": "8", "experts_per_token": "2", "ep": "8"}
-    notes = ("", "forced balanced routing", "natural routing")
-    rows = [row(**mixture, notes=note) for note in notes]
+    routing = ({}, {"forced_balance": "1"}, {"expert_imbalance": "1.3"})
+    rows = [row(**mixture, **said) for said in routing]
     read = rows_to_plans([*rows, row(**{**mixture, "ep": "1"})], shipped_accelerators())
     assert read.plans is not None
     said = predict(read.plans)
