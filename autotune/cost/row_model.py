@@ -126,7 +126,7 @@ def _size(cells: Cells, model: Model, key: str, known: float) -> float:
 
 
 def _of_layers(cells: Cells, shape: ModelShape, layers: int, why: str) -> dict[str, float]:
-    """What no column of sizes says: dense and windowed layers, shared experts, latent attention."""
+    """What no size says: dense and windowed layers, shared experts, latent attention."""
     n_windowed = math.ceil(shape.n_windowed_layers * layers / shape.n_layers)
     columns = {
         "n_dense_layers": float(sum(not shape.has_experts(i) for i in range(layers))),

@@ -17,6 +17,7 @@ class PublishedCells(Cells):
     """One row of a published table."""
 
     def is_blank(self, key: str) -> bool:
+        """Whether a cell says nothing, in one of the words for it."""
         return self.text(key).lower() in _BLANK
 
     def words(self, key: str) -> str:

@@ -73,7 +73,7 @@ parallel ranks: NVIDIA-NeMo/Megatron-Bridge, recipes/deepseek/deepseek_v3.py (mt
 expert_tensor_parallel_size)."""
 _LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b")
 _LADDER += ("llama-3.1-70b", "llama-3.1-405b")
-"""Presets whose widths stand for those of a dense model of which a row says the parameters alone."""
+"""Presets whose widths stand for those of a dense model where a row has nothing but parameters."""
 _HEAD_DIMS = (128, 96, 80, 64, *range(100, 161), *range(65, 100))
 """Sizes of a head, the usual ones first, where neither the row nor its model's name tells it."""
 _MAX_PARAMS = 1e15

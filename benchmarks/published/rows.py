@@ -1,7 +1,8 @@
 """Rows of published tables, in the spelling of `autotune estimate --rows`.
 
-Results are never looked at: only the model, the hardware and the layout are read. What a row leaves
-open or says in no known word is filled and listed; a row that nobody can predict gets the reason.
+Results are never looked at: only the model, the hardware and the layout are read. What a row
+leaves open or says in no known word is filled and listed; a row that nobody can predict gets the
+reason.
 """
 
 import dataclasses

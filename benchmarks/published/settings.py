@@ -1,4 +1,4 @@
-"""Settings that a published row names in `settings`, `kernels` or `notes`, as columns of `autotune`.
+"""Settings that a published row names in `settings`, `kernels` or `notes`, as columns.
 
 Most tables have no columns for a dispatcher or for CUDA graphs. Of `notes` nothing else is read,
 and nothing of a clause that compares with another run. A new setting is a line of `_SETTINGS`.
