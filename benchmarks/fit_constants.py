@@ -18,7 +18,7 @@ import yaml
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
 
-from autotune.cost.calibrate import calibrate_constants
+from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.errors import doubt_of
 from autotune.cost.predict import Prediction, predict
@@ -33,7 +33,7 @@ _START = Constants(
     attention_backward_share=0.55,
     attention_start_tokens=400.0,
     memory_share=0.8,
-    unfused_traffic=2.5,
+    unfused_traffic=3.5,
     score_traffic_bytes=12.0,
     routed_traffic=1.5,
     # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.
@@ -47,13 +47,15 @@ _START = Constants(
     device_fetch_s=7e-4,
     cut_s=1e-5,
     send_s=1e-3,
-    step_s=1e-2,
+    step_s=1.5e-2,
     nvlink_share=0.75,
     network_share=0.75,
     all_to_all_share=0.75,
     host_link_share=0.8,
     nvlink_latency_s=4e-6,
     network_latency_s=1.5e-5,
+    # 1 to 2 us of overhead, three times as much for large messages: NVIDIA/nccl, tuning.cc.
+    network_step_s=6e-6,
     overlap_share=0.15,
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,
@@ -76,7 +78,6 @@ _MOST_ROWS = 150
 """Rows of a source and device that are looked at; more say little, and take their time."""
 _SHARE_SIGMA = 0.12
 """How far a device is from an A100, known before any run: of the logarithm."""
-_ROUNDS = 4
 
 
 def fitted_sources() -> list[str]:
@@ -88,24 +89,25 @@ def fitted_sources() -> list[str]:
 def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]:
     """The constants of the step time, and the share that each kind of device holds.
 
-    The two are fitted in turn, since a device's share only scales what it computes. Runs with
-    states on the host are left out: their networks and hosts are not told; so are tests so small
-    that their source says the host sets their pace.
+    Runs with states on the host are left out: their networks and hosts are not told; so are tests
+    so small that their source says the host sets their pace.
     """
     ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
-    kinds = _kinds(ran)
-    shares = dict.fromkeys(np.unique(kinds).tolist(), 1.0)
-    weights = _WEIGHT * ran.weights()
-    fitted = start
-    for _ in range(_ROUNDS):
-        held = _with_shares(ran, kinds, shares)
-        fitted = calibrate_constants(held.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
-        for kind in shares:
-            if not kind.startswith("A100"):
-                shares[kind] = _fit_share(ran, kinds == kind, weights, fitted)
-    return fitted, shares
+    names = _kinds(ran)
+    of_devices = sorted({name for name in names.tolist() if not name.startswith("A100")})
+    kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
+    fitted, shares = calibrate_with_shares(
+        ran.plans,
+        ran.times_s,
+        start,
+        kinds,
+        share_sigma=_SHARE_SIGMA,
+        sigma=_SIGMA,
+        weights=_WEIGHT * ran.weights(),
+    )
+    return fitted, dict(zip(of_devices, shares.tolist(), strict=True))
 
 
 def fit_memory(runs: Runs, start: Constants) -> Constants:
@@ -164,7 +166,7 @@ def leave_one_out(runs: Runs) -> LeftOut:
             fitted, shares = of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
-        held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **shares})
+        held = _with_shares(part, kinds, shares)
         predicted = predict(held.plans, fitted)
         times_s[here] = predicted.step_time_s
         peaks_bytes[here] = peaks_by_meter(part, predicted)
@@ -193,22 +195,8 @@ def _kinds(runs: Runs) -> NDArray[np.str_]:
 
 
 def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
-    column = np.array([shares[str(kind)] for kind in kinds])
+    column = np.array([shares.get(str(kind), 1.0) for kind in kinds])
     return dataclasses.replace(runs, plans=dataclasses.replace(runs.plans, sustained_share=column))
-
-
-def _fit_share(
-    runs: Runs, mask: NDArray[np.bool_], weights: NDArray[np.float64], constants: Constants
-) -> float:
-    """The best of a grid: absolute misses, and a prior that holds it near one."""
-    part = runs.part(mask)
-    best = (np.inf, 0.0)
-    for log_share in np.linspace(-0.4, 0.4, 81):
-        plans = dataclasses.replace(part.plans, sustained_share=float(np.exp(log_share)))
-        misses = np.abs(np.log(part.times_s / predict(plans, constants).step_time_s))
-        cost = float(np.sum(weights[mask] * misses)) / _SIGMA + (log_share / _SHARE_SIGMA) ** 2
-        best = min(best, (cost, float(log_share)))
-    return float(np.exp(best[1]))
 
 
 def write_constants(constants: Constants, path: Path, *, by: str) -> None:

@@ -1,7 +1,7 @@
 """Constants that fit measured steps or peaks better, without leaving what is known of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Plans
-from autotune.cost.predict import predict
+from autotune.cost.predict import predict, step_seconds
 
 Values = NDArray[np.float64]
 
@@ -33,12 +33,13 @@ TIME_PRIORS: Mapping[str, float] = {
     "micro_batch_s": 0.7,
     "cut_s": 0.5,
     "send_s": 0.7,
-    "step_s": 0.5,
+    "step_s": 0.3,
     "nvlink_share": 0.4,
     "network_share": 0.5,
     "host_link_share": 0.5,
     "nvlink_latency_s": 0.4,
     "network_latency_s": 0.4,
+    "network_step_s": 0.5,
     "overlap_share": 0.7,
     "scale_jitter": 0.6,
     "optimizer_traffic_bytes": 0.4,
@@ -55,7 +56,7 @@ MEMORY_PRIORS: Mapping[str, float] = {
 }
 """The same of the peak memory."""
 
-_ROUNDS = 12
+_ROUNDS = 20
 _STEP = 1e-3
 """Step of the finite differences, in the coordinates of the fit."""
 _L1_FLOOR = 0.03
@@ -92,24 +93,108 @@ def calibrate_constants(
 
     def predicted(c: Constants) -> Values:
         if meters is None:
-            return predict(plans, c).step_time_s
+            return step_seconds(plans, c)
         memory = predict(plans, c).memory
         return np.array([getattr(memory, meter)[row] for row, meter in enumerate(meters)])
 
+    _check(measured)
     names = list(priors)
-    center = np.array([_to_line(name, getattr(start, name)) for name in names])
-    precision = np.array([1.0 / priors[name] ** 2 for name in names])
+    center, precision = _prior(start, priors)
+    point = _most_probable(
+        np.log(measured),
+        lambda at: np.log(predicted(_with(start, names, at))),
+        center,
+        precision,
+        sigma=sigma,
+        weights=weights,
+    )
+    return _with(start, names, point)
+
+
+def calibrate_with_shares(
+    plans: Plans,
+    measured_s: Values,
+    start: Constants,
+    kinds: NDArray[np.int_],
+    *,
+    share_sigma: float,
+    sigma: float = 0.05,
+    weights: Values | None = None,
+) -> tuple[Constants, Values]:
+    """Constants of the step time, and with them the share that each kind of device holds.
+
+    Args:
+        plans: What ran, with a `sustained_share` that is not looked at.
+        measured_s: Seconds per optimizer step.
+        start: What is known before.
+        kinds: The kind of each row's device, from 0; a negative one holds all, by definition.
+        share_sigma: How far the logarithm of a kind's share may be from 0, known before.
+        sigma: Noise of log(measured / predicted) that remains.
+        weights: One per row; alike by default.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+    _check(measured_s)
+    names = list(TIME_PRIORS)
+    center, precision = _prior(start, TIME_PRIORS)
+    n, n_kinds = len(names), int(kinds.max(initial=-1)) + 1
+    is_of = kinds[:, None] == np.arange(n_kinds)
+
+    def log_step_s(at: Values) -> Values:
+        held = dataclasses.replace(plans, sustained_share=np.exp(is_of @ at[n:]))
+        return np.log(step_seconds(held, _with(start, names, at[:n])))
+
+    def share_slopes(at: Values, now: Values) -> Values:
+        # A row has one share, so all of them move at once.
+        moved = at.copy()
+        moved[n:] += _STEP
+        slope: Values = ((log_step_s(moved) - now) / _STEP)[:, None] * is_of
+        return slope
+
+    point = _most_probable(
+        np.log(measured_s),
+        log_step_s,
+        np.concatenate([center, np.zeros(n_kinds)]),
+        np.concatenate([precision, np.full(n_kinds, share_sigma**-2)]),
+        sigma=sigma,
+        weights=weights,
+        further_slopes=share_slopes,
+    )
+    return _with(start, names, point[:n]), np.exp(point[n:])
+
+
+def _check(measured: Values) -> None:
     if len(measured) == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
         raise JobError(
             f"calibration: {len(measured)} measurements, not all above zero",
             "give one positive measurement per candidate",
         )
-    target = np.log(measured)
+
+
+def _prior(start: Constants, priors: Mapping[str, float]) -> tuple[Values, Values]:
+    """Center and precision of the coordinates of the fit."""
+    center = np.array([_to_line(name, getattr(start, name)) for name in priors])
+    return center, np.array([sigma**-2 for sigma in priors.values()])
+
+
+def _most_probable(
+    target: Values,
+    predicted: Callable[[Values], Values],
+    center: Values,
+    precision: Values,
+    *,
+    sigma: float,
+    weights: Values | None,
+    further_slopes: Callable[[Values, Values], Values] | None = None,
+) -> Values:
+    """The point that fits best, by logarithms of figures.
+
+    `further_slopes` gives the slopes of the last coordinates; those of the others are finite
+    differences of `predicted`.
+    """
     row_weights = np.ones_like(target) if weights is None else weights
     point = center.copy()
-
-    def residual(at: Values) -> Values:
-        return target - np.log(predicted(_with(start, names, at)))
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)
@@ -117,14 +202,17 @@ def calibrate_constants(
         distance = float(np.sum(precision * (at - center) ** 2))
         return float(np.sum(row_weights * loss)) / sigma**2 + distance
 
-    r = residual(point)
-    best = cost(point, r)
+    now = predicted(point)
+    best = cost(point, target - now)
     for _ in range(_ROUNDS):
-        slopes = np.empty((len(r), len(names)))
-        for column in range(len(names)):
+        further = further_slopes(point, now) if further_slopes else np.empty((len(now), 0))
+        slopes = np.empty((len(now), len(point) - further.shape[1]))
+        for column in range(slopes.shape[1]):
             moved = point.copy()
             moved[column] += _STEP
-            slopes[:, column] = (r - residual(moved)) / _STEP
+            slopes[:, column] = (predicted(moved) - now) / _STEP
+        slopes = np.concatenate([slopes, further], axis=1)
+        r = target - now
         robust = row_weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
         normal = slopes.T @ (robust[:, None] * slopes) + np.diag(precision)
         pull = slopes.T @ (robust * r) - precision * (point - center)
@@ -132,15 +220,15 @@ def calibrate_constants(
         gained = False
         for shorter in (1.0, 0.5, 0.25, 0.1):
             candidate = point + shorter * move
-            r_candidate = residual(candidate)
-            at = cost(candidate, r_candidate)
+            found = predicted(candidate)
+            at = cost(candidate, target - found)
             if at < best:
                 gained = best - at > 1e-4 * best
-                point, r, best = candidate, r_candidate, at
+                point, now, best = candidate, found, at
                 break
         if not gained:
             break
-    return _with(start, names, point)
+    return point
 
 
 def _with(constants: Constants, names: list[str], point: Values) -> Constants:

@@ -67,6 +67,11 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
     return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
 
 
+def step_seconds(plans: Plans, constants: Constants) -> Values:
+    """Step times alone, without the memory: what a fit asks for again and again."""
+    return _by_chunk(plans, lambda p: {"step_s": _times(p, constants).step_s})["step_s"]
+
+
 def _times(p: Plans, c: Constants) -> StepTimes:
     """The step by part; of samples of several lengths, with those of mean padded length."""
     if np.any(p.padded_seq_len):

@@ -9,6 +9,7 @@ from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.row_adapters import adapter_columns
 from autotune.cost.row_choices import (
     choice_columns,
     fewest_logit_bytes,
@@ -46,11 +47,6 @@ and what it has handed out of that."""
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
-_QLORA_BYTES = 0.52
-"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
-(arXiv:2305.14314), section 3."""
-_LORA_SHARE = 0.01
-"""Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,8 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         columns |= _mixture(cells, traits)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
-    columns |= {**_adapters(cells, columns), **setting_columns(cells)}
+    columns |= adapter_columns(cells, traits, columns, precision)
+    columns |= setting_columns(cells)
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -140,22 +137,6 @@ def _mixture(cells: Cells, traits: Traits) -> dict[str, float]:
     if cells.is_blank("expert_imbalance") and cells.is_blank("forced_balance"):
         cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
     return usual
-
-
-def _adapters(cells: Cells, columns: Mapping[str, float]) -> dict[str, float]:
-    """Columns of LoRA: next to nothing is trained, and QLoRA's frozen weights have 4 bits."""
-    task = (
-        "full" if cells.is_blank("task") else cells.choice("task", ("full", "lora", "qlora"), "")
-    )
-    if task == "full":
-        return {}
-    if cells.is_blank("trained_share"):
-        cells.assume("trained_share", _LORA_SHARE, "LoRA")
-    frozen_bytes = _QLORA_BYTES if task == "qlora" else columns.get("activation_bytes", 2.0)
-    return {
-        "trained_share": _LORA_SHARE,
-        "weight_bytes": min(frozen_bytes, columns.get("weight_bytes", frozen_bytes)),
-    }
 
 
 def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:

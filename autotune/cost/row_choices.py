@@ -51,6 +51,7 @@ _ADAM_BYTES = 8.0
 SETTINGS: Mapping[str, tuple[float, float]] = {
     "shard_group": (0, 1e6),
     "trained_share": (1e-6, 1),
+    "dequantized_bytes": (0, 100),
     "n_mtp_layers": (0, 100),
     "offloaded_activations": (0, 1),
     "optimizer_host_share": (0, 1),

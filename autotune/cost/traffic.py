@@ -40,7 +40,8 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
 
     def reduced_s(of: collectives.RankGroup, params: Column) -> Column:
         grads_bytes = params * p.reduce_bytes * p.trained_share
-        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(params / largest)))
+        trained = params * p.trained_share
+        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(trained / largest)))
         bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
         calls = np.where(is_3, calls, np.maximum(1.0, np.ceil(grads_bytes / bucket_bytes)))
         scatters = is_sharded * (1.0 - p.reduces_whole)
@@ -51,8 +52,9 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         )
 
     def gathered_step_s(of: collectives.RankGroup, params: Column) -> Column:
-        calls = np.maximum(1.0, np.ceil(params / p.gather_bucket_elements))
-        size_bytes = params * p.gather_bytes * p.trained_share
+        trained = params * p.trained_share
+        calls = np.maximum(1.0, np.ceil(trained / p.gather_bucket_elements))
+        size_bytes = trained * p.gather_bytes
         return collectives.gather_s(of, size_bytes / calls, calls)
 
     whole = s.stage_params + s.stage_expert_params

@@ -29,6 +29,8 @@ class Traits:
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3
     (arXiv:2407.08608)."""
+    adapters: float = 1.0
+    """Column of that name."""
     recompute: str = "none"
     """Where a row says nothing."""
     splits_local_batch: bool = False
@@ -58,6 +60,11 @@ RECOMPUTED_MODULES = {
 """Module that Megatron can recompute -> column of `Plans`."""
 CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
 """Part of a layer that Megatron's CUDA graphs capture -> its share of the layer's launches."""
+
+_JOINED_ADAPTERS = 0.5
+"""Queries, keys and values are one projection with one adapter: Megatron's."""
+_DDP_BUCKET_ELEMENTS = 25.0 * 2**20 / 4.0
+"""torch's DistributedDataParallel, `bucket_cap_mb` of 25, in fp32."""
 
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
@@ -104,6 +111,7 @@ FRAMEWORKS = (
         # HybridEP and fuse the permutation. Source: NVIDIA-NeMo/Megatron-Bridge,
         # scripts/performance.
         name="nemo",
+        adapters=_JOINED_ADAPTERS,
         spelled="bridge",
         zero_stage=1,
         columns=_NEMO,
@@ -117,6 +125,7 @@ FRAMEWORKS = (
         # bf16, everything overlapped. Source: NVIDIA-NeMo/Megatron-Bridge,
         # docs/performance-guide.md.
         name="nemo",
+        adapters=_JOINED_ADAPTERS,
         zero_stage=1,
         columns=_NEMO,
         low_precision_columns={"product_input_bytes": 1.0},
@@ -169,6 +178,7 @@ FRAMEWORKS = (
         # Source: Narayanan et al. (arXiv:2104.04473); NVIDIA/Megatron-LM,
         # docs/user-guide/features/dist_optimizer.md, for the bytes.
         name="megatron",
+        adapters=_JOINED_ADAPTERS,
         zero_stage=1,
         attention_on_hopper=1.0,
         columns=_MEGATRON,
@@ -182,10 +192,20 @@ FRAMEWORKS = (
         },
     ),
     Traits(
-        # nanotron: fp32 gradients, ZeRO-1. Source: huggingface/nanotron, docs/.
+        # nanotron: fp32 gradients, ZeRO-1, modules of torch, buckets of torch's DDP; stages by
+        # cost; the host sends sizes before each message between stages, and waits. Source:
+        # huggingface/nanotron, docs/, src/nanotron/models/base.py (build_model) and
+        # src/nanotron/parallel/pipeline_parallel/p2p.py.
         name="nanotron",
         zero_stage=1,
-        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "fused_kernels": 0.5},
+        columns={
+            "grad_bytes": 4.0,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "balances_stages": 1.0,
+            "waits_for_stages": 1.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
+        },
         sequence_parallel=True,
     ),
     Traits(
@@ -216,7 +236,12 @@ FRAMEWORKS = (
         name="ddp",
         mixture_columns=_LOOP,
         zero_stage=0,
-        columns={**_FP32, "reduce_bytes": 4.0, "fused_kernels": 0.0},
+        columns={
+            **_FP32,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
+        },
     ),
 )
 

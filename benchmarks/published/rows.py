@@ -45,6 +45,11 @@ _PER_DEVICE = re.compile(r"(?P<gbit>\d+)\s*Gb(?:ps|/s)\b[^,]*per GPU", re.I)
 _NETWORK_WORDS = re.compile(r"node|IB|RoCE|Omni|NIC|RDMA|network", re.I)
 _MOST_LINKS, _MOST_GBIT = 9999, 999_999
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
+_ADAPTED_MLP = re.compile(r"all[- _]linear|gate_proj|up_proj|\bw1\b|\bc_fc\b|linear_fc1|\bmlp\b")
+_RANK = re.compile(r"\br(?:ank)?\s*[=:]?\s*0*([1-9]\d{0,3})\b")
+_UNPACKED_IN_TORCH = "20"
+"""Bytes moved per 4-bit weight where shifts, masks, zero points and scales are operations of
+torch. Source: AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py."""
 _NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
 
 
@@ -101,7 +106,7 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         **_stage(cells),
         "recompute": _recompute(cells),
         **_offload(cells, model),
-        "task": _task(cells),
+        **_task(cells),
         **_words(cells),
         "precision": _precision(cells),
     }
@@ -205,9 +210,20 @@ def _precision(cells: PublishedCells) -> str:
     return word or ""
 
 
-def _task(cells: PublishedCells) -> str:
-    text = cells.words("task")
-    return "qlora" if "qlora" in text else "lora" if "lora" in text else ""
+def _task(cells: PublishedCells) -> dict[str, str]:
+    """Cells of adapters: their rank, what they are beside, and how frozen weights are unpacked."""
+    task = cells.words("task")
+    if "lora" not in task:
+        return {"task": ""}
+    texts = ("task", "settings", "kernels", "notes")
+    told = " ".join(cells.text(name) for name in texts).lower()
+    rank = _RANK.search(told)
+    found = {"task": "qlora" if "qlora" in task else "lora", "lora_rank": rank[1] if rank else ""}
+    if _ADAPTED_MLP.search(told):
+        found["adapts_mlp"] = "1"
+    if "gptq" in told and not re.search("triton|exllama|marlin", told):
+        found["dequantized_bytes"] = _UNPACKED_IN_TORCH
+    return found
 
 
 def _recompute(cells: PublishedCells) -> str:
