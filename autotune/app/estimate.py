@@ -181,14 +181,13 @@ def _cells(
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, position, below, above in zip(
-        found, read.positions, low, reach.peak_memory, strict=True
+    for values, position, meter, below, above in zip(
+        found, read.positions, read.meters, low, reach.peak_memory, strict=True
     ):
-        unit = table[position].get("peak_mem_unit", "")
-        for meter in ("reserved", "allocated"):
-            if meter in unit:
-                values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
-                values["assumed"] = f"pred_peak_memory_gb={meter} (by peak_mem_unit)"
+        if meter != "peak_bytes" and "peak_mem_unit" in table[position]:
+            name = meter.removesuffix("_bytes")
+            values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
+            values["assumed"] = f"pred_peak_memory_gb={name} (by peak_mem_unit)"
         peak_gb = float(values["pred_peak_memory_gb"])
         values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
         values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"

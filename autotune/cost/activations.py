@@ -68,7 +68,8 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             everything = _layer_bytes(p, s, kind)
             kept = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
-            gradients = gradients + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            gradients = gradients + _tile_share(p, s) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
             found.append((kept * (1.0 - p.offloaded_activations), gradients + again))
@@ -120,8 +121,19 @@ def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
     # them again.
     gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
-    mlp = _mlp_bytes(p, s, kind)
-    return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out)
+    mlp = _tile_share(p, s) * _mlp_bytes(p, s, kind)
+    adapters = p.adapter_bytes * p.hidden / s.norm_split
+    return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out + adapters)
+
+
+def _tile_share(p: Plans, s: Sizes) -> Column:
+    """Share of the tokens that an MLP holds at a time. Source: Bekman et al., ALST
+    (arXiv:2506.13996), section 3.1; deepspeed/runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """
+    if not np.any(p.mlp_tile_tokens):
+        return 1.0
+    is_tiled = np.greater(p.mlp_tile_tokens, 0)
+    return np.where(is_tiled, np.minimum(1.0, p.mlp_tile_tokens / s.tokens), 1.0)
 
 
 def _latent_bytes(p: Plans, s: Sizes) -> Column:
@@ -198,7 +210,7 @@ def _written_out_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
     """
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
-    inner = copies * inner_width(p, s, kind)
+    inner = copies * inner_width(p, s, kind) * _tile_share(p, s)
     return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
 
 

@@ -17,6 +17,7 @@ from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
 from autotune.cost.row import ReadRow, read_row
+from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
@@ -41,6 +42,8 @@ class PublishedRows:
     """Positions of those rows in the table."""
     frameworks: tuple[str, ...]
     """Names of their frameworks, as `autotune.cost.traits` has them."""
+    meters: tuple[Meter, ...]
+    """What their peaks were read from."""
     accelerators: tuple[Accelerator, ...]
     """Their accelerators."""
     assumed: tuple[tuple[str, ...], ...]
@@ -107,6 +110,7 @@ def rows_to_plans(
         fewest_logit_bytes=tuple(row.fewest_logit_bytes for row in found),
         positions=tuple(positions),
         frameworks=tuple(row.framework for row in found),
+        meters=tuple(row.meter for row in found),
         accelerators=tuple(row.accelerator for row in found),
         assumed=tuple(assumed),
         reasons=tuple(reasons),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
-from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.plans import Plans, Recompute, Tier, Watched
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
 from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import ASSUMED, Traits, traits_of
+from autotune.cost.traits import ASSUMED, PURE_16_BIT, Meter, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 _MAX_DEVICES = 262_144
@@ -46,7 +46,7 @@ _NUMBERED = re.compile(r"(?:zero|stage|z)?[ _-]*(?:stage[ _-]*)?([0-3])(?:\.0)?(
 """A stage as people write it: 3, zero-3, ZeRO3, stage 2."""
 _ANY_TORCH = re.compile(
     r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
-    r"|^(py)?torch$"
+    r"|\bswift\b|^(py)?torch$"
 )
 """Names of what runs on the assumed framework, FSDP or DDP, as the stage tells."""
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
@@ -57,8 +57,16 @@ DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
 _QLORA_BYTES = 0.52
 """Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
 (arXiv:2305.14314), section 3."""
-_LORA_SHARE = 0.01
-"""Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
+_ADAPTER_RANK = 16.0
+"""Rank of adapters where a row does not say it."""
+_RANK = re.compile(r"\b(?:lora )?r(?:ank)?[ =]+(\d{1,4})\b")
+_PURE = re.compile(r"\bpure\b|\bno (fp32|32-bit) master|states in bf(loat)?16")
+"""Words of `precision` and `notes`: weights, gradients and moments are all in 16 bits."""
+_FREED_GRADS = re.compile(r"(fused into|step in) backward")
+"""Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
+_EXPANDABLE = re.compile(r"expandable_segments")
+_GROWING_SEGMENTS = 0.1
+"""Share of the usual fragmentation where segments can grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,8 @@ class ReadRow:
     """Column `logit_bytes` at least, where the row leaves open how its loss is computed."""
     framework: str
     """Name of its `Traits`."""
+    meter: Meter
+    """Meter of the row's peak."""
     accelerator: Accelerator
 
 
@@ -104,7 +114,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         ),
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
-        **_dtypes(precision, traits),
+        **_dtypes(cells, precision, traits),
         **_zero(cells, traits, layout, precision),
         **_kept(cells, traits, model),
     }
@@ -115,11 +125,11 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
     if "lora" in cells.text("task").lower():
-        columns["trained_share"] = _LORA_SHARE
-        cells.assume("trained_share", _LORA_SHARE, "LoRA")
-        is_quantized = "qlora" in cells.text("task").lower()
-        frozen_bytes = _QLORA_BYTES if is_quantized else columns.get("activation_bytes", 2.0)
-        columns["weight_bytes"] = min(frozen_bytes, columns.get("weight_bytes", frozen_bytes))
+        columns |= _adapters(cells, traits, columns)
+    if _FREED_GRADS.search(f"{cells.text('optimizer')} {cells.text('notes')}".lower()):
+        columns["grad_bytes"] = 0.0
+    if _EXPANDABLE.search(cells.text("notes").lower()):
+        columns["fragments"] = _GROWING_SEGMENTS
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -130,11 +140,65 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         columns["overlap_sends"] = 0.0
     logit_bytes = columns.get("logit_bytes", float(Plans.logit_bytes))
     return ReadRow(
-        columns=columns,
+        columns={**columns, "watched_stage": float(_watched_stage(cells, traits))},
         fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
         framework=traits.name,
+        meter=_meter(cells, traits),
         accelerator=accelerator,
     )
+
+
+def _meter(cells: Cells, traits: Traits) -> Meter:
+    """What the row's peak was read from: as its unit says, else what the framework logs."""
+    unit = cells.text("peak_mem_unit").lower()
+    if "reserved" in unit:
+        return "reserved_bytes"
+    if re.search("allocated|active", unit):
+        return "allocated_bytes"
+    return "peak_bytes" if "smi" in unit else traits.meter
+
+
+def _watched_stage(cells: Cells, traits: Traits) -> Watched:
+    """Stage whose memory the row tells, where it is not the fullest of all."""
+    unit = cells.text("peak_mem_unit").lower()
+    if "last rank" in unit:
+        return Watched.LAST
+    if re.search(r"rank 0\b|rank-0", unit):
+        return Watched.FIRST
+    return Watched.FULLEST if re.search("max(imum)? (over|of)|all ranks", unit) else traits.watched_stage
+
+
+def _adapters(
+    cells: Cells, traits: Traits, columns: Mapping[str, float]
+) -> dict[str, float]:
+    """Columns of adapters beside frozen weights: rank r adds r (n + m) to a matrix of n by m.
+
+    Experts have none. Weights of 4 bits leave embeddings as they are. Source: Hu et al., LoRA
+    (arXiv:2106.09685), section 4.1; bitsandbytes and GPTQ quantise linear layers alone.
+    """
+    found = _RANK.search(f"{cells.text('task')} {cells.text('notes')}".lower())
+    rank = float(found[1]) if found else _ADAPTER_RANK
+    layers, hidden, width = columns["n_layers"], columns["hidden"], columns["head_dim"]
+    heads, kv_heads = columns["n_heads"] * width, columns["n_kv_heads"] * width
+    is_mixture = columns["n_experts"] > 1
+    matrices = 2.0 + columns["gated_mlp"]
+    inner = columns["ffn_hidden"]
+    adapted = 2.0 * (hidden + heads) + 2.0 * (hidden + kv_heads)
+    adapted += 0.0 if is_mixture else matrices * (hidden + inner)
+    experts = max(1.0, columns["n_experts"])
+    layer = 2.0 * hidden * (heads + kv_heads) + matrices * hidden * inner * experts
+    embeddings = (2.0 - columns["tied_embeddings"]) * columns["vocab"] * hidden
+    total = layers * layer + embeddings
+    share = min(1.0, rank * layers * adapted / total)
+    cells.assume("trained_share", float(f"{share:.2g}"), f"LoRA of rank {rank:g}")
+    frozen = columns.get("activation_bytes", 2.0)
+    if "qlora" in cells.text("task").lower():
+        frozen = (_QLORA_BYTES * layers * layer + frozen * embeddings) / total
+    return {
+        "trained_share": share,
+        "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
+        **traits.adapter_columns,
+    }
 
 
 def _framework(cells: Cells) -> Traits:
@@ -354,7 +418,11 @@ def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
     return {"network_bytes_per_s": bytes_per_s, **link_columns("network", None)}
 
 
-def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
+def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
+    is_pure = _PURE.search(f"{cells.text('precision')} {cells.text('notes')}".lower())
+    if is_pure and precision in ("bf16", "fp16"):
+        temporary = traits.columns.get("optimizer_temporary_bytes", 0.0)
+        return {**PURE_16_BIT, "optimizer_temporary_bytes": temporary / 2.0}
     if precision == "fp32":
         of_elements = ("weight", "grad", "reduce", "gather", "activation", "product_input")
         return {**{f"{name}_bytes": 4.0 for name in of_elements}, "optimizer_bytes": 8.0}

@@ -16,10 +16,13 @@ _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
         (r"chunk|linear|liger|cut|tiled", {"loss_chunk_tokens": _CHUNK_TOKENS}),
         # 16-bit logits, and their gradients in their place or beside them.
-        (r"\bno\b|unfused|not fused|eager|plain|torch|none", {"logit_bytes": 12.0}),
+        (
+            r"\bno\b|unfused|not fused|eager|plain|torch|none",
+            {"logit_bytes": 12.0, "loss_chunk_tokens": 0.0},
+        ),
         (
             r"fused|inplace|in-place|compile|triton|parallel",
-            {"logit_bytes": _FUSED_LOGIT_BYTES},
+            {"logit_bytes": _FUSED_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
         ),
     ),
     "attention": (

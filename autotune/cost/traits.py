@@ -6,6 +6,12 @@ is the framework's documented default at the time when such rows were measured.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+from autotune.cost.plans import Watched
+
+Meter = Literal["peak_bytes", "reserved_bytes", "allocated_bytes"]
+"""A field of `Memory`: what nvidia-smi shows, what the allocator holds, or has handed out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,14 @@ class Traits:
     """`selective` means torch's per-operator checkpoints, not the attention's core."""
     sequence_parallel: bool = False
     """Sequence parallelism is on wherever tp is above one."""
+    adapter_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns that differ where adapters are trained beside frozen weights."""
+    chunked_loss: Mapping[str, float] = field(default_factory=dict)
+    """Columns of a loss in chunks where the framework keeps the logits of all chunks."""
+    meter: Meter = "peak_bytes"
+    """Meter of memory that its log prints, for tables that do not name theirs."""
+    watched_stage: Watched = Watched.FULLEST
+    """Stage whose memory its log prints."""
 
 
 _LOOP = {"grouped_experts": 0.0}
@@ -56,6 +70,15 @@ CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess"
 
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
+PURE_16_BIT = {
+    **{"weight_bytes": 2.0, "grad_bytes": 2.0, "reduce_bytes": 2.0, "optimizer_bytes": 4.0},
+}
+"""Weights, gradients and both moments of Adam in 16 bits, and no other copy."""
+
+_FOREACH = {"fresh_grads": 1.0, "optimizer_temporary_bytes": 4.0}
+"""torch's Adam by default: the roots of the second moments are there at once. Source: torch,
+optim/adam.py, _multi_tensor_adam (exp_avg_sq_sqrt)."""
+
 _FSDP = {
     # 32-bit shards are cast to 16 bits for the layers; Adam's two moments lie beside them.
     **_FP32,
@@ -64,7 +87,7 @@ _FSDP = {
     "reduces_every_micro_batch": 1.0,
 }
 
-_MEGATRON = {"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0, "logit_bytes": 8.0}
+_MEGATRON = {"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0, "logit_bytes": 6.0}
 
 _NEMO = {**_MEGATRON, "grad_bytes": 2.0, "reduce_bytes": 2.0, "overlap_tp": 0.7}
 
@@ -75,7 +98,63 @@ _ZERO_3 = {
     "cuts_by_rank": 1.0,
 }
 
+_ADAPTER_BYTES = 12.0
+"""Inputs of four adapters of a layer after dropout, with its masks: 4 (2 + 1). Source:
+huggingface/peft, src/peft/tuners/lora/layer.py."""
+_CAST_ADAPTER_BYTES = 76.0
+"""The same where FSDP wraps adapters: they run in 32 bits, on copies of the inputs and of what
+came of them, and so do their gradients. Measured by foundation-model-stack/fms-acceleration beside
+one device, which holds 64 less."""
+
 FRAMEWORKS = (
+    Traits(
+        # torchtune: all in bf16, fused AdamW, a loss in eight chunks whose 16-bit logits are all
+        # there. Source: pytorch/torchtune, recipes/configs/ and modules/loss/ce_chunked_output_loss.py.
+        name="torchtune",
+        zero_stage=0,
+        columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 5.0},
+        chunked_loss={"logit_bytes": 5.0, "loss_chunk_tokens": 0.0},
+        meter="allocated_bytes",
+    ),
+    Traits(
+        # prime-rl: FSDP2 with 32-bit parameters, frozen ones too; its supervised loss is torch's
+        # own in 32 bits: logits, their copy, log-softmax and two gradients. Source:
+        # PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/sft/train.py.
+        name="prime-rl",
+        zero_stage=3,
+        columns={**_FSDP, **_FOREACH, "reduce_bytes": 4.0, "logit_bytes": 18.0},
+        adapter_columns={"weight_bytes": 4.0},
+        meter="reserved_bytes",
+    ),
+    Traits(
+        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks. Source:
+        # unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/cross_entropy_loss.py.
+        name="unsloth",
+        zero_stage=0,
+        columns={
+            "fused_kernels": 0.7,
+            "fresh_grads": 1.0,
+            "offloaded_activations": 1.0,
+            "loss_chunk_tokens": 4096.0,
+        },
+        recompute="full",
+    ),
+    Traits(
+        # Arctic Long Sequence Training: DeepSpeed with tiles of the loss and of MLPs. Source:
+        # Bekman et al. (arXiv:2506.13996); snowflakedb/ArcticTraining.
+        name="alst",
+        spelled="alst",
+        zero_stage=3,
+        columns={
+            "flat_buffers": 1.0,
+            "upcasts_grads": 1.0,
+            "fused_kernels": 0.0,
+            "loss_chunk_tokens": 1024.0,
+            "mlp_tile_tokens": 4096.0,
+            **_ZERO_3,
+        },
+        recompute="full",
+    ),
     Traits(
         # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks, sequence
         # parallelism of DTensors. Source: Liang et al. (arXiv:2410.06511).
@@ -177,11 +256,22 @@ FRAMEWORKS = (
         },
     ),
     Traits(
-        # nanotron: fp32 gradients, ZeRO-1. Source: huggingface/nanotron, docs/.
+        # nanotron: ZeRO-1, gradients accumulated in 32 bits beside the 16-bit ones and the buckets
+        # that DistributedDataParallel copies those to. MLPs are not fused, tensor parallel ranks
+        # keep what they gathered; rank 0 logs what it allocated. Source: huggingface/nanotron,
+        # src/nanotron/optim/gradient_accumulator.py and trainer.py.
         name="nanotron",
         zero_stage=1,
-        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "fused_kernels": 0.5},
+        columns={
+            "grad_bytes": 8.0,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "keeps_gathered": 1.0,
+            "logit_bytes": 6.0,
+        },
         sequence_parallel=True,
+        meter="allocated_bytes",
+        watched_stage=Watched.FIRST,
     ),
     Traits(
         # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.
@@ -189,6 +279,7 @@ FRAMEWORKS = (
         mixture_columns=_LOOP,
         zero_stage=0,
         columns={"flat_buffers": 1.0, "upcasts_grads": 1.0, "fused_kernels": 0.0, **_ZERO_3},
+        adapter_columns={"adapter_bytes": _ADAPTER_BYTES},
         fp16_columns={
             "flash_attention": 0.0,
             "has_dropout": 1.0,
@@ -204,14 +295,16 @@ FRAMEWORKS = (
         name="fsdp",
         mixture_columns=_LOOP,
         zero_stage=3,
-        columns={**_FSDP, "attention_speed": 0.55, "logit_bytes": 4.0},
+        columns={**_FSDP, **_FOREACH, "attention_speed": 0.55, "logit_bytes": 4.0},
+        adapter_columns={"adapter_bytes": _CAST_ADAPTER_BYTES},
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.
         name="ddp",
         mixture_columns=_LOOP,
         zero_stage=0,
-        columns={**_FP32, "reduce_bytes": 4.0, "fused_kernels": 0.0},
+        columns={**_FP32, **_FOREACH, "reduce_bytes": 4.0, "fused_kernels": 0.0},
+        adapter_columns={"adapter_bytes": _ADAPTER_BYTES},
     ),
 )
 
