@@ -245,5 +245,7 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     by_layer = np.where(stays, whole, 2.0 * layer + embeddings)
     elements = np.where(p.layer_wise_gather, by_layer, live)
     whole_grads = np.where(stays, whole, layer + embeddings)
-    grads = p.layer_wise_gather * whole_grads * p.reduce_bytes
-    return buckets, is_3 * (elements * p.activation_bytes + grads)
+    grads = p.layer_wise_gather * whole_grads * p.reduce_bytes * p.trained_share
+    # Frozen weights of 4 bits are gathered as they are.
+    gathered_bytes = np.minimum(p.activation_bytes, p.weight_bytes)
+    return buckets, is_3 * (elements * gathered_bytes + grads)

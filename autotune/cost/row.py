@@ -119,7 +119,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **_kept(cells, traits, model),
     }
     is_hopper = "fp8" in accelerator.peak_flops
-    columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
+    columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
     if model["n_experts"] > 1:
         columns |= mixture_columns(cells, layout, traits.mixture_columns)
     if model["gated_mlp"]:

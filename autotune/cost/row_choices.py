@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
+from autotune.cost.traits import Traits
 
 _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
 _FUSED_LOGIT_BYTES = 4.0
+_EAGER_LOGIT_BYTES = 12.0
 _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     "loss": (
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
@@ -18,7 +20,7 @@ _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
         # 16-bit logits, and their gradients in their place or beside them.
         (
             r"\bno\b|unfused|not fused|eager|plain|torch|none",
-            {"logit_bytes": 12.0, "loss_chunk_tokens": 0.0},
+            {"logit_bytes": _EAGER_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
         ),
         (
             r"fused|inplace|in-place|compile|triton|parallel",
@@ -50,6 +52,8 @@ linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py; Shah et al., FlashAtte
 (arXiv:2407.08608) for the speeds on Hopper; Dao (arXiv:2307.08691), section 4.1, for the first."""
 _ATTENTION_SPEED = {"flash": (1.0, 1.0), "second": (1.0, 0.65), "first": (0.55, 0.4)}
 """Kernel -> its speed beside FlashAttention-2's on an A100, before Hopper and from then on."""
+_WRITTEN_SCORES = re.compile(r"attention[- ]backend[= ]unfused|transformer[- ]impl[= ]local")
+"""Words of `notes`: flags of Megatron."""
 _MOMENT_BYTES = (
     (r"8.?bit|int8|fp8", 2.0),
     (r"adafactor|galore", 0.5),
@@ -59,25 +63,36 @@ _MOMENT_BYTES = (
 )
 """Optimizer -> bytes per parameter of what it keeps beside the master copy."""
 _ADAM_BYTES = 8.0
+_EIGHT_BIT_BYTES = 2.0
 
 
 def choice_columns(
-    cells: Cells, columns: Mapping[str, float], *, is_hopper: bool, framework: str
+    cells: Cells, columns: Mapping[str, float], *, is_hopper: bool, traits: Traits
 ) -> dict[str, float]:
     """Columns that the cells `loss`, `attention`, `kernels` and `optimizer` change.
 
     `columns` are those of the row without them; `is_hopper` says whether its device has fp8.
     """
+    framework = traits.name
     found = {
         **_said(cells, "kernels", framework),
         **_said(cells, "loss", framework),
         **_attention(cells, framework, is_hopper=is_hopper),
     }
-    if (chunk := re.search(r"(\d+)", cells.text("loss"))) and "loss_chunk_tokens" in found:
-        found["loss_chunk_tokens"] = max(1.0, min(float(chunk[1]), 1e9))
+    if found.get("logit_bytes") == _EAGER_LOGIT_BYTES:
+        found["logit_bytes"] = traits.eager_logit_bytes
+    if found.get("loss_chunk_tokens"):
+        if chunk := re.search(r"(\d+)", cells.text("loss")):
+            found["loss_chunk_tokens"] = max(1.0, min(float(chunk[1]), 1e9))
+        found |= traits.chunked_loss
     moments = _moments(cells, framework)
     if moments is not None:
-        found["optimizer_bytes"] = columns.get("optimizer_bytes", 12.0) - _ADAM_BYTES + moments
+        usual = columns.get("optimizer_bytes", 12.0)
+        # Where all is in 16 bits, Adam's moments are half as large and there is no master copy.
+        adam = min(_ADAM_BYTES, usual)
+        if moments > _EIGHT_BIT_BYTES:
+            moments *= adam / _ADAM_BYTES
+        found["optimizer_bytes"] = usual - adam + moments
     return found
 
 
@@ -104,6 +119,8 @@ def _said(cells: Cells, name: str, framework: str) -> dict[str, float]:
 
 
 def _attention(cells: Cells, framework: str, *, is_hopper: bool) -> dict[str, float]:
+    if _WRITTEN_SCORES.search(cells.text("notes").lower()):
+        return {"flash_attention": 0.0}
     said = _said(cells, "attention", framework)
     kernel = next((name for name in said if name in _ATTENTION_SPEED), None)
     if kernel is None:

@@ -45,6 +45,9 @@ class Traits:
     """Sequence parallelism is on wherever tp is above one."""
     adapter_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns that differ where adapters are trained beside frozen weights."""
+    eager_logit_bytes: float = 12.0
+    """Column `logit_bytes` of its loss where nothing is fused: of torch's cross-entropy in 32 bits
+    the log-softmax, its gradient and that of the logits."""
     chunked_loss: Mapping[str, float] = field(default_factory=dict)
     """Columns of a loss in chunks where the framework keeps the logits of all chunks."""
     meter: Meter = "peak_bytes"
@@ -123,6 +126,7 @@ FRAMEWORKS = (
         name="prime-rl",
         zero_stage=3,
         columns={**_FSDP, **_FOREACH, "reduce_bytes": 4.0, "logit_bytes": 18.0},
+        eager_logit_bytes=18.0,
         adapter_columns={"weight_bytes": 4.0},
         meter="reserved_bytes",
     ),
@@ -181,6 +185,7 @@ FRAMEWORKS = (
         spelled="bridge",
         zero_stage=1,
         columns=_NEMO,
+        eager_logit_bytes=_MEGATRON["logit_bytes"],
         low_precision_columns={"product_input_bytes": 1.0},
         mixture_columns={"flex_dispatch": 1.0, "fused_routing": 1.0},
         attention_on_hopper=1.0,
@@ -193,6 +198,7 @@ FRAMEWORKS = (
         name="nemo",
         zero_stage=1,
         columns=_NEMO,
+        eager_logit_bytes=_MEGATRON["logit_bytes"],
         low_precision_columns={"product_input_bytes": 1.0},
         attention_on_hopper=1.0,
         sequence_parallel=True,
@@ -236,6 +242,7 @@ FRAMEWORKS = (
         spelled="kwai",
         zero_stage=1,
         columns=_MEGATRON,
+        eager_logit_bytes=_MEGATRON["logit_bytes"],
         selective_operators=True,
     ),
     Traits(
@@ -246,6 +253,7 @@ FRAMEWORKS = (
         zero_stage=1,
         attention_on_hopper=1.0,
         columns=_MEGATRON,
+        eager_logit_bytes=_MEGATRON["logit_bytes"],
         fp16_columns={
             "reduce_bytes": 2.0,
             "flash_attention": 0.0,
@@ -270,6 +278,7 @@ FRAMEWORKS = (
             "logit_bytes": 6.0,
         },
         sequence_parallel=True,
+        eager_logit_bytes=6.0,
         meter="allocated_bytes",
         watched_stage=Watched.FIRST,
     ),
