@@ -64,6 +64,7 @@ _PURE = re.compile(r"\bpure\b|\bno (fp32|32-bit) master|states in bf(loat)?16")
 """Words of `precision` and `notes`: weights, gradients and moments are all in 16 bits."""
 _FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
+_DROPOUT = re.compile(r"\bdropout on\b")
 _EXPANDABLE = re.compile(r"expandable_segments")
 _GROWING_SEGMENTS = 0.1
 """Share of the usual fragmentation where segments can grow."""
@@ -118,12 +119,16 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **_zero(cells, traits, layout, precision),
         **_kept(cells, traits, model),
     }
+    if layout["tp"] > 1 and traits.parallel_logit_bytes:
+        columns["logit_bytes"] = traits.parallel_logit_bytes
     is_hopper = "fp8" in accelerator.peak_flops
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
     if model["n_experts"] > 1:
         columns |= mixture_columns(cells, layout, traits.mixture_columns)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
+    elif _DROPOUT.search(cells.text("notes").lower()):
+        columns["has_dropout"] = 1.0
     if "lora" in cells.text("task").lower():
         columns |= _adapters(cells, traits, columns)
     if _FREED_GRADS.search(f"{cells.text('optimizer')} {cells.text('notes')}".lower()):
@@ -261,7 +266,7 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
-        **_stages(cells, layers, pp, vp),
+        **_stages(cells, traits, model, pp, vp),
         **_expert_ranks(cells, model, n_gpus, tp, pp),
     }
 
@@ -291,13 +296,28 @@ def _expert_ranks(
     return columns
 
 
-def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
+def _stages(
+    cells: Cells, traits: Traits, model: Mapping[str, float], pp: float, vp: float
+) -> dict[str, float]:
     """Layers of the stages where they do not split evenly.
+
+    A framework that weighs the head by its parameters gives layers of the last stage to others.
 
     Engines then leave layers out of the ends, which have the embedding and the loss besides:
     Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
     layouts.
     """
+    layers = model["n_layers"]
+    if traits.weighs_head and pp > 1:
+        heads = 2.0 * (model["n_heads"] + model["n_kv_heads"]) * model["head_dim"]
+        layer = heads + (2.0 + model["gated_mlp"]) * model["ffn_hidden"]
+        first = min(layers, math.ceil((layers + model["vocab"] / layer) / pp))
+        last = max(1.0, layers - (pp - 1) * first)
+        cells.assume("stages", f"{first:g} to {last:g} layers", f"{traits.name} weighs the head")
+        return {
+            **{"most_stage_layers": float(first), "first_stage_layers": float(first)},
+            "last_stage_layers": last,
+        }
     if layers % (pp * vp) == 0:
         return {}
     if layers % pp == 0:

@@ -48,8 +48,14 @@ class Traits:
     eager_logit_bytes: float = 12.0
     """Column `logit_bytes` of its loss where nothing is fused: of torch's cross-entropy in 32 bits
     the log-softmax, its gradient and that of the logits."""
+    parallel_logit_bytes: float = 0.0
+    """Column `logit_bytes` where tensor parallel ranks share the logits; 0: as otherwise. The loss
+    of DTensors is no fused kernel, and no compiler's: logits, their copy in 32 bits, log-softmax
+    and two gradients. Source: torch, distributed/tensor/parallel/loss.py."""
     chunked_loss: Mapping[str, float] = field(default_factory=dict)
     """Columns of a loss in chunks where the framework keeps the logits of all chunks."""
+    weighs_head: bool = False
+    """Stages are balanced by parameters, those of the head among them."""
     meter: Meter = "peak_bytes"
     """Meter of memory that its log prints, for tables that do not name theirs."""
     watched_stage: Watched = Watched.FULLEST
@@ -165,6 +171,8 @@ FRAMEWORKS = (
         name="torchtitan",
         zero_stage=3,
         columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7, "keeps_gathered": 1.0},
+        parallel_logit_bytes=18.0,
+        meter="reserved_bytes",
         recompute="selective",
         splits_local_batch=True,
         selective_operators=True,
@@ -265,20 +273,20 @@ FRAMEWORKS = (
     ),
     Traits(
         # nanotron: ZeRO-1, gradients accumulated in 32 bits beside the 16-bit ones and the buckets
-        # that DistributedDataParallel copies those to. MLPs are not fused, tensor parallel ranks
-        # keep what they gathered; rank 0 logs what it allocated. Source: huggingface/nanotron,
+        # that DistributedDataParallel copies those to. MLPs are not fused;
+        # rank 0 logs what it allocated. Source: huggingface/nanotron,
         # src/nanotron/optim/gradient_accumulator.py and trainer.py.
         name="nanotron",
         zero_stage=1,
         columns={
             "grad_bytes": 8.0,
             "reduce_bytes": 4.0,
-            "fused_kernels": 0.0,
-            "keeps_gathered": 1.0,
+            "fused_kernels": 0.25,
             "logit_bytes": 6.0,
         },
         sequence_parallel=True,
         eager_logit_bytes=6.0,
+        weighs_head=True,
         meter="allocated_bytes",
         watched_stage=Watched.FIRST,
     ),
@@ -306,6 +314,7 @@ FRAMEWORKS = (
         zero_stage=3,
         columns={**_FSDP, **_FOREACH, "attention_speed": 0.55, "logit_bytes": 4.0},
         adapter_columns={"adapter_bytes": _CAST_ADAPTER_BYTES},
+        parallel_logit_bytes=18.0,
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.
