@@ -9,7 +9,7 @@ from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier, Watched
-from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
+from autotune.cost.row_choices import HUGGING_FACE, choice_columns, fewest_logit_bytes
 from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, PURE_16_BIT, Meter, Traits, traits_of
@@ -44,10 +44,7 @@ _STAGES = (
 )
 _NUMBERED = re.compile(r"(?:zero|stage|z)?[ _-]*(?:stage[ _-]*)?([0-3])(?:\.0)?(?!\d)")
 """A stage as people write it: 3, zero-3, ZeRO3, stage 2."""
-_ANY_TORCH = re.compile(
-    r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
-    r"|\bswift\b|^(py)?torch$"
-)
+_ANY_TORCH = re.compile(rf"{HUGGING_FACE.pattern}|^(py)?torch$")
 """Names of what runs on the assumed framework, FSDP or DDP, as the stage tells."""
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
 _NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
@@ -60,7 +57,7 @@ _QLORA_BYTES = 0.52
 _ADAPTER_RANK = 16.0
 """Rank of adapters where a row does not say it."""
 _RANK = re.compile(r"\b(?:lora )?r(?:ank)?[ =]+(\d{1,4})\b")
-_PURE = re.compile(r"\bpure\b|\bno (fp32|32-bit) master|states in bf(loat)?16")
+_PURE = re.compile(r"\bpure\b|\bno (fp32|32-bit) master|states in bf(loat)?16|adam in bf16")
 """Words of `precision` and `notes`: weights, gradients and moments are all in 16 bits."""
 _FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""

@@ -13,6 +13,14 @@ _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
 _FUSED_LOGIT_BYTES = 4.0
 _EAGER_LOGIT_BYTES = 12.0
+_CAST_LOGIT_BYTES = 8.0
+"""Of a fused loss behind a model of Hugging Face, which has cast its logits to 32 bits: both, and
+the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py (logits.float())."""
+HUGGING_FACE = re.compile(
+    r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
+    r"|\bswift\b"
+)
+"""Names of what trains Hugging Face's modules."""
 _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     "loss": (
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
@@ -81,6 +89,8 @@ def choice_columns(
     }
     if found.get("logit_bytes") == _EAGER_LOGIT_BYTES:
         found["logit_bytes"] = traits.eager_logit_bytes
+    elif "logit_bytes" in found and HUGGING_FACE.search(cells.text("framework").lower()):
+        found["logit_bytes"] = _CAST_LOGIT_BYTES
     if found.get("loss_chunk_tokens"):
         if chunk := re.search(r"(\d+)", cells.text("loss")):
             found["loss_chunk_tokens"] = max(1.0, min(float(chunk[1]), 1e9))
