@@ -172,15 +172,17 @@ def _stage(
     at_loss = kept + logits
     is_loss = np.greater_equal(logits, working)
     activations = np.where(is_loss, kept, kept + working)
+    loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
     varying = np.maximum(at_loss, kept + working) + gathered
+    spilled = c.fragmentation * (varying + buckets) + c.logits_fragmentation * loss_bytes
     temporary = p.optimizer_temporary_bytes * updated * kept_share
     at_step = (all_grads + temporary) * (traced_grads_share is None)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
     heap = p.keeps_heap * (c.heap_bytes + c.heap_share * varying)
-    fragmentation = p.fragments * (c.fragmentation * (varying + buckets) + upcast) + heap
+    fragmentation = p.fragments * (spilled + upcast) + heap
     is_step = np.greater(at_step, grads + varying)
     grads = np.where(is_step, all_grads, grads)
     activations, logits, gathered = (

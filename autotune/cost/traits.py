@@ -50,8 +50,8 @@ class Traits:
     the log-softmax, its gradient and that of the logits."""
     parallel_logit_bytes: float = 0.0
     """Column `logit_bytes` where tensor parallel ranks share the logits; 0: as otherwise. The loss
-    of DTensors is no fused kernel, and no compiler's: logits, their copy in 32 bits, log-softmax
-    and two gradients. Source: torch, distributed/tensor/parallel/loss.py."""
+    of DTensors is no fused kernel, and no compiler's. Source: torch,
+    distributed/tensor/parallel/loss.py."""
     chunked_loss: Mapping[str, float] = field(default_factory=dict)
     """Columns of a loss in chunks where the framework keeps the logits of all chunks."""
     weighs_head: bool = False
@@ -127,12 +127,10 @@ FRAMEWORKS = (
     ),
     Traits(
         # prime-rl: FSDP2 with 32-bit parameters, frozen ones too; its supervised loss is torch's
-        # own in 32 bits: logits, their copy, log-softmax and two gradients. Source:
-        # PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/sft/train.py.
+        # own in 32 bits. Source: PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/sft/train.py.
         name="prime-rl",
         zero_stage=3,
-        columns={**_FSDP, **_FOREACH, "reduce_bytes": 4.0, "logit_bytes": 18.0},
-        eager_logit_bytes=18.0,
+        columns={**_FSDP, **_FOREACH, "reduce_bytes": 4.0},
         adapter_columns={"weight_bytes": 4.0},
         meter="reserved_bytes",
     ),
@@ -170,8 +168,14 @@ FRAMEWORKS = (
         # parallelism of DTensors. Source: Liang et al. (arXiv:2410.06511).
         name="torchtitan",
         zero_stage=3,
-        columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7, "keeps_gathered": 1.0},
-        parallel_logit_bytes=18.0,
+        columns={
+            **_FSDP,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.7,
+            "keeps_gathered": 1.0,
+            "logit_bytes": 8.0,
+        },
+        parallel_logit_bytes=12.0,
         meter="reserved_bytes",
         recompute="selective",
         splits_local_batch=True,
@@ -314,7 +318,7 @@ FRAMEWORKS = (
         zero_stage=3,
         columns={**_FSDP, **_FOREACH, "attention_speed": 0.55, "logit_bytes": 4.0},
         adapter_columns={"adapter_bytes": _CAST_ADAPTER_BYTES},
-        parallel_logit_bytes=18.0,
+        parallel_logit_bytes=12.0,
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.
