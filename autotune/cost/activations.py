@@ -127,8 +127,10 @@ def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
 
 
 def _tile_share(p: Plans, s: Sizes) -> Column:
-    """Share of the tokens that an MLP holds at a time. Source: Bekman et al., ALST
-    (arXiv:2506.13996), section 3.1; deepspeed/runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """Share of the tokens that an MLP holds at a time.
+
+    Source: Bekman et al., ALST (arXiv:2506.13996), section 3.1; DeepSpeed,
+    runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
     """
     if not np.any(p.mlp_tile_tokens):
         return 1.0
@@ -219,8 +221,8 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
 
     Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
     GPT. Source: Korthikanti et al. (arXiv:2205.05198), table 2. Torch's selective checkpoints keep
-    the layer's input, the attention's result and every other matrix product's. Source: torchtitan,
-    torchtitan/distributed/activation_checkpoint.py.
+    the layer's input, the attention's result and those of some matrix products. Source:
+    torchtitan, torchtitan/distributed/activation_checkpoint.py.
     """
     input_bytes = p.activation_bytes * s.tokens * p.hidden / s.norm_split
     every = 1.0 / p.recompute_every
@@ -229,7 +231,7 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
     products = products + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
     products = products + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
-        s.attention_width / p.tp + 0.5 * products
+        s.attention_width / p.tp + p.kept_products * products
     )
     dropped = p.recomputes_scores * _score_bytes(p)
     dropped = dropped + p.recomputes_norms * _norm_result_bytes(p, s)

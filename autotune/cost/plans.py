@@ -250,6 +250,9 @@ class Plans(PlanColumns):
     """A `Recompute`."""
     recompute_every: Column = 1.0
     """One layer in this many is recomputed, with full recomputation."""
+    kept_products: Column = 0.5
+    """Share of the matrix products whose results checkpoints by operator keep: torch's keep every
+    other one."""
     recomputes_scores: Column = 1.0
     """Whether selective recomputation takes the attention's core."""
     recomputes_norms: Column = 0.0
@@ -398,8 +401,8 @@ class Plans(PlanColumns):
     """Gradients are made anew by each backward pass, and freed after the step: torch's engines
     without buckets that stay. Where a step has one micro-batch there are none at the loss."""
     optimizer_temporary_bytes: Column = 0.0
-    """Bytes per updated parameter that the optimizer's step takes for the moment: torch's `foreach`
-    Adam holds the roots of all second moments at once; fused kernels hold nothing."""
+    """Bytes per updated parameter that the optimizer's step takes for the moment: torch's
+    `foreach` Adam holds the roots of all second moments at once; fused kernels hold nothing."""
     accumulate_bytes: Column = 0.0
     """Moved per parameter and micro-batch beside the sum itself: copies into those buffers."""
 

@@ -41,8 +41,10 @@ class Prediction(PlanColumns):
 
     @cached_property
     def memory(self) -> Memory:
-        """The peak by part; arrays, of the stage that a published figure is of. Worked out when it
-        is first asked for."""
+        """The peak by part, of the stage that a published figure is of; arrays.
+
+        Worked out when it is first asked for.
+        """
 
         def work(p: Plans) -> dict[str, Column]:
             s = sizes_of(p)

@@ -12,7 +12,7 @@ from autotune.cost.plans import Plans, Recompute, Tier, Watched
 from autotune.cost.row_choices import HUGGING_FACE, choice_columns, fewest_logit_bytes
 from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import ASSUMED, PURE_16_BIT, Meter, Traits, traits_of
+from autotune.cost.traits import ASSUMED, GROWING_SEGMENTS, PURE_16_BIT, Meter, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 _MAX_DEVICES = 262_144
@@ -63,8 +63,6 @@ _FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
 _DROPOUT = re.compile(r"\bdropout on\b")
 _EXPANDABLE = re.compile(r"expandable_segments")
-_GROWING_SEGMENTS = 0.1
-"""Share of the usual fragmentation where segments can grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +125,11 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     elif _DROPOUT.search(cells.text("notes").lower()):
         columns["has_dropout"] = 1.0
     if "lora" in cells.text("task").lower():
-        columns |= _adapters(cells, traits, columns)
+        columns |= _adapters(cells, traits, columns, precision)
     if _FREED_GRADS.search(f"{cells.text('optimizer')} {cells.text('notes')}".lower()):
         columns["grad_bytes"] = 0.0
     if _EXPANDABLE.search(cells.text("notes").lower()):
-        columns["fragments"] = _GROWING_SEGMENTS
+        columns["fragments"] = GROWING_SEGMENTS
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -167,11 +165,15 @@ def _watched_stage(cells: Cells, traits: Traits) -> Watched:
         return Watched.LAST
     if re.search(r"rank 0\b|rank-0", unit):
         return Watched.FIRST
-    return Watched.FULLEST if re.search("max(imum)? (over|of)|all ranks", unit) else traits.watched_stage
+    return (
+        Watched.FULLEST
+        if re.search("max(imum)? (over|of)|all ranks", unit)
+        else traits.watched_stage
+    )
 
 
 def _adapters(
-    cells: Cells, traits: Traits, columns: Mapping[str, float]
+    cells: Cells, traits: Traits, columns: Mapping[str, float], precision: str
 ) -> dict[str, float]:
     """Columns of adapters beside frozen weights: rank r adds r (n + m) to a matrix of n by m.
 
@@ -194,6 +196,9 @@ def _adapters(
     share = min(1.0, rank * layers * adapted / total)
     cells.assume("trained_share", float(f"{share:.2g}"), f"LoRA of rank {rank:g}")
     frozen = columns.get("activation_bytes", 2.0)
+    if precision in ("fp8", "fp4"):
+        frozen = 1.0
+        cells.assume("weight_bytes", 1, "frozen weights lie in fp8")
     if "qlora" in cells.text("task").lower():
         frozen = (_QLORA_BYTES * layers * layer + frozen * embeddings) / total
     return {
