@@ -123,7 +123,7 @@ one device, which holds 64 less."""
 FRAMEWORKS = (
     Traits(
         # torchtune: all in bf16, fused AdamW, a loss in eight chunks whose 16-bit logits are all
-        # there. Source: pytorch/torchtune, recipes/configs/ and modules/loss/ce_chunked_output_loss.py.
+        # there. Source: pytorch/torchtune, recipes/configs/ and modules/loss/.
         name="torchtune",
         zero_stage=0,
         columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 5.0},
