@@ -72,10 +72,11 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             gradients = gradients + _tile_share(p, s) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
-            found.append((kept * (1.0 - p.offloaded_activations), gradients + again))
+            working = gradients + again
+            found.append((kept * (1.0 - p.offloaded_activations), working, kept))
         else:
-            found.append((0.0, 0.0))
-    (dense, dense_working), (mixture, mixture_working) = found
+            found.append((0.0, 0.0, 0.0))
+    (dense, dense_working, dense_kept), (mixture, mixture_working, mixture_kept) = found
     stages = (
         (s.first.dense_layers, s.first.mixture_layers),
         (s.fullest.dense_layers, s.fullest.mixture_layers),
@@ -84,6 +85,9 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     first, fullest, last = (n * dense + m * mixture for n, m in stages)
     has_mixture = np.greater(s.n_mixture_layers, 0)
     working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
+    # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
+    on_way = np.where(has_mixture, np.maximum(mixture_kept, dense_kept), dense_kept)
+    working = working + 2.0 * p.offloaded_activations * on_way
     return first, fullest, last, working
 
 

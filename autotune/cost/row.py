@@ -57,8 +57,10 @@ _QLORA_BYTES = 0.52
 _ADAPTER_RANK = 16.0
 """Rank of adapters where a row does not say it."""
 _RANK = re.compile(r"\b(?:lora )?r(?:ank)?[ =]+(\d{1,4})\b")
-_PURE = re.compile(r"\bpure\b|\bno (fp32|32-bit) master|states in bf(loat)?16|adam in bf16")
-"""Words of `precision` and `notes`: weights, gradients and moments are all in 16 bits."""
+_PURE = re.compile(
+    r"\bpure b?f(loat)?16|\bno (fp32|32-bit) master|states in bf(loat)?16|adam in bf16"
+)
+"""Words of `notes`: weights, gradients and moments are all in 16 bits; `precision` has `pure`."""
 _FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
 _DROPOUT = re.compile(r"\bdropout on\b")
@@ -441,7 +443,8 @@ def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
 
 
 def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
-    is_pure = _PURE.search(f"{cells.text('precision')} {cells.text('notes')}".lower())
+    is_pure = _PURE.search(cells.text("notes").lower())
+    is_pure = is_pure or re.search(r"\bpure\b|\btrue\b", cells.text("precision").lower())
     if is_pure and precision in ("bf16", "fp16"):
         temporary = traits.columns.get("optimizer_temporary_bytes", 0.0)
         return {**PURE_16_BIT, "optimizer_temporary_bytes": temporary / 2.0}
@@ -534,12 +537,12 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise RowError(f"offload={text!r} names neither cpu nor nvme")
-    if "full" in text:
+    if re.search(r"full|\bact|checkpoint", text):
         cells.assume("offloaded_activations", 1, text)
     has_params = "param" in text
     has_optimizer = "optim" in text or not has_params
     return {
         "optimizer_tier": float(tier) if has_optimizer else 0.0,
         "param_tier": float(tier) if has_params else 0.0,
-        "offloaded_activations": float("full" in text),
+        "offloaded_activations": float(bool(re.search(r"full|\bact|checkpoint", text))),
     }

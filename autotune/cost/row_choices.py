@@ -60,6 +60,9 @@ linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py; Shah et al., FlashAtte
 (arXiv:2407.08608) for the speeds on Hopper; Dao (arXiv:2307.08691), section 4.1, for the first."""
 _ATTENTION_SPEED = {"flash": (1.0, 1.0), "second": (1.0, 0.65), "first": (0.55, 0.4)}
 """Kernel -> its speed beside FlashAttention-2's on an A100, before Hopper and from then on."""
+_TILED_MLP = re.compile(r"tiled?[ -_]?mlp|mlp tiles")
+"""Words of `kernels` and `loss`: an MLP works on as many tokens as the model is wide. Source:
+DeepSpeed, runtime/sequence_parallel/ulysses_sp.py (TiledMLP), as ArcticTraining calls it."""
 _WRITTEN_SCORES = re.compile(r"attention[- ]backend[= ]unfused|transformer[- ]impl[= ]local")
 """Words of `notes`: flags of Megatron."""
 _MOMENT_BYTES = (
@@ -95,6 +98,8 @@ def choice_columns(
         if chunk := re.search(r"(\d+)", cells.text("loss")):
             found["loss_chunk_tokens"] = max(1.0, min(float(chunk[1]), 1e9))
         found |= traits.chunked_loss
+    if _TILED_MLP.search(f"{cells.text('kernels')} {cells.text('loss')}".lower()):
+        found["mlp_tile_tokens"] = columns["hidden"]
     moments = _moments(cells, framework)
     if moments is not None:
         usual = columns.get("optimizer_bytes", 12.0)
