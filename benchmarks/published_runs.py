@@ -132,7 +132,7 @@ def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Ru
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),
         peaks_bytes=np.array([_peak_bytes(row) for row in rows]),
-        meters=np.array([_meter(row.get("peak_mem_unit", "")) for row in rows]),
+        meters=np.array(read.meters),
         status=np.array([row.get("status", "") for row in rows]),
         offloads=np.array([row.get("offload", "").startswith("cpu") for row in rows]),
         frameworks=np.array(read.frameworks),
@@ -155,12 +155,6 @@ def _repository(source: str) -> str:
 def _peak_bytes(row: dict[str, str]) -> float:
     # GB of nvidia-smi and of torch are binary ones.
     return _float(row.get("peak_mem_gb", "")) * GIB
-
-
-def _meter(unit: str) -> str:
-    if re.search("reserved", unit):
-        return "reserved_bytes"
-    return "allocated_bytes" if re.search("allocated", unit) else "peak_bytes"
 
 
 def _float(text: str) -> float:

@@ -189,8 +189,9 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
     for values, meter, below, above in zip(
         found, read.meters, low, reach.peak_memory, strict=True
     ):
-        if meter != "device":
-            values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
+        if meter != "peak_bytes":
+            name = meter.removesuffix("_bytes")
+            values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
         peak_gb = float(values["pred_peak_memory_gb"])
         values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
         values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"

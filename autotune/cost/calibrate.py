@@ -52,6 +52,7 @@ MEMORY_PRIORS: Mapping[str, float] = {
     "context_bytes": 0.2,
     "communicator_bytes": 0.3,
     "fragmentation": 0.4,
+    "logits_fragmentation": 0.5,
     "workspace_bytes": 0.3,
 }
 """The same of the peak memory."""

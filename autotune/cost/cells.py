@@ -17,6 +17,9 @@ class Cells:
         self._row = row
         self.assumed: list[str] = []
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._row
+
     def text(self, key: str) -> str:
         """A cell's text without blanks around it; empty where there is none."""
         return self._row.get(key, "").strip()

@@ -41,11 +41,14 @@ class Prediction(PlanColumns):
 
     @cached_property
     def memory(self) -> Memory:
-        """The peak by part; arrays. Worked out when it is first asked for."""
+        """The peak by part, of the stage that a published figure is of; arrays.
+
+        Worked out when it is first asked for.
+        """
 
         def work(p: Plans) -> dict[str, Column]:
             s = sizes_of(p)
-            return vars(memory_of(p, s, activations_of(p, s), self.constants))
+            return vars(memory_of(p, s, activations_of(p, s), self.constants, watched=True))
 
         return Memory(**_by_chunk(self.plans, work))
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
@@ -17,7 +17,14 @@ from autotune.cost.row_choices import (
     setting_columns,
 )
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import ASSUMED, FRAMEWORKS, Traits
+from autotune.cost.traits import (
+    ASSUMED,
+    FRAMEWORKS,
+    GROWING_SEGMENTS,
+    PURE_16_BIT,
+    Meter,
+    Traits,
+)
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 _MAX_DEVICES = 262_144
@@ -28,8 +35,11 @@ Megatron-LM, --account-for-embedding-in-pipeline-split, --account-for-loss-in-pi
 _GIGABIT = 1e9 / 8
 LINKS = re.compile(r"(?P<n>\d{1,4})x(?P<gbit>\d{1,6})Gb")
 """Network of a node: its links, and the bits that each moves in a second."""
-_PRECISIONS = {"fp8-rowwise": "fp8", "tf32": "fp32"}
-"""Words for a precision that are computed at another's rate -> that precision."""
+_PRECISIONS = {
+    **{"fp8-rowwise": "fp8", "tf32": "fp32", "pure-bf16": "bf16", "pure-fp16": "fp16"},
+}
+"""Words for a precision beside the device's own -> that of the device. Pure ones have no copy in 32
+bits."""
 _PRODUCTS = ("matmul_flops", "half_flops")
 """Columns of `Plans` with the rate of matrix products."""
 _OFFLOADS: Mapping[str, Mapping[str, Tier]] = {
@@ -41,9 +51,14 @@ _OFFLOADS: Mapping[str, Mapping[str, Tier]] = {
     "nvme(optimizer+param)": {"optimizer_tier": Tier.NVME, "param_tier": Tier.NVME},
     "nvme(param)": {"param_tier": Tier.NVME},
 }
-METERS = ("device", "reserved", "allocated")
+METERS: Mapping[str, Meter] = {
+    "device": "peak_bytes",
+    "reserved": "reserved_bytes",
+    "allocated": "allocated_bytes",
+}
 """Words of the column `memory_meter`: what nvidia-smi shows, what torch's allocator has reserved,
 and what it has handed out of that."""
+_ALLOCATORS = ("default", "expandable_segments")
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
@@ -60,8 +75,8 @@ class ReadRow:
     framework: str
     """Name of its `Traits`."""
     accelerator: Accelerator
-    meter: str
-    """Which memory its peak is compared with: one of `METERS`."""
+    meter: Meter
+    """Which memory its peak is compared with."""
 
 
 def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
@@ -91,17 +106,21 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **({"attention_speed": traits.attention_on_hopper} if is_hopper else {}),
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
-        **_dtypes(precision, traits),
+        **_dtypes(cells, precision, traits),
         **_zero(cells, traits, layout, precision),
         **_kept(cells, traits),
     }
-    columns |= choice_columns(cells, columns, is_hopper=is_hopper)
+    if layout["tp"] > 1 and traits.parallel_logit_bytes:
+        columns["logit_bytes"] = traits.parallel_logit_bytes
+    columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
     if model["n_experts"] > 1:
         columns |= _mixture(cells, traits)
-    if model["gated_mlp"]:
-        columns["has_dropout"] = 0.0  # such models are trained without
     columns |= adapter_columns(cells, traits, columns, precision)
     columns |= setting_columns(cells)
+    if model["gated_mlp"]:
+        columns["has_dropout"] = 0.0  # such models are trained without
+    if _unless_blank(cells, "allocator", _ALLOCATORS, "default") == "expandable_segments":
+        columns["fragments"] = GROWING_SEGMENTS
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -116,12 +135,13 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
         framework=traits.name,
         accelerator=accelerator,
-        meter="device" if cells.is_blank("memory_meter") else _meter(cells),
+        meter=METERS[_unless_blank(cells, "memory_meter", METERS, "device")],
     )
 
 
-def _meter(cells: Cells) -> str:
-    return cells.choice("memory_meter", METERS, "device")
+def _unless_blank(cells: Cells, key: str, allowed: Iterable[str], default: str) -> str:
+    """A word of a column whose default needs no note."""
+    return default if cells.is_blank(key) else cells.choice(key, allowed, default)
 
 
 def _framework(cells: Cells) -> Traits:
@@ -183,7 +203,7 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
-        **_stages(cells, layers, pp, vp),
+        **_stages(cells, traits, model, pp, vp),
     }
 
 
@@ -201,13 +221,27 @@ def _check_experts(model: Mapping[str, float], n_gpus: float, tp: float, pp: flo
         raise RowError(f"ffn_hidden={ffn_hidden:g} is no multiple of etp={etp:g}")
 
 
-def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
+def _stages(
+    cells: Cells, traits: Traits, model: Mapping[str, float], pp: float, vp: float
+) -> dict[str, float]:
     """Layers of the stages where they do not split evenly.
 
-    Engines then leave layers out of the ends, which have the embedding and the loss besides:
+    A framework that weighs the head by its parameters gives layers of the last stage to others.
+    Engines otherwise leave layers out of the ends, which have the embedding and the loss besides:
     Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
     layouts.
     """
+    layers = model["n_layers"]
+    if traits.weighs_head and pp > 1:
+        heads = 2.0 * (model["n_heads"] + model["n_kv_heads"]) * model["head_dim"]
+        layer = heads + (2.0 + model["gated_mlp"]) * model["ffn_hidden"]
+        first = min(layers, math.ceil((layers + model["vocab"] / layer) / pp))
+        last = max(1.0, layers - (pp - 1) * first)
+        cells.assume("stages", f"{first:g} to {last:g} layers", f"{traits.name} weighs the head")
+        return {
+            **{"most_stage_layers": float(first), "first_stage_layers": float(first)},
+            "last_stage_layers": last,
+        }
     if layers % (pp * vp) == 0:
         return {}
     if layers % pp == 0:
@@ -253,7 +287,7 @@ def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
 
 def _precision(cells: Cells, accelerator: Accelerator) -> str:
     default = "bf16" if "fp8" in accelerator.peak_flops else "fp16"
-    words = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp8-rowwise", "fp4")
+    words = ("fp32", "tf32", "fp16", "bf16", "pure-fp16", "pure-bf16", "fp8", "fp8-rowwise", "fp4")
     word = cells.choice("precision", words, default)
     precision = _PRECISIONS.get(word, word)
     if precision not in accelerator.peak_flops:
@@ -309,7 +343,10 @@ def _network(
     return {"network_bytes_per_s": rate, **link_columns("network", None)}
 
 
-def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
+def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
+    if cells.text("precision").startswith("pure-"):
+        temporary = traits.columns.get("optimizer_temporary_bytes", 0.0)
+        return {**PURE_16_BIT, "optimizer_temporary_bytes": temporary / 2.0}
     if precision == "fp32":
         of_elements = ("weight", "grad", "reduce", "gather", "activation", "product_input")
         return {**{f"{name}_bytes": 4.0 for name in of_elements}, "optimizer_bytes": 8.0}

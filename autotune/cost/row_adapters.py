@@ -51,6 +51,7 @@ def adapter_columns(
         "trained_share": share,
         "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
         **unpacked,
+        **traits.adapter_columns,
     }
 
 

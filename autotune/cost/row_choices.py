@@ -4,16 +4,21 @@ import re
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
-from autotune.cost.traits import RECOMPUTED_MODULES
+from autotune.cost.traits import RECOMPUTED_MODULES, Traits
 
 _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
 _FUSED_LOGIT_BYTES = 4.0
+_EAGER_LOGIT_BYTES = 12.0
+_CAST_LOGIT_BYTES = 8.0
+"""Of a fused loss behind a model of Hugging Face, which has cast its logits to 32 bits: both, and
+the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py (logits.float())."""
 CHOICES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "loss": {
         # 16-bit logits, 32-bit ones, and their gradients in their place or beside them.
-        "eager": {"logit_bytes": 12.0},
-        "fused": {"logit_bytes": _FUSED_LOGIT_BYTES},
+        "eager": {"logit_bytes": _EAGER_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
+        "fused": {"logit_bytes": _FUSED_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
+        "fused after a cast": {"logit_bytes": _CAST_LOGIT_BYTES, "loss_chunk_tokens": 0.0},
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
         "chunked": {"loss_chunk_tokens": _CHUNK_TOKENS},
     },
@@ -47,10 +52,16 @@ MOMENT_BYTES = {
 }
 """Optimizer -> bytes per parameter of what it keeps beside the master copy."""
 _ADAM_BYTES = 8.0
+_EIGHT_BIT_BYTES = 2.0
 
 SETTINGS: Mapping[str, tuple[float, float]] = {
     "shard_group": (0, 1e6),
     "trained_share": (1e-6, 1),
+    "grad_bytes": (0, 8),
+    "has_dropout": (0, 1),
+    "mlp_tile_tokens": (0, 1e9),
+    "watched_stage": (0, 2),
+    "adapts_mlp": (0, 1),
     "dequantized_bytes": (0, 100),
     "n_mtp_layers": (0, 100),
     "offloaded_activations": (0, 1),
@@ -76,7 +87,7 @@ They come before what the framework usually does."""
 
 
 def choice_columns(
-    cells: Cells, columns: Mapping[str, float], *, is_hopper: bool
+    cells: Cells, columns: Mapping[str, float], *, is_hopper: bool, traits: Traits
 ) -> dict[str, float]:
     """Columns that the cells `loss`, `attention`, `kernels` and `optimizer` change.
 
@@ -85,12 +96,17 @@ def choice_columns(
     Raises:
         RowError: A word is not known.
     """
-    found = {**_word(cells, "kernels"), **_loss(cells), **_word(cells, "attention")}
+    found = {**_word(cells, "kernels"), **_loss(cells, traits), **_word(cells, "attention")}
     if (kernel := cells.text("attention")) in _ATTENTION_SPEED:
         found["attention_speed"] = _ATTENTION_SPEED[kernel][is_hopper]
     if not cells.is_blank("optimizer"):
         moments = MOMENT_BYTES[cells.choice("optimizer", MOMENT_BYTES, "")]
-        found["optimizer_bytes"] = columns.get("optimizer_bytes", 12.0) - _ADAM_BYTES + moments
+        usual = columns.get("optimizer_bytes", 12.0)
+        # Where all is in 16 bits, Adam's moments are half as large and there is no master copy.
+        adam = min(_ADAM_BYTES, usual)
+        if moments > _EIGHT_BIT_BYTES:
+            moments *= adam / _ADAM_BYTES
+        found["optimizer_bytes"] = usual - adam + moments
     return found
 
 
@@ -141,6 +157,12 @@ def _word(cells: Cells, key: str) -> dict[str, float]:
     return dict(CHOICES[key][cells.choice(key, CHOICES[key], "")])
 
 
-def _loss(cells: Cells) -> dict[str, float]:
+def _loss(cells: Cells, traits: Traits) -> dict[str, float]:
     chunk = re.fullmatch(r"chunked (\d{1,9})", cells.text("loss"))
-    return {"loss_chunk_tokens": max(1.0, float(chunk[1]))} if chunk else _word(cells, "loss")
+    if chunk or cells.text("loss") == "chunked":
+        tokens = max(1.0, float(chunk[1])) if chunk else _CHUNK_TOKENS
+        return {"loss_chunk_tokens": tokens, **traits.chunked_loss}
+    found = _word(cells, "loss")
+    if cells.text("loss") == "eager":
+        found["logit_bytes"] = traits.eager_logit_bytes
+    return found

@@ -17,6 +17,7 @@ from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
 from autotune.cost.row import ReadRow, read_row
+from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
@@ -34,7 +35,7 @@ class TableRows:
     """Positions of those rows in the table."""
     frameworks: tuple[str, ...]
     """Names of their frameworks, as `autotune.cost.traits` has them."""
-    meters: tuple[str, ...]
+    meters: tuple[Meter, ...]
     """Which memory their peaks are compared with."""
     accelerators: tuple[Accelerator, ...]
     """Their accelerators."""

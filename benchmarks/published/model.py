@@ -266,7 +266,7 @@ def _gate_and_tie(
         raise RowError(f"params_b={cells.text('params_b')}: above 10^15 parameters")
     cases = [(gated, tied) for gated in (False, True) for tied in (False, True)]
     # The family wins a tie, and what its parameters explain to a hundredth.
-    cases.sort(key=lambda case: case != (family.gated, family.tied))
+    cases.sort(key=lambda case: (case[0] != family.gated, case[1] != family.tied))
 
     def miss(case: tuple[bool, bool]) -> float:
         count = count_params({**sizes, "gated_mlp": case[0], "tied_embeddings": case[1]})

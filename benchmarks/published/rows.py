@@ -13,16 +13,28 @@ from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import RowError
+from autotune.cost.plans import Watched
 from autotune.cost.row import LINKS, METERS
 from autotune.cost.table import TableRows
 from autotune.cost.table import rows_to_plans as strict_rows_to_plans
-from autotune.cost.traits import ASSUMED, RECOMPUTED_MODULES
+from autotune.cost.traits import ASSUMED, FRAMEWORKS, RECOMPUTED_MODULES
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 from .cells import PublishedCells
 from .model import model_cells, preset_shape
 from .settings import mixture_cells
-from .words import NUMBERED_STAGE, STAGES, framework_word, word_of
+from .words import (
+    FREED_GRADS,
+    HUGGING_FACE,
+    NOTED,
+    NUMBERED_STAGE,
+    PURE,
+    STAGES,
+    TILED_MLP,
+    WRITTEN_SCORES,
+    framework_word,
+    word_of,
+)
 
 RESULT_COLUMNS = frozenset(
     {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
@@ -108,6 +120,8 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         **_offload(cells, model),
         **_task(cells),
         **_words(cells),
+        **_tiles(cells, model),
+        **_memory(cells, framework),
         "precision": _precision(cells),
     }
     found |= _batch(cells, found)
@@ -194,12 +208,45 @@ def _words(cells: PublishedCells) -> dict[str, str]:
     chunk = re.search(r"(\d{1,9})", cells.text("loss"))
     if found["loss"] == "chunked" and chunk:
         found["loss"] = f"chunked {max(1, int(chunk[1]))}"
-    meter = word_of("memory_meter", cells.words("peak_mem_unit")) or ""
+    if found["loss"] == "fused" and HUGGING_FACE.search(cells.text("framework").lower()):
+        found["loss"] = "fused after a cast"
+    if WRITTEN_SCORES.search(cells.text("notes").lower()):
+        found["attention"] = "eager"
+    if FREED_GRADS.search(f"{cells.text('optimizer')} {cells.text('notes')}".lower()):
+        found["grad_bytes"] = "0"
+    for words, noted in NOTED:
+        if words.search(cells.text("notes").lower()):
+            found |= noted
+    return found
+
+
+def _tiles(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:
+    texts = ("kernels", "loss", "settings", "notes", "framework")
+    if not TILED_MLP.search(" ".join(cells.text(name) for name in texts).lower()):
+        return {}
+    return {"mlp_tile_tokens": model["hidden"] or str(preset_shape(model["model"]).hidden)}
+
+
+def _memory(cells: PublishedCells, framework: str) -> dict[str, str]:
+    """What the row's peak was read from: as its unit says, else what the framework logs."""
+    usual = next(traits for traits in FRAMEWORKS if traits.word == (framework or ASSUMED))
+    unit = cells.words("peak_mem_unit")
+    meter = word_of("memory_meter", unit)
     if cells.text("memory_meter") in METERS:
         meter = cells.text("memory_meter")
-    elif meter:
-        cells.assume("pred_peak_memory_gb", meter, "by peak_mem_unit")
-    return {**found, "memory_meter": meter}
+    elif meter != "device" and "peak_mem_unit" in cells:
+        why = "by peak_mem_unit" if meter else f"as {usual.name}"
+        meter = meter or next(word for word, of in METERS.items() if of == usual.meter)
+        if meter != "device":
+            cells.assume("pred_peak_memory_gb", meter, why)
+    stage = usual.watched_stage
+    if "last rank" in unit:
+        stage = Watched.LAST
+    elif re.search(r"rank 0\b|rank-0", unit):
+        stage = Watched.FIRST
+    elif re.search("max(imum)? (over|of)|all ranks", unit):
+        stage = Watched.FULLEST
+    return {"memory_meter": meter or "", "watched_stage": str(int(stage))}
 
 
 def _precision(cells: PublishedCells) -> str:
@@ -207,7 +254,19 @@ def _precision(cells: PublishedCells) -> str:
     word = word_of("precision", text) if text else ""
     if word is None:
         cells.assume("precision", "as the device", f"{text} is not known")
+    in_precision, in_notes = PURE
+    if in_precision.search(text) or in_notes.search(cells.text("notes").lower()):
+        word = word or ("bf16" if "fp8" in _peaks(cells) else "fp16")
+        return f"pure-{word}" if word in ("bf16", "fp16") else word
     return word or ""
+
+
+def _peaks(cells: PublishedCells) -> Mapping[str, float]:
+    """Peaks of the row's device by precision; none where it is not known."""
+    try:
+        return find_accelerator(cells.text("gpu_type")).peak_flops
+    except FleetError:
+        return {}
 
 
 def _task(cells: PublishedCells) -> dict[str, str]:
@@ -275,7 +334,7 @@ def _offload(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:
             n_layers = float(model["n_layers"] or 1e9)
             kept = min(1.0, float(layers[1] or layers[2]) / n_layers)
         return {"offload": "none", "offloaded_activations": repr(kept)}
-    if text.startswith("act") and not re.search("optim|param", text):
+    if re.match("act|checkpoint", text) and not re.search("optim|param", text):
         cells.assume("offloaded_activations", 1, text)
         return {"offload": "none", "offloaded_activations": "1"}
     tier = "nvme" if "nvme" in text else "cpu" if "cpu" in text or "host" in text else None
@@ -289,7 +348,7 @@ def _offload(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:
     has_optimizer = "optim" in text or not has_params
     what = "+".join(["optimizer"] * has_optimizer + ["param"] * has_params)
     found = {"offload": f"{tier}({what})"}
-    if "full" in text:
+    if re.search(r"full|\bact|checkpoint", text):
         cells.assume("offloaded_activations", 1, text)
         found["offloaded_activations"] = "1"
     return found

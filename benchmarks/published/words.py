@@ -46,7 +46,11 @@ WORDS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"tf32", "tf32"),
         (r"fp32|float32", "fp32"),
     ),
-    "memory_meter": ((r"reserved", "reserved"), (r"allocated|active", "allocated")),
+    "memory_meter": (
+        (r"reserved", "reserved"),
+        (r"allocated|active", "allocated"),
+        (r"smi", "device"),
+    ),
 }
 """Column -> (regular expression, word)."""
 
@@ -60,16 +64,32 @@ STAGES = (
 NUMBERED_STAGE = re.compile(r"(?:zero|stage|z)?[ _-]*(?:stage[ _-]*)?([0-3])(?:\.0)?(?!\d)")
 """A stage as people write it: 3, zero-3, ZeRO3, stage 2."""
 
-_FRAMEWORKS = (
-    (r"torchtune|unsloth|axolotl", ""),
-    (
-        r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|llama.?factory"
-        r"|swift|^(py)?torch$",
-        "",
+HUGGING_FACE = re.compile(
+    r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
+    r"|\bswift\b"
+)
+"""Names of what trains Hugging Face's modules. It runs on the assumed framework, FSDP or DDP, as the
+stage tells."""
+_ANY_TORCH = re.compile(rf"{HUGGING_FACE.pattern}|^(py)?torch$")
+WRITTEN_SCORES = re.compile(r"attention[- ]backend[= ]unfused|transformer[- ]impl[= ]local")
+"""Words of `notes`: flags of Megatron."""
+PURE = (
+    re.compile(r"\bpure\b|\btrue\b"),
+    re.compile(
+        r"\bpure b?f(loat)?16|\bno (fp32|32-bit) master|states in bf(loat)?16|adam in bf16"
     ),
 )
-"""Patterns of frameworks beside those that `autotune` has by name -> the word; empty: what runs
-on the assumed framework, FSDP or DDP, as the stage tells."""
+"""Words of `precision`, and of `notes`: weights, gradients and moments are all in 16 bits."""
+TILED_MLP = re.compile(r"(?<!no )(?<!without )\b(tiled?[ -_]?mlps?|mlp tiles|alst)\b")
+"""Words of `kernels`, `loss`, `settings`, `notes` and `framework`: an MLP works on as many tokens
+as the model is wide. Source: DeepSpeed, runtime/sequence_parallel/ulysses_sp.py (TiledMLP)."""
+FREED_GRADS = re.compile(r"(fused into|step in) backward")
+"""Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
+NOTED = (
+    (re.compile(r"\bdropout on\b"), {"has_dropout": "1"}),
+    (re.compile(r"expandable_segments"), {"allocator": "expandable_segments"}),
+)
+"""Words of `notes` -> cells."""
 
 
 def framework_word(text: str) -> str | None:
@@ -78,7 +98,7 @@ def framework_word(text: str) -> str | None:
     for traits in FRAMEWORKS:
         if traits.word in spelled:
             return traits.word
-    return next((word for p, word in _FRAMEWORKS if re.search(p, spelled)), None)
+    return "" if _ANY_TORCH.search(spelled) else None
 
 
 def word_of(column: str, text: str) -> str | None:

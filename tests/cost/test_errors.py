@@ -69,8 +69,9 @@ def test_routing_that_nobody_forces_may_be_slower_and_not_faster() -> None:
 
 def test_a_loss_of_which_nobody_says_how_spares_memory_at_the_low_end() -> None:
     whole = {"pp": "1", "dp": "16"}  # of two stages the first is fuller, without logits
-    losses = [{}, {"loss": "fused"}, {"loss": "eager"}, {"framework": "fsdp"}]
+    losses = [{}, {"loss": "fused"}, {"loss": "eager"}]
     rows = [row(**whole, **said) for said in losses]
+    rows.append(row(framework="fsdp", tp="1", pp="1", dp="64"))
     read = rows_to_plans(rows, shipped_accelerators())
     assert read.plans is not None
     said = predict(read.plans)
