@@ -1,7 +1,8 @@
 """Constants that fit measured steps or peaks better, without leaving what is known of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Plans
-from autotune.cost.predict import predict
+from autotune.cost.predict import memory_by_constants, times_by_constants
 
 Values = NDArray[np.float64]
 
@@ -63,6 +64,24 @@ _L1_FLOOR = 0.03
 not bend the others."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a fit is to explain."""
+
+    measured: Values
+    weights: Values
+    """How much each counts."""
+    sigma: float
+    """Noise of log(measured / predicted) that remains."""
+
+    def __post_init__(self) -> None:
+        if not len(self.measured) or not np.all(np.isfinite(self.measured) & (self.measured > 0)):
+            raise JobError(
+                f"calibration: {len(self.measured)} measurements, not all above zero",
+                "give one positive measurement per candidate",
+            )
+
+
 def calibrate_constants(
     plans: Plans,
     measured: Values,
@@ -72,8 +91,9 @@ def calibrate_constants(
     sigma: float = 0.05,
     weights: Values | None = None,
     priors: Mapping[str, float] | None = None,
+    first: Constants | None = None,
 ) -> Constants:
-    """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
+    """The most probable constants.
 
     Args:
         plans: What ran.
@@ -83,49 +103,88 @@ def calibrate_constants(
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
         priors: Which constants may move, and how far; those of the figure by default.
+        first: Where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
     """
     if priors is None:
         priors = TIME_PRIORS if meters is None else MEMORY_PRIORS
-
-    def predicted(c: Constants) -> Values:
-        if meters is None:
-            return predict(plans, c).step_time_s
-        memory = predict(plans, c).memory
-        return np.array([getattr(memory, meter)[row] for row, meter in enumerate(meters)])
-
     names = list(priors)
-    center = np.array([_to_line(name, getattr(start, name)) for name in names])
-    precision = np.array([1.0 / priors[name] ** 2 for name in names])
-    if len(measured) == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
-        raise JobError(
-            f"calibration: {len(measured)} measurements, not all above zero",
-            "give one positive measurement per candidate",
-        )
-    target = np.log(measured)
-    row_weights = np.ones_like(target) if weights is None else weights
-    point = center.copy()
+    target = Target(
+        measured=measured,
+        weights=np.ones(len(measured)) if weights is None else weights,
+        sigma=sigma,
+    )
+    figures = figures_by_constants(plans, meters)
+    point = most_probable(
+        lambda at: figures(moved(start, names, at)),
+        target,
+        center=point_of(start, names),
+        spreads=np.array(list(priors.values())),
+        first=point_of(first or start, names),
+    )
+    return moved(start, names, point)
+
+
+def figures_by_constants(
+    plans: Plans, meters: Sequence[str] | None
+) -> Callable[[Constants], Values]:
+    """Step times, or with `meters` what each meter shows, as a function of the constants."""
+    if meters is None:
+        seconds = times_by_constants(plans)
+        return lambda c: seconds(c, None)
+    memory_at = memory_by_constants(plans)
+    rows = {meter: np.flatnonzero(np.equal(meters, meter)) for meter in dict.fromkeys(meters)}
+
+    def read(c: Constants) -> Values:
+        memory, found = memory_at(c), np.empty(len(plans))
+        for meter, which in rows.items():
+            found[which] = np.broadcast_to(getattr(memory, meter), len(plans))[which]
+        return found
+
+    return read
+
+
+def most_probable(
+    predicted: Callable[[Values], Values],
+    target: Target,
+    *,
+    center: Values,
+    spreads: Values,
+    first: Values,
+) -> Values:
+    """The most probable point: Gauss-Newton, normal priors, residuals between L1 and L2.
+
+    Args:
+        predicted: The figures at a point.
+        target: What was measured.
+        center: What is known of the point before.
+        spreads: How well, in standard deviations.
+        first: Where the search begins.
+    """
+    precision, sigma, logarithms = 1.0 / spreads**2, target.sigma, np.log(target.measured)
 
     def residual(at: Values) -> Values:
-        return target - np.log(predicted(_with(start, names, at)))
+        found: Values = logarithms - np.log(predicted(at))
+        return found
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)
         loss = np.where(size < _L1_FLOOR, r * r, 2 * _L1_FLOOR * size - _L1_FLOOR**2)
         distance = float(np.sum(precision * (at - center) ** 2))
-        return float(np.sum(row_weights * loss)) / sigma**2 + distance
+        return float(np.sum(target.weights * loss)) / sigma**2 + distance
 
+    point = first.copy()
     r = residual(point)
     best = cost(point, r)
     for _ in range(_ROUNDS):
-        slopes = np.empty((len(r), len(names)))
-        for column in range(len(names)):
-            moved = point.copy()
-            moved[column] += _STEP
-            slopes[:, column] = (r - residual(moved)) / _STEP
-        robust = row_weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
+        slopes = np.empty((len(r), len(point)))
+        for column in range(len(point)):
+            beside = point.copy()
+            beside[column] += _STEP
+            slopes[:, column] = (r - residual(beside)) / _STEP
+        robust = target.weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
         normal = slopes.T @ (robust[:, None] * slopes) + np.diag(precision)
         pull = slopes.T @ (robust * r) - precision * (point - center)
         move = np.linalg.solve(normal, pull)
@@ -140,14 +199,20 @@ def calibrate_constants(
                 break
         if not gained:
             break
-    return _with(start, names, point)
+    return point
 
 
-def _with(constants: Constants, names: list[str], point: Values) -> Constants:
-    moved = {
+def point_of(constants: Constants, names: Sequence[str]) -> Values:
+    """Some constants as coordinates of a fit, where all of them may be any number."""
+    return np.array([_to_line(name, getattr(constants, name)) for name in names])
+
+
+def moved(constants: Constants, names: Sequence[str], point: Values) -> Constants:
+    """Constants, some of them at other coordinates."""
+    values = {
         name: _from_line(name, value) for name, value in zip(names, point.tolist(), strict=True)
     }
-    return dataclasses.replace(constants, **moved)
+    return dataclasses.replace(constants, **values)
 
 
 def _to_line(name: str, value: float) -> float:
