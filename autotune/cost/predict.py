@@ -28,7 +28,8 @@ class Prediction(PlanColumns):
     peak_memory_bytes: Values
     """Peak of the fullest device, everything counted: what nvidia-smi would show."""
     fit_probability: Values
-    """Probability that the peak stays within the device's memory."""
+    """Probability that the peak stays within the device's memory: 0 or 1 by the peak alone, until
+    `Margin.judge` says how far it may be off."""
     host_memory_bytes: Values
     """Memory of offloaded states, on one node."""
     plans: Plans
@@ -60,7 +61,7 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
         return {
             "step_time_s": _times(p, c).step_s,
             "peak_memory_bytes": memory.peak_bytes,
-            "fit_probability": memory.peak_bytes*0.0+.5,
+            "fit_probability": np.less_equal(memory.peak_bytes, p.memory_bytes) * 1.0,
             "host_memory_bytes": memory.host_bytes * p.devices_per_node,
         }
 

@@ -15,6 +15,10 @@ from autotune.cost.row_model import read_model
 from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
+OPEN = ("zero_stage", "recompute", "attention", "loss", "software")
+"""What a row may leave open, so that its forecast is less certain. `software` is its age."""
+_AGES = (re.compile(r"20[12]\d|\d\d\.\d\d"), re.compile(r"\b(?:nemo|container|nv) ?\d\d\.\d\d"))
+"""A year or a container's release, in `software`; such a release, in `notes`."""
 _MAX_DEVICES = 262_144
 """More than anybody has trained one model on."""
 _GIGABIT = 1e9 / 8
@@ -69,6 +73,8 @@ class ReadRow:
     """Columns of `Plans`, among others; those that are left out have their defaults."""
     fewest_logit_bytes: float
     """Column `logit_bytes` at least, where the row leaves open how its loss is computed."""
+    open: frozenset[str]
+    """What of `OPEN` the row does not say."""
     framework: str
     """Name of its `Traits`."""
     accelerator: Accelerator
@@ -132,8 +138,20 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     return ReadRow(
         columns=columns,
         fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
+        open=frozenset(name for name in OPEN if _is_open(cells, name)),
         framework=traits.name,
         accelerator=accelerator,
+    )
+
+
+def _is_open(cells: Cells, name: str) -> bool:
+    if name == "software":
+        anywhere, in_notes = _AGES
+        is_told = anywhere.search(cells.text(name)) or in_notes.search(cells.text("notes").lower())
+        return not is_told
+    # `none` says something here.
+    return cells.text(name) in ("", "-", "?") and not (
+        name == "zero_stage" and cells.text("zero_equiv")
     )
 
 
