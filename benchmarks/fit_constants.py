@@ -19,17 +19,10 @@ import yaml
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
 
-from autotune.cost.calibrate import (
-    TIME_PRIORS,
-    Target,
-    calibrate_constants,
-    most_probable,
-    moved,
-    point_of,
-)
+from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.plans import Column
-from autotune.cost.predict import Prediction, predict, times_by_constants
+from autotune.cost.predict import Prediction, predict
 from autotune.devices import accelerators
 
 Values = NDArray[np.float64]
@@ -64,6 +57,8 @@ _START = Constants(
     host_link_share=0.8,
     nvlink_latency_s=4e-6,
     network_latency_s=1.5e-5,
+    # 1 to 2 us of overhead, three times as much for large messages: NVIDIA/nccl, tuning.cc.
+    network_step_s=6e-6,
     overlap_share=0.15,
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,
@@ -115,44 +110,29 @@ def fit(runs: Runs, first: Fitted | None = None) -> Fitted:
 
 
 def fit_time(runs: Runs, first: Fitted | None = None) -> Fitted:
-    """The constants of the step time, together with the share that each kind of device holds.
+    """The constants of the step time, and the share that each kind of device holds.
 
-    Runs with states on the host are left out: their networks and hosts are not told; so are
-    tests so small that their source says the host sets their pace.
+    Runs with states on the host are left out: their networks and hosts are not told; so are tests
+    so small that their source says the host sets their pace.
     """
     ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
-    kinds = _kinds(ran)
-    # An A100 is what the others are compared with.
-    fitted_kinds = [str(kind) for kind in np.unique(kinds) if not str(kind).startswith("A100")]
-    of_kind = [kinds == kind for kind in fitted_kinds]
-    names = list(TIME_PRIORS)
-    seconds = times_by_constants(ran.plans)
-
-    def predicted(point: Values) -> Values:
-        held = np.ones(len(kinds))
-        for here, log_share in zip(of_kind, point[len(names) :], strict=True):
-            held[here] = np.exp(log_share)
-        return seconds(moved(_START, names, point[: len(names)]), held)
-
-    begin = first or Fitted(constants=_START, shares={})
-    log_shares = np.log([begin.shares.get(kind, 1.0) for kind in fitted_kinds])
-    point = most_probable(
-        predicted,
-        Target(measured=ran.times_s, weights=_WEIGHT * ran.weights(), sigma=_SIGMA),
-        center=np.append(point_of(_START, names), np.zeros(len(fitted_kinds))),
-        spreads=np.append(list(TIME_PRIORS.values()), np.full(len(fitted_kinds), _SHARE_SIGMA)),
-        first=np.append(point_of(begin.constants, names), log_shares),
+    names = _kinds(ran)
+    of_devices = sorted({name for name in names.tolist() if not name.startswith("A100")})
+    kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
+    fitted, shares = calibrate_with_shares(
+        ran.plans,
+        ran.times_s,
+        _START,
+        kinds,
+        share_sigma=_SHARE_SIGMA,
+        sigma=_SIGMA,
+        weights=_WEIGHT * ran.weights(),
+        first=first
+        and (first.constants, np.array([first.shares.get(name, 1.0) for name in of_devices])),
     )
-    shares = np.exp(point[len(names) :]).tolist()
-    return Fitted(
-        constants=moved(_START, names, point[: len(names)]),
-        shares={
-            **dict.fromkeys(map(str, np.unique(kinds)), 1.0),
-            **dict(zip(fitted_kinds, shares, strict=True)),
-        },
-    )
+    return Fitted(constants=fitted, shares=dict(zip(of_devices, shares.tolist(), strict=True)))
 
 
 def fit_memory(runs: Runs, start: Constants, first: Fitted | None = None) -> Constants:
@@ -203,18 +183,10 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
         fitted = fit(runs.part(fitted_on & ~here), of_all) if is_fitted else of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
-        held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **fitted.shares})
+        held = _with_shares(part, kinds, fitted.shares)
         predicted.append(predict(held.plans, fitted.constants))
         rows.append(np.flatnonzero(here))
     return LeftOut(predicted=tuple(predicted), rows=tuple(rows))
-
-
-def beyond(
-    measured: NDArray[np.float64], predicted: NDArray[np.float64], spare: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Log of measured over predicted, beyond what a row leaves open: 0 within that."""
-    ratio = np.log(measured / predicted)
-    return np.where(ratio < 0, np.minimum(0.0, ratio + np.log(spare)), ratio)
 
 
 def peaks_by_meter(runs: Runs, predicted: Prediction) -> NDArray[np.float64]:
@@ -229,7 +201,7 @@ def _kinds(runs: Runs) -> NDArray[np.str_]:
 
 
 def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
-    column = np.array([shares[str(kind)] for kind in kinds])
+    column = np.array([shares.get(str(kind), 1.0) for kind in kinds])
     return dataclasses.replace(runs, plans=dataclasses.replace(runs.plans, sustained_share=column))
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +39,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "host_link_share": 0.5,
     "nvlink_latency_s": 0.4,
     "network_latency_s": 0.4,
+    "network_step_s": 0.5,
     "overlap_share": 0.7,
     "scale_jitter": 0.6,
     "optimizer_traffic_bytes": 0.4,
@@ -56,30 +56,12 @@ MEMORY_PRIORS: Mapping[str, float] = {
 }
 """The same of the peak memory."""
 
-_ROUNDS = 12
+_ROUNDS = 20
 _STEP = 1e-3
 """Step of the finite differences, in the coordinates of the fit."""
 _L1_FLOOR = 0.03
 """Residuals below it count by their square, above it by their size: a few bad rows of a table must
 not bend the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What a fit is to explain."""
-
-    measured: Values
-    weights: Values
-    """How much each counts."""
-    sigma: float
-    """Noise of log(measured / predicted) that remains."""
-
-    def __post_init__(self) -> None:
-        if not len(self.measured) or not np.all(np.isfinite(self.measured) & (self.measured > 0)):
-            raise JobError(
-                f"calibration: {len(self.measured)} measurements, not all above zero",
-                "give one positive measurement per candidate",
-            )
 
 
 def calibrate_constants(
@@ -93,7 +75,7 @@ def calibrate_constants(
     priors: Mapping[str, float] | None = None,
     first: Constants | None = None,
 ) -> Constants:
-    """The most probable constants.
+    """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
 
     Args:
         plans: What ran.
@@ -110,27 +92,103 @@ def calibrate_constants(
     """
     if priors is None:
         priors = TIME_PRIORS if meters is None else MEMORY_PRIORS
+
+    _check(measured)
     names = list(priors)
-    target = Target(
-        measured=measured,
-        weights=np.ones(len(measured)) if weights is None else weights,
+    center, precision = _prior(start, priors)
+    figures = _figures_by_constants(plans, meters)
+    point = _most_probable(
+        np.log(measured),
+        lambda at: np.log(figures(_with(start, names, at))),
+        center,
+        precision,
+        first=_point(first or start, names),
         sigma=sigma,
+        weights=weights,
     )
-    figures = figures_by_constants(plans, meters)
-    point = most_probable(
-        lambda at: figures(moved(start, names, at)),
-        target,
-        center=point_of(start, names),
-        spreads=np.array(list(priors.values())),
-        first=point_of(first or start, names),
-    )
-    return moved(start, names, point)
+    return _with(start, names, point)
 
 
-def figures_by_constants(
+def calibrate_with_shares(
+    plans: Plans,
+    measured_s: Values,
+    start: Constants,
+    kinds: NDArray[np.int_],
+    *,
+    share_sigma: float,
+    sigma: float = 0.05,
+    weights: Values | None = None,
+    first: tuple[Constants, Values] | None = None,
+) -> tuple[Constants, Values]:
+    """Constants of the step time, and with them the share that each kind of device holds.
+
+    Args:
+        plans: What ran, with a `sustained_share` that is not looked at.
+        measured_s: Seconds per optimizer step.
+        start: What is known before.
+        kinds: The kind of each row's device, from 0; a negative one holds all, by definition.
+        share_sigma: How far the logarithm of a kind's share may be from 0, known before.
+        sigma: Noise of log(measured / predicted) that remains.
+        weights: One per row; alike by default.
+        first: Constants and shares where the search for them begins; at `start` by default.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+    _check(measured_s)
+    names = list(TIME_PRIORS)
+    center, precision = _prior(start, TIME_PRIORS)
+    n, n_kinds = len(names), int(kinds.max(initial=-1)) + 1
+    is_of = kinds[:, None] == np.arange(n_kinds)
+
+    seconds = times_by_constants(plans)
+    begin, shares = first or (start, np.ones(n_kinds))
+
+    def log_step_s(at: Values) -> Values:
+        return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
+
+    def share_slopes(at: Values, now: Values) -> Values:
+        # A row has one share, so all of them move at once.
+        moved = at.copy()
+        moved[n:] += _STEP
+        slope: Values = ((log_step_s(moved) - now) / _STEP)[:, None] * is_of
+        return slope
+
+    point = _most_probable(
+        np.log(measured_s),
+        log_step_s,
+        np.concatenate([center, np.zeros(n_kinds)]),
+        np.concatenate([precision, np.full(n_kinds, share_sigma**-2)]),
+        first=np.concatenate([_point(begin, names), np.log(shares)]),
+        sigma=sigma,
+        weights=weights,
+        further_slopes=share_slopes,
+    )
+    return _with(start, names, point[:n]), np.exp(point[n:])
+
+
+def _check(measured: Values) -> None:
+    if len(measured) == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
+        raise JobError(
+            f"calibration: {len(measured)} measurements, not all above zero",
+            "give one positive measurement per candidate",
+        )
+
+
+def _prior(start: Constants, priors: Mapping[str, float]) -> tuple[Values, Values]:
+    """Center and precision of the coordinates of the fit."""
+    return _point(start, list(priors)), np.array([sigma**-2 for sigma in priors.values()])
+
+
+def _point(constants: Constants, names: Sequence[str]) -> Values:
+    """Constants as coordinates of the fit."""
+    return np.array([_to_line(name, getattr(constants, name)) for name in names])
+
+
+def _figures_by_constants(
     plans: Plans, meters: Sequence[str] | None
 ) -> Callable[[Constants], Values]:
-    """Step times, or with `meters` what each meter shows, as a function of the constants."""
+    """Step times, or with `meters` what each meter shows."""
     if meters is None:
         seconds = times_by_constants(plans)
         return lambda c: seconds(c, None)
@@ -146,73 +204,65 @@ def figures_by_constants(
     return read
 
 
-def most_probable(
+def _most_probable(
+    target: Values,
     predicted: Callable[[Values], Values],
-    target: Target,
-    *,
     center: Values,
-    spreads: Values,
+    precision: Values,
+    *,
     first: Values,
+    sigma: float,
+    weights: Values | None,
+    further_slopes: Callable[[Values, Values], Values] | None = None,
 ) -> Values:
-    """The most probable point: Gauss-Newton, normal priors, residuals between L1 and L2.
+    """The point that fits best, by logarithms of figures; the search begins at `first`.
 
-    Args:
-        predicted: The figures at a point.
-        target: What was measured.
-        center: What is known of the point before.
-        spreads: How well, in standard deviations.
-        first: Where the search begins.
+    `further_slopes` gives the slopes of the last coordinates; those of the others are finite
+    differences of `predicted`.
     """
-    precision, sigma, logarithms = 1.0 / spreads**2, target.sigma, np.log(target.measured)
-
-    def residual(at: Values) -> Values:
-        found: Values = logarithms - np.log(predicted(at))
-        return found
+    row_weights = np.ones_like(target) if weights is None else weights
+    point = first.copy()
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)
         loss = np.where(size < _L1_FLOOR, r * r, 2 * _L1_FLOOR * size - _L1_FLOOR**2)
         distance = float(np.sum(precision * (at - center) ** 2))
-        return float(np.sum(target.weights * loss)) / sigma**2 + distance
+        return float(np.sum(row_weights * loss)) / sigma**2 + distance
 
-    point = first.copy()
-    r = residual(point)
-    best = cost(point, r)
+    now = predicted(point)
+    best = cost(point, target - now)
     for _ in range(_ROUNDS):
-        slopes = np.empty((len(r), len(point)))
-        for column in range(len(point)):
-            beside = point.copy()
-            beside[column] += _STEP
-            slopes[:, column] = (r - residual(beside)) / _STEP
-        robust = target.weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
+        further = further_slopes(point, now) if further_slopes else np.empty((len(now), 0))
+        slopes = np.empty((len(now), len(point) - further.shape[1]))
+        for column in range(slopes.shape[1]):
+            moved = point.copy()
+            moved[column] += _STEP
+            slopes[:, column] = (predicted(moved) - now) / _STEP
+        slopes = np.concatenate([slopes, further], axis=1)
+        r = target - now
+        robust = row_weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
         normal = slopes.T @ (robust[:, None] * slopes) + np.diag(precision)
         pull = slopes.T @ (robust * r) - precision * (point - center)
         move = np.linalg.solve(normal, pull)
         gained = False
         for shorter in (1.0, 0.5, 0.25, 0.1):
             candidate = point + shorter * move
-            r_candidate = residual(candidate)
-            at = cost(candidate, r_candidate)
+            found = predicted(candidate)
+            at = cost(candidate, target - found)
             if at < best:
                 gained = best - at > 1e-4 * best
-                point, r, best = candidate, r_candidate, at
+                point, now, best = candidate, found, at
                 break
         if not gained:
             break
     return point
 
 
-def point_of(constants: Constants, names: Sequence[str]) -> Values:
-    """Some constants as coordinates of a fit, where all of them may be any number."""
-    return np.array([_to_line(name, getattr(constants, name)) for name in names])
-
-
-def moved(constants: Constants, names: Sequence[str], point: Values) -> Constants:
-    """Constants, some of them at other coordinates."""
-    values = {
+def _with(constants: Constants, names: list[str], point: Values) -> Constants:
+    moved = {
         name: _from_line(name, value) for name, value in zip(names, point.tolist(), strict=True)
     }
-    return dataclasses.replace(constants, **values)
+    return dataclasses.replace(constants, **moved)
 
 
 def _to_line(name: str, value: float) -> float:

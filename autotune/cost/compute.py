@@ -14,6 +14,9 @@ counts them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
+_STAGE_SKEW = 0.8
+"""The same as `skew_share` for each rank of a tensor parallel group whose hosts also wait for
+messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
 """Kernels that one more recomputed module takes the host as long as. Source: 0.3 to 0.9 ms a
 module on H100, NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute."""
@@ -148,8 +151,10 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind)
         kernels = kernels + _SHARED_KERNELS * np.greater(p.shared_expert_hidden, 0)
         alone = 1.0 - p.grouped_experts
         kernels = kernels + alone * _KERNELS_OF_AN_EXPERT * s.expert_share
-    kernels = kernels * (3.0 + is_full) * (1.0 + c.skew_share * (p.tp - 1.0))
-    return kernels * _attention_kernels(p)
+    waits = p.waits_for_stages * np.greater(p.pp, 1) * np.greater(p.tp, 1)
+    waits = waits * np.greater(s.world, p.devices_per_node)
+    skew = c.skew_share * (p.tp - 1.0) + _STAGE_SKEW * waits * p.tp
+    return kernels * (3.0 + is_full) * (1.0 + skew) * _attention_kernels(p)
 
 
 def _expert_launches(p: Plans, s: Sizes) -> Column:
@@ -165,16 +170,27 @@ def _expert_launches(p: Plans, s: Sizes) -> Column:
 def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Output projection and loss of one micro-batch, forward and backward.
 
-    3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss reads and writes
-    the logits a few times in 32 bit. Where it is computed chunk by chunk, each is computed again
-    backward.
+    3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss moves the
+    logits. Where it is computed chunk by chunk, each is computed again backward.
     """
     again = np.greater(p.loss_chunk_tokens, 0) * 1.0
     product_flops = (3.0 + again) * 2.0 * s.tokens * p.vocab / p.tp * p.hidden
     product = product_flops / (_half_rate(p) * c.matmul_share)
-    moved_s = 2.0 * p.logit_bytes / (p.memory_bytes_per_s * c.memory_share)
+    moved_s = _loss_bytes(p) / (p.memory_bytes_per_s * c.memory_share)
     logit_s = np.where(np.greater(p.logit_s, 0), p.logit_s, moved_s)
     return product + (1.0 + again / 3.0) * s.tokens * s.loss_vocab * logit_s
+
+
+def _loss_bytes(p: Plans) -> Column:
+    """Bytes that the loss moves per logit, forward and backward.
+
+    A loss that holds 32-bit logits goes over them kernel by kernel: cast (6 bytes), maximum (4),
+    difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
+    kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
+    NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
+    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel, ops/cross_entropy.py.
+    """
+    return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
 
 def join_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -93,6 +93,8 @@ class Constants:
     """Per hop of a collective."""
     network_latency_s: float
     """The same between nodes."""
+    network_step_s: float
+    """Least time of each step of a ring that leaves a node: the host's thread moves it on."""
     overlap_share: float
     """Share of the shorter of two overlapping parts that still adds to the time."""
     scale_jitter: float

@@ -54,6 +54,9 @@ RECOMPUTED_MODULES = {
 CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
 """Part of a layer that Megatron's CUDA graphs capture -> its share of the layer's launches."""
 
+_DDP_BUCKET_ELEMENTS = 25.0 * 2**20 / 4.0
+"""torch's DistributedDataParallel, `bucket_cap_mb` of 25, in fp32."""
+
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
 _FSDP = {
@@ -177,10 +180,20 @@ FRAMEWORKS = (
         },
     ),
     Traits(
-        # nanotron: fp32 gradients, ZeRO-1. Source: huggingface/nanotron, docs/.
+        # nanotron: fp32 gradients, ZeRO-1, modules of torch, buckets of torch's DDP; stages by
+        # cost; the host sends sizes before each message between stages, and waits. Source:
+        # huggingface/nanotron, docs/, src/nanotron/models/base.py (build_model) and
+        # src/nanotron/parallel/pipeline_parallel/p2p.py.
         name="nanotron",
         zero_stage=1,
-        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "fused_kernels": 0.5},
+        columns={
+            "grad_bytes": 4.0,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "balances_stages": 1.0,
+            "waits_for_stages": 1.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
+        },
         sequence_parallel=True,
     ),
     Traits(
@@ -211,7 +224,12 @@ FRAMEWORKS = (
         name="ddp",
         mixture_columns=_LOOP,
         zero_stage=0,
-        columns={**_FP32, "reduce_bytes": 4.0, "fused_kernels": 0.0},
+        columns={
+            **_FP32,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
+        },
     ),
 )
 
