@@ -32,7 +32,6 @@ from autotune.cost.errors import (
     Errors,
     Kinds,
     Margin,
-    Spread,
     Widths,
     basis_of,
 )
@@ -98,7 +97,9 @@ def _basis(runs: Runs, left_out: LeftOut) -> Basis:
 
 def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
     """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
-    ran = which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
+    ran = (
+        which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
+    )
     ran = ran & ~runs.host_bound
     flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
     found = {}
@@ -156,9 +157,7 @@ def _beyond(missed: Values, low: Values, high: Values, slower: Values | float) -
     return found
 
 
-def _wider(
-    sizes: Values, parts: dict[str, Values], sources: NDArray[np.str_]
-) -> dict[str, float]:
+def _wider(sizes: Values, parts: dict[str, Values], sources: NDArray[np.str_]) -> dict[str, float]:
     """How much wider intervals are where a part holds: least squares of the sizes of misses.
 
     Every source weighs alike, and no share is below zero: the best of all subsets of the parts.
@@ -173,7 +172,10 @@ def _wider(
             left = float(np.sum((root * (sizes - columns @ some)) ** 2))
             if (some > 0).all() and left < best:
                 shares = np.minimum(some[1:] / some[0], _MOST_WIDER).round(3).tolist()
-                best, found = left, {**dict.fromkeys(names, 0.0), **dict(zip(kept, shares, strict=True))}
+                best, found = (
+                    left,
+                    {**dict.fromkeys(names, 0.0), **dict(zip(kept, shares, strict=True))},
+                )
     return found
 
 

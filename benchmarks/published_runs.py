@@ -75,7 +75,10 @@ class Runs:
     def told(self, errors: Errors) -> Told:
         """What is known of them, to those errors."""
         return errors.told(
-            self.frameworks.tolist(), self.accelerators, self.open, self.fewest_logit_bytes.tolist()
+            self.frameworks.tolist(),
+            self.accelerators,
+            self.open,
+            self.fewest_logit_bytes.tolist(),
         )
 
     def groups(self) -> list[NDArray[np.intp]]:

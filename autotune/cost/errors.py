@@ -26,6 +26,7 @@ from autotune.cost.normal import below
 from autotune.cost.plans import Column, Recompute
 from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
 
 SHIPPED = Path(__file__).resolve().parent / "errors.yaml"
 SHIPPED_CPU = SHIPPED.with_name("errors_cpu.yaml")
@@ -234,6 +235,14 @@ class Margin:
     which_kind: NDArray[np.intp] | None = None
     """Position of each row's among them; None: from trials, and nothing is to be said."""
 
+    @classmethod
+    def alike(cls, step_time: Values, peak_memory: Values) -> Self:
+        """Distances to the ends that are the same on both sides."""
+        return cls(
+            step_time=Spread(low=step_time, high=step_time),
+            peak_memory=Spread(low=peak_memory, high=peak_memory),
+        )
+
     def around(self, predicted: Prediction, index: int) -> tuple[float, float, float, float]:
         """The interval of a step time in seconds, and that of a peak in bytes."""
         seconds, peak = predicted.step_time_s[index], predicted.peak_memory_bytes[index]
@@ -286,6 +295,12 @@ class Errors(BaseModel):
     peaks: dict[str, list[float]] = Field(default_factory=dict)
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
 
+    @property
+    def widest_memory(self) -> Spread:
+        """How far a peak may be from one of which nothing but its size is known."""
+        ends = self.peak_memory.kinds["all"]
+        return Spread(low=np.array([ends.low]), high=np.array([ends.high]))
+
     def told(
         self,
         frameworks: Sequence[str],
@@ -298,27 +313,29 @@ class Errors(BaseModel):
         A probe of one's own stands for runs of others on such accelerators.
         """
         every = [peak for known in self.peaks.values() for peak in known]
-        known, new_framework, new_accelerator = [], [], []
+        flags: dict[tuple[str, int], tuple[bool, bool, bool]] = {}
+        rows = []
         for name, accelerator in zip(frameworks, accelerators, strict=True):
-            peak = accelerator.peak_flops[accelerator.half]
-            is_probed = accelerator.measured is not None
-            seen = self.peaks.get(name, [])
-            known.append(bool(seen) and (is_probed or is_among(peak, seen)))
-            new_framework.append(not seen)
-            new_accelerator.append(not is_probed and not is_among(peak, every))
+            key = (name, id(accelerator))
+            if key not in flags:
+                peak = accelerator.peak_flops[accelerator.half]
+                is_probed = accelerator.measured is not None
+                seen = self.peaks.get(name, [])
+                is_known = bool(seen) and (is_probed or is_among(peak, seen))
+                flags[key] = (is_known, not seen, not is_probed and not is_among(peak, every))
+            rows.append(flags[key])
+        known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
         return Told(
-            is_known=np.array(known, bool),
-            new_framework=np.array(new_framework, bool),
-            new_accelerator=np.array(new_accelerator, bool),
+            is_known=known,
+            new_framework=new_framework,
+            new_accelerator=new_accelerator,
             open=open,
             fewest_logit_bytes=(
                 None if fewest_logit_bytes is None else np.asarray(fewest_logit_bytes)
             ),
         )
 
-    def reach(
-        self, said: Prediction, told: Told, meters: Sequence[str] | None = None
-    ) -> Margin:
+    def reach(self, said: Prediction, told: Told, meters: Sequence[str] | None = None) -> Margin:
         """How far each prediction reaches; peaks by their meters, by default everything's."""
         return self.reach_of(basis_of(said, told), meters)
 
@@ -477,3 +494,8 @@ def load_errors(path: Path = SHIPPED) -> Errors:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise JobError(f"{path}: {key}: {first['msg']}", _HINT) from error
+
+
+def errors_of(environment: Environment) -> Errors:
+    """The shipped errors of the environment's accelerators."""
+    return load_errors(SHIPPED_CPU if environment.accelerator == "cpu" else SHIPPED)

@@ -43,12 +43,9 @@ class Prediction(PlanColumns):
     @cached_property
     def memory(self) -> Memory:
         """The peak by part; arrays. Worked out when it is first asked for."""
-
-        def work(p: Plans) -> dict[str, Column]:
-            s = sizes_of(p)
-            return vars(memory_of(p, s, activations_of(p, s), self.constants))
-
-        return Memory(**_by_chunk(self.plans, work))
+        return Memory(
+            **_by_chunk(self.plans, lambda p: vars(memory_by_constants(p)(self.constants)))
+        )
 
 
 def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
