@@ -1,19 +1,21 @@
 """Predict every row of a table of training runs, and write the table with the predictions."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import load_errors, spare_of
+from autotune.cost.errors import basis_of, load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
@@ -158,7 +160,8 @@ def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
         ):
             cells[position] = values
     for position, values in enumerate(cells):
-        values["assumed"] = "; ".join(read.assumed[position])
+        noted = filter(None, [values.get("assumed", "")])
+        values["assumed"] = "; ".join([*read.assumed[position], *noted])
         values["reason"] = read.reasons[position]
     return cells
 
@@ -167,12 +170,16 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
-    reach = load_errors().reach(read.frameworks, read.accelerators, predicted)
-    low = reach.peak_memory * spare_of(predicted, read.fewest_logit_bytes)
+    errors = load_errors()
+    told = errors.told(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
+    basis = basis_of(predicted, told)
+    reach = errors.reach_of(basis)
+    predicted = reach.judge(predicted)
+    shown = errors.reach_of(basis, read.meters)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
-        "pred_step_time_low_s": predicted.step_time_s / reach.step_time,
-        "pred_step_time_high_s": predicted.step_time_s * reach.step_time * reach.slower,
+        "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
+        "pred_step_time_high_s": predicted.step_time_s * np.exp(reach.step_time.high),
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
         "pred_peak_memory_gb": predicted.peak_memory_bytes / _GIB,
         "pred_fit_probability": predicted.fit_probability,
@@ -186,15 +193,16 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, meter, below, above in zip(
-        found, read.meters, low, reach.peak_memory, strict=True
-    ):
+    for index, (values, meter) in enumerate(zip(found, read.meters, strict=True)):
         if meter != "peak_bytes":
             name = meter.removesuffix("_bytes")
             values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
-        peak_gb = float(values["pred_peak_memory_gb"])
-        values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
-        values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"
+        values["assumed"] = f"interval={shown.evidence_at(index)}"
+        peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
+        low_gb = peak_gb * math.exp(-spread.low[index])
+        values["pred_peak_memory_low_gb"] = f"{low_gb:.{_DIGITS}g}"
+        high_gb = peak_gb * math.exp(spread.high[index])
+        values["pred_peak_memory_high_gb"] = f"{high_gb:.{_DIGITS}g}"
     return found
 
 

@@ -121,8 +121,6 @@ class Constants:
     """Share of what varies over the step that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
     """Memory of the matrix product library, inside the allocator."""
-    memory_sigma: float
-    """Standard deviation of log(measured / predicted) peak memory."""
 
 
 @cache

@@ -27,12 +27,16 @@ from autotune.cost.traits import (
 )
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
+OPEN = ("zero_stage", "recompute", "attention", "loss", "software")
+"""Columns that a row may leave open, so that its forecast is less certain. `software` is its age:
+a year or a container's release."""
 _MAX_DEVICES = 262_144
 """More than anybody has trained one model on."""
 _ENDS = 2.0
 """Chunks of a pipeline without a layer: the embedding and the loss can have one each. Source:
 Megatron-LM, --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split."""
 _GIGABIT = 1e9 / 8
+_AGE = re.compile(r"20[12]\d|\d\d\.\d\d")
 LINKS = re.compile(r"(?P<n>\d{1,4})x(?P<gbit>\d{1,6})Gb")
 """Network of a node: its links, and the bits that each moves in a second."""
 _PRECISIONS = {
@@ -72,6 +76,8 @@ class ReadRow:
     """Columns of `Plans`, among others; those that are left out have their defaults."""
     fewest_logit_bytes: float
     """Column `logit_bytes` at least, where the row leaves open how its loss is computed."""
+    open: frozenset[str]
+    """What of `OPEN` the row does not say."""
     framework: str
     """Name of its `Traits`."""
     accelerator: Accelerator
@@ -90,6 +96,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     layout = _layout(cells, traits, model)
     accelerator = _accelerator(cells, table)
     precision = _precision(cells, accelerator)
+    _check_software(cells)
     if traits.splits_local_batch and layout["pp"] > 1:
         # There, the pipeline's micro-batches are single samples of what a rank is given.
         layout["grad_accum"] *= layout["micro_batch"]
@@ -133,6 +140,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     return ReadRow(
         columns=columns,
         fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
+        open=frozenset(name for name in OPEN if cells.is_blank(name)),
         framework=traits.name,
         accelerator=accelerator,
         meter=METERS[_unless_blank(cells, "memory_meter", METERS, "device")],
@@ -142,6 +150,11 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
 def _unless_blank(cells: Cells, key: str, allowed: Iterable[str], default: str) -> str:
     """A word of a column whose default needs no note."""
     return default if cells.is_blank(key) else cells.choice(key, allowed, default)
+
+
+def _check_software(cells: Cells) -> None:
+    if not cells.is_blank("software") and not _AGE.fullmatch(cells.text("software")):
+        raise cells.wrong("software", "is no year and no release, such as 2025 or 25.04")
 
 
 def _framework(cells: Cells) -> Traits:

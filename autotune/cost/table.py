@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.base.errors import JobError
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
-from autotune.cost.row import ReadRow, read_row
+from autotune.cost.row import OPEN, ReadRow, read_row
 from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator
 
@@ -31,6 +34,8 @@ class TableRows:
     """Columns of the rows that can be predicted, in order; None if there is none."""
     fewest_logit_bytes: tuple[float, ...]
     """Their `logit_bytes` at least, where a row leaves open how its loss is computed."""
+    open: Mapping[str, NDArray[np.bool_]]
+    """What rows leave open -> which of those rows do."""
     positions: tuple[int, ...]
     """Positions of those rows in the table."""
     frameworks: tuple[str, ...]
@@ -99,6 +104,7 @@ def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator
     return TableRows(
         plans=Plans.of_rows([row.columns for row in found]) if found else None,
         fewest_logit_bytes=tuple(row.fewest_logit_bytes for row in found),
+        open={name: np.array([name in row.open for row in found], bool) for name in OPEN},
         positions=tuple(positions),
         frameworks=tuple(row.framework for row in found),
         meters=tuple(row.meter for row in found),

@@ -24,11 +24,13 @@ from .cells import PublishedCells
 from .model import model_cells, preset_shape
 from .settings import mixture_cells
 from .words import (
+    AGE,
     FREED_GRADS,
     HUGGING_FACE,
     NOTED,
     NUMBERED_STAGE,
     PURE,
+    RELEASE_IN_NOTES,
     STAGES,
     TILED_MLP,
     WRITTEN_SCORES,
@@ -120,6 +122,7 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         **_offload(cells, model),
         **_task(cells),
         **_words(cells),
+        "software": _software(cells),
         **_tiles(cells, model),
         **_memory(cells, framework),
         "precision": _precision(cells),
@@ -218,6 +221,13 @@ def _words(cells: PublishedCells) -> dict[str, str]:
         if words.search(cells.text("notes").lower()):
             found |= noted
     return found
+
+
+def _software(cells: PublishedCells) -> str:
+    """Age of the software: a year or a container's release, which notes may name."""
+    told = AGE.search(cells.text("software"))
+    noted = RELEASE_IN_NOTES.search(cells.text("notes").lower())
+    return told[0] if told else noted[1] if noted else ""
 
 
 def _tiles(cells: PublishedCells, model: Mapping[str, str]) -> dict[str, str]:

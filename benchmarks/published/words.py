@@ -83,6 +83,9 @@ PURE = (
 TILED_MLP = re.compile(r"(?<!no )(?<!without )\b(tiled?[ -_]?mlps?|mlp tiles|alst)\b")
 """Words of `kernels`, `loss`, `settings`, `notes` and `framework`: an MLP works on as many tokens
 as the model is wide. Source: DeepSpeed, runtime/sequence_parallel/ulysses_sp.py (TiledMLP)."""
+AGE = re.compile(r"20[12]\d|\d\d\.\d\d")
+RELEASE_IN_NOTES = re.compile(r"\b(?:nemo|container|nv) ?(\d\d\.\d\d)")
+"""A year or a container's release, in `software`; such a release, in `notes`."""
 FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
 NOTED = (
