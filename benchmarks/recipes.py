@@ -1,9 +1,9 @@
 """What an expert would choose: where each public recipe stands in the plan of its job.
 
-`recipes.csv` names each recipe's job, fleet and settings, and the source. For each, the plan of the
-job is ranked as `autotune plan` does. The recipe's row is the fastest candidate with its settings;
-what a recipe leaves open may be anything. It is compared with the first row that trains in the same
-precision. `reason` says why a recipe that is far behind may be.
+`recipes.csv` names each recipe's job, fleet and settings, and the source. For each, the plan of
+the job is ranked as `autotune plan` does. The recipe's row is the fastest candidate with its
+settings; what a recipe leaves open may be anything. It is compared with the first row that trains
+in the same precision. `reason` says why a recipe that is far behind may be.
 """
 
 import argparse
@@ -166,7 +166,9 @@ def _best_step(
     if not before:
         return ""
     rows = np.array(before)
-    differs = np.stack([np.asarray(columns[k][rows] != columns[k][found]) for k in wanted if k in columns])
+    differs = np.stack(
+        [np.asarray(columns[k][rows] != columns[k][found]) for k in wanted if k in columns]
+    )
     one = np.flatnonzero(differs.sum(axis=0) == 1)
     if not len(one):
         return "several together"

@@ -42,8 +42,8 @@ LINKS = re.compile(r"(?P<n>\d{1,4})x(?P<gbit>\d{1,6})Gb")
 _PRECISIONS = {
     **{"fp8-rowwise": "fp8", "tf32": "fp32", "pure-bf16": "bf16", "pure-fp16": "fp16"},
 }
-"""Words for a precision beside the device's own -> that of the device. Pure ones have no copy in 32
-bits."""
+"""Words for a precision beside the device's own -> that of the device. Pure ones have no copy in
+32 bits."""
 _PRODUCTS = ("matmul_flops", "half_flops")
 """Columns of `Plans` with the rate of matrix products."""
 _OFFLOADS: Mapping[str, Mapping[str, Tier]] = {

@@ -68,8 +68,8 @@ HUGGING_FACE = re.compile(
     r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
     r"|\bswift\b"
 )
-"""Names of what trains Hugging Face's modules. It runs on the assumed framework, FSDP or DDP, as the
-stage tells."""
+"""Names of what trains Hugging Face's modules. It runs on the assumed framework, FSDP or DDP, as
+the stage tells."""
 _ANY_TORCH = re.compile(rf"{HUGGING_FACE.pattern}|^(py)?torch$")
 WRITTEN_SCORES = re.compile(r"attention[- ]backend[= ]unfused|transformer[- ]impl[= ]local")
 """Words of `notes`: flags of Megatron."""

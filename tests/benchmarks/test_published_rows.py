@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.cost import Recompute, Tier, predict
+from autotune.cost.plans import Watched
 from autotune.cost.table import TableRows
 from autotune.cost.table import rows_to_plans as strict_to_plans
 from autotune.devices.accelerators import shipped_accelerators
@@ -56,7 +57,6 @@ def test_a_full_row_says_everything() -> None:
         ("vocab", "128,256", "vocab", 128_256.0),
         ("seq_len", "8k", "seq_len", 8192.0),
         ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
-        ("task", "LoRA SFT", "trained_share", 0.01),
     ],
 )
 def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
@@ -284,7 +284,12 @@ def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
     [
         ("loss", "fused cross entropy", {"logit_bytes": 4.0}),
         ("loss", "chunked 2048", {"loss_chunk_tokens": 2048.0}),
-        ("loss", "unfused", {"logit_bytes": 12.0}),
+        ("loss", "unfused", {"logit_bytes": 6.0}),
+        ("optimizer", "AdamW, step in backward", {"grad_bytes": 0.0}),
+        ("notes", "pure bfloat16", {"weight_bytes": 2.0, "optimizer_bytes": 4.0}),
+        ("notes", "transformer-impl local", {"flash_attention": 0.0}),
+        ("notes", "expandable_segments:True", {"fragments": 0.1}),
+        ("kernels", "tiled MLP", {"mlp_tile_tokens": 4096.0}),
         ("attention", "eager", {"flash_attention": 0.0}),
         ("attention", "flash_attention_2", {"flash_attention": 1.0, "attention_speed": 1.0}),
         ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
@@ -336,3 +341,70 @@ def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -
 )
 def test_frameworks_as_people_name_them(framework: str, name: str) -> None:
     assert read(framework=framework).frameworks == (name,)
+
+
+@pytest.mark.parametrize(
+    ("unit", "framework", "meter"),
+    [
+        ("GiB (max reserved)", "megatron", "reserved_bytes"),
+        ("GiB (peak active)", "megatron", "allocated_bytes"),
+        ("GB (nvidia-smi)", "nanotron", "peak_bytes"),
+        # What its log prints, where nobody says it.
+        ("GB", "nanotron", "allocated_bytes"),
+        ("GB", "megatron", "peak_bytes"),
+        ("", "fsdp(torchtitan)", "reserved_bytes"),
+    ],
+)
+def test_a_peak_has_a_meter(unit: str, framework: str, meter: str) -> None:
+    assert read(peak_mem_unit=unit, framework=framework).meters == (meter,)
+
+
+@pytest.mark.parametrize(
+    ("unit", "framework", "stage"),
+    [
+        ("GiB (max allocated of the LAST rank only)", "megatron", Watched.LAST),
+        ("GB", "nanotron", Watched.FIRST),
+        ("GiB (max allocated, max over all ranks)", "nanotron", Watched.FULLEST),
+        ("GiB", "megatron", Watched.FULLEST),
+    ],
+)
+def test_a_peak_may_be_of_one_rank(unit: str, framework: str, stage: Watched) -> None:
+    assert column("watched_stage", peak_mem_unit=unit, framework=framework) == stage
+
+
+def test_adapters_are_as_large_as_their_rank() -> None:
+    # 40 layers of four matrices of 4096 x 4096 and two of 4096 x 16384; 8.3 billion parameters.
+    adapted = 40 * (8 * 4096 + 2 * (4096 + 16384))
+    shares = [
+        column("trained_share", task=task) for task in ("LoRA all-linear", "all-linear lora r=64")
+    ]
+    total = 40 * (4 * 4096**2 + 2 * 4096 * 16384) + 50_000 * 4096
+    assert shares == pytest.approx([16 * adapted / total, 64 * adapted / total])
+    # Four bits with their scales, but for the embedding.
+    frozen = column("weight_bytes", task="QLoRA")
+    assert frozen == pytest.approx(0.52 + 1.48 * 50_000 * 4096 / total)
+    assert column("weight_bytes", task="LoRA", precision="fp8", gpu_type="H100") == 1.0
+
+
+def test_nanotron_gives_layers_of_the_last_stage_to_the_others() -> None:
+    # The head of 131,072 weighs four layers of 16 h^2: ten, and six with the head.
+    model = {"model_name": "Llama-like", "params_b": "1.34", "n_layers": "16", "hidden": "2048"}
+    model |= {"ffn_hidden": "8192", "vocab": "131072", "framework": "nanotron"}
+    stages = ("first_stage_layers", "last_stage_layers")
+    assert [column(name, **model) for name in stages] == [10, 6]
+    assert column("first_stage_layers", pp="1", dp="16", **model) == 0
+
+
+def test_a_framework_has_its_own_eager_fused_and_chunked_loss() -> None:
+    single = {"tp": "1", "pp": "1", "dp": "64"}
+    for framework, loss, size in (
+        ("megatron", "eager", 6.0),
+        ("fsdp(hf)", "eager", 12.0),
+        ("fsdp(hf)", "fused", 8.0),
+        ("fsdp", "fused", 4.0),
+        ("torchtune", "chunked", 5.0),
+    ):
+        assert column("logit_bytes", framework=framework, loss=loss, **single) == size
+    assert column("loss_chunk_tokens", framework="torchtune", loss="chunked", **single) == 0
+    # Ranks that share the logits have no fused loss.
+    assert column("logit_bytes", framework="fsdp", tp="4", pp="1", dp="16") == 12.0
