@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    found = re.search(r"^```\n(id,model_name.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+    found = re.search(r"^```\n(id,model,.*?)^```", DOCUMENT.read_text(), re.M | re.S)
     assert found is not None
     source = tmp_path / "runs.csv"
     source.write_text(found[1], encoding="utf-8")
