@@ -36,7 +36,7 @@ _START = Constants(
     attention_backward_share=0.55,
     attention_start_tokens=400.0,
     memory_share=0.8,
-    unfused_traffic=3.5,
+    unfused_traffic=5.0,
     score_traffic_bytes=12.0,
     routed_traffic=1.5,
     # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.

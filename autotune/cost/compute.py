@@ -188,7 +188,8 @@ def _loss_bytes(p: Plans) -> Column:
     difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
     kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
     NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
-    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel, ops/cross_entropy.py.
+    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
+    ops/cross_entropy.py.
     """
     return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
@@ -373,7 +374,8 @@ def _elementwise(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
     moved_bytes = s.tokens * (
         p.activation_bytes * (norms + heads + activation) + 2.0 * p.has_dropout * p.hidden
     )
-    return _moved_s(p, s, c, moved_bytes)
+    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
+    return fusion * _moved_s(p, s, c, moved_bytes)
 
 
 def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
@@ -390,18 +392,19 @@ def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
     inputs = inputs + p.adapts_mlp * (gates * p.hidden + width / p.tp)
     results = (s.attention_width + 2.0 * s.kv_width) / p.tp + p.hidden
     results = results + p.adapts_mlp * (gates * width / p.tp + p.hidden)
-    moved_bytes = p.adapters * s.tokens * p.activation_bytes * (5.0 * inputs + 7.0 * results)
-    return moved_bytes / (p.memory_bytes_per_s * c.memory_share)
+    elements = p.adapters * s.tokens * (5.0 * inputs + 7.0 * results)
+    return _moved_s(p, s, c, p.activation_bytes * elements)
 
 
 def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     """Router, permutation of rows there and back, and the experts' activation, forward.
 
     Per row: it is permuted and sorted by expert on its way there, and back (8 h; 4 h where
-    dispatch does half of it), and activated (3 f gated). In fp8 the products' inputs are cast,
-    which nothing else does here: read, and written by rows and by columns (h + f, 4 bytes). Per
-    token the router passes E logits through some ten steps in 32 bit, or one kernel. Source:
-    megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
+    dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the
+    products' inputs are cast, which nothing else does here: read, and written by rows and by
+    columns (h + f, 4 bytes). Per token the router passes E logits through some ten steps in 32
+    bit, or one kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and
+    moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
@@ -415,8 +418,7 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def _moved_s(p: Plans, s: Sizes, c: Constants, moved_bytes: Column) -> Column:
-    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
     tensor_bytes = s.tokens * p.activation_bytes * p.hidden
     is_cached = np.greater_equal(p.cache_bytes, tensor_bytes) & np.greater(p.cached_bytes_per_s, 0)
     memory_bytes_per_s = np.where(is_cached, p.cached_bytes_per_s, p.memory_bytes_per_s)
-    return fusion * moved_bytes / (memory_bytes_per_s * c.memory_share)
+    return moved_bytes / (memory_bytes_per_s * c.memory_share)

@@ -188,7 +188,7 @@ FRAMEWORKS = (
         columns={
             **_FSDP,
             "reduce_bytes": 4.0,
-            "fused_kernels": 0.7,
+            "fused_kernels": 0.6,
             "keeps_gathered": 1.0,
             "logit_bytes": 8.0,
         },
@@ -200,11 +200,16 @@ FRAMEWORKS = (
         sequence_parallel=True,
     ),
     Traits(
-        # NeMo AutoModel on FSDP2: Hugging Face modules with fused kernels where there are some.
+        # NeMo AutoModel on FSDP2: Hugging Face modules with Liger's kernels, adapters in Triton.
+        # Without recomputation its published runs would take up to twice their devices' memory.
+        # Source: NVIDIA-NeMo/Automodel, nemo_automodel/_transformers/auto_model.py
+        # (use_liger_kernel) and components/_peft/lora_kernel.py.
         name="nemo-automodel",
         spelled="automodel",
         zero_stage=3,
-        columns={**_FSDP, "fused_kernels": 0.0},
+        columns={**_FSDP, "fused_kernels": 0.7},
+        recompute="full",
+        adapters=0.5,
     ),
     Traits(
         # Megatron-Bridge is NeMo's successor. Its recipes of mixtures send tokens by DeepEP or
@@ -241,7 +246,7 @@ FRAMEWORKS = (
         name="internevo",
         zero_stage=1,
         columns={
-            "fused_kernels": 0.5,
+            "fused_kernels": 0.4,
             "optimizer_bytes": 16.0,
             "upcasts_grads": 2.0,
             "sends_by_owner": 1.0,

@@ -57,6 +57,7 @@ def test_a_full_row_says_everything() -> None:
         ("vocab", "128,256", "vocab", 128_256.0),
         ("seq_len", "8k", "seq_len", 8192.0),
         ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
+        ("task", "LoRA SFT", "adapters", 0.5),
     ],
 )
 def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
@@ -408,3 +409,21 @@ def test_a_framework_has_its_own_eager_fused_and_chunked_loss() -> None:
     assert column("loss_chunk_tokens", framework="torchtune", loss="chunked", **single) == 0
     # Ranks that share the logits have no fused loss.
     assert column("logit_bytes", framework="fsdp", tp="4", pp="1", dp="16") == 12.0
+
+
+def test_adapters_follow_from_their_rank_and_modules() -> None:
+    lora = {"task": "lora", "notes": "LoRA r 64 on q_proj k_proj v_proj o_proj"}
+    half = column("trained_share", **{**lora, "notes": "LoRA rank 32"})
+    assert column("trained_share", **lora) == pytest.approx(2 * half)
+    assert column("adapts_mlp", **lora) == 0
+    wide = {**lora, "notes": "LoRA r 64 on all-linear"}
+    assert column("adapts_mlp", **wide) == 1
+    assert column("trained_share", **wide) > 1.5 * column("trained_share", **lora)
+    assert column("dequantized_bytes", **lora) == 0
+
+
+@pytest.mark.parametrize(
+    ("notes", "moved"), [("", 2.5), ("GPTQ Int4 base", 20.0), ("GPTQ, triton v2 kernel", 2.5)]
+)
+def test_packed_weights_are_unpacked(notes: str, moved: float) -> None:
+    assert column("dequantized_bytes", task="qlora", notes=notes) == moved
