@@ -191,12 +191,6 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
     return LeftOut(predicted=tuple(predicted), rows=tuple(rows))
 
 
-def peaks_by_meter(runs: Runs, predicted: Prediction) -> NDArray[np.float64]:
-    """What the meter of each run would have shown, in bytes."""
-    memory = predicted.memory
-    return np.array([getattr(memory, meter)[i] for i, meter in enumerate(runs.meters)])
-
-
 def _kinds(runs: Runs) -> NDArray[np.str_]:
     """The entry of the table of accelerators that each row is of."""
     return np.array([accelerator.name for accelerator in runs.accelerators])

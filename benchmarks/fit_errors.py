@@ -31,7 +31,6 @@ from autotune.cost.errors import (
     Ends,
     Errors,
     Kinds,
-    Margin,
     Widths,
     basis_of,
 )
@@ -50,8 +49,8 @@ _MOST = 1.0
 _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
-_TIME_PARTS = ("doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("small_peak", "new_framework")
+_TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,9 @@ def _learned(
 ) -> Widths:
     basis = misses.basis
     rows = which & np.isfinite(missed)
-    sources, missed = misses.sources[rows], missed[rows]
+    # Dense models and mixtures of one source weigh as two.
+    models = np.where(basis.is_mixture, " experts", "")
+    sources, missed = np.char.add(misses.sources, models)[rows], missed[rows]
     is_time = figure == "time"
     low, high = basis.open_time if is_time else basis.open_memory
     slower = np.log(basis.slower)[rows] if is_time else 0.0
@@ -143,7 +144,7 @@ def _learned(
     prefixes = {" ".join(k.split()[:n]) for k in kinds.names for n in range(1, len(k.split()) + 1)}
     for prefix in sorted(prefixes):
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
-        if len(np.unique(sources[here])) >= _ENOUGH_SOURCES:
+        if _count(sources[here]) >= _ENOUGH_SOURCES:
             found[prefix] = _ends(scaled[here], sources[here])
     return Widths(kinds=found, wider=wider)
 
@@ -201,8 +202,13 @@ def _ends(missed: Values, sources: NDArray[np.str_]) -> Ends:
     return Ends(
         low=round(max(_LEAST, low * times), 3),
         high=round(max(_LEAST, high * times), 3),
-        sources=len(np.unique(sources)),
+        sources=_count(sources),
     )
+
+
+def _count(sources: NDArray[np.str_]) -> int:
+    """Sources, of whatever models."""
+    return len({source.partition(" ")[0] for source in sources.tolist()})
 
 
 def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
@@ -219,14 +225,6 @@ def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
     order = np.argsort(misses)
     reached = np.cumsum(1.0 / (k * counts[which])[order]) >= wanted - 1e-9
     return float(misses[order][np.flatnonzero(reached)[0]])
-
-
-def held_out_margin(runs: Runs, misses: Misses, source: str) -> Margin:
-    """What intervals learned from the other sources say of every run."""
-    others = misses.sources != source
-    return learn(misses, others, peaks_of(runs, others)).reach_of(
-        misses.basis, misses.meters.tolist()
-    )
 
 
 _NONE = Widths(kinds={"all": Ends(low=0.0, high=0.0, sources=0)}, wider={})
