@@ -123,6 +123,8 @@ _LIVE_MORE = frozenset(
             "tp_comm_overlap",
             "overlap_p2p",
         ),
+        *("overlap_experts", "delay_weight_grads", "overlap_shared_experts"),
+        *("fsdp_double_buffer", "adam_moments", "optimizer_offload_overlap"),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
     }
@@ -251,7 +253,7 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"]:
+        if row["first_stage_layers"] or row["last_stage_layers"] or row["ends_as_layers"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
         if row["stages"]:
