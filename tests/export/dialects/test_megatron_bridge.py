@@ -55,7 +55,9 @@ def test_16_bit_moments_and_the_order_of_ranks_have_fields(tmp_path):
     settings = "pp=2 distributed_optimizer=true adam_moments=bf16 order=tp-cp-ep-pp-dp"
     out = exported(tmp_path, DENSE, settings, to="megatron-bridge")
     data = yaml.safe_load((out / "bridge.yaml").read_text())
-    assert data["optimizer"]["exp_avg_dtype"] == data["optimizer"]["exp_avg_sq_dtype"] == "bfloat16"
+    assert (
+        data["optimizer"]["exp_avg_dtype"] == data["optimizer"]["exp_avg_sq_dtype"] == "bfloat16"
+    )
     assert data["dist"]["use_tp_pp_dp_mapping"] is True
     assert "exp_avg_dtype" in (out / "train.py").read_text()
 
