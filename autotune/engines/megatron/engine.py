@@ -75,6 +75,7 @@ from autotune.engines.megatron.model_arguments import (
     dense_layers,
     has_layer_norm,
     has_sinks,
+    model_arguments,
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
@@ -318,20 +319,32 @@ class MegatronEngine(Engine):
             )
         return ""
 
+    def no_files(self) -> str:
+        """See `Engine.no_files`: Megatron's GPT model is not every model."""
+        try:
+            model_arguments(self._job.model, self._job.seq_len)
+            self._check_release()
+        except JobError as error:
+            return error.message
+        return ""
+
+    def _check_release(self) -> None:
+        is_script = self._job.megatron_path is not None
+        check_release(self._job.model, self._task.release, by_script=is_script)
+
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
 
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
-        is_script = self._job.megatron_path is not None
-        check_release(self._job.model, self._task.release, by_script=is_script)
+        self._check_release()
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
-        if self._environment.accelerator == "cpu" and is_script:
+        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
