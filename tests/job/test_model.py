@@ -184,7 +184,7 @@ def test_models_of_latent_attention_have_their_yarn(
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("qwen3-next", "linear attention"), ("qwen3.5-35b-a3b", "linear"), ("nemotron-h-8b", "Mamba")],
+    [("qwen3-next", "linear"), ("qwen3.5-35b-a3b", "linear"), ("nemotron-h-8b", "Mamba")],
 )
 def test_a_family_without_a_shape_is_refused_by_its_layers(name: str, layers: str) -> None:
     with pytest.raises(JobError, match=f"{layers}.* cannot be predicted"):
@@ -389,9 +389,9 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
         (
             "qwen3_next",
             {"num_experts": 4, "moe_intermediate_size": 7},
-            "layers of linear_attention",
+            "layers of linear attention",
         ),
-        ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "layers of hybrid"),
+        ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "Mamba layers"),
         ("jetmoe", {"num_local_experts": 4}, "weights, where attention and MLPs of its sizes"),
         ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}, ""),
         ("olmoe", {"num_experts": 4}, ""),
