@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Plans
-from autotune.cost.predict import predict, step_seconds
+from autotune.cost.predict import memory_by_constants, times_by_constants
 
 Values = NDArray[np.float64]
 
@@ -52,6 +52,7 @@ MEMORY_PRIORS: Mapping[str, float] = {
     "context_bytes": 0.2,
     "communicator_bytes": 0.3,
     "fragmentation": 0.4,
+    "logits_fragmentation": 0.5,
     "workspace_bytes": 0.3,
 }
 """The same of the peak memory."""
@@ -73,6 +74,7 @@ def calibrate_constants(
     sigma: float = 0.05,
     weights: Values | None = None,
     priors: Mapping[str, float] | None = None,
+    first: Constants | None = None,
 ) -> Constants:
     """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
 
@@ -84,6 +86,7 @@ def calibrate_constants(
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
         priors: Which constants may move, and how far; those of the figure by default.
+        first: Where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
@@ -91,20 +94,16 @@ def calibrate_constants(
     if priors is None:
         priors = TIME_PRIORS if meters is None else MEMORY_PRIORS
 
-    def predicted(c: Constants) -> Values:
-        if meters is None:
-            return step_seconds(plans, c)
-        memory = predict(plans, c).memory
-        return np.array([getattr(memory, meter)[row] for row, meter in enumerate(meters)])
-
     _check(measured)
     names = list(priors)
     center, precision = _prior(start, priors)
+    figures = _figures_by_constants(plans, meters)
     point = _most_probable(
         np.log(measured),
-        lambda at: np.log(predicted(_with(start, names, at))),
+        lambda at: np.log(figures(_with(start, names, at))),
         center,
         precision,
+        first=_point(first or start, names),
         sigma=sigma,
         weights=weights,
     )
@@ -120,6 +119,7 @@ def calibrate_with_shares(
     share_sigma: float,
     sigma: float = 0.05,
     weights: Values | None = None,
+    first: tuple[Constants, Values] | None = None,
 ) -> tuple[Constants, Values]:
     """Constants of the step time, and with them the share that each kind of device holds.
 
@@ -131,6 +131,7 @@ def calibrate_with_shares(
         share_sigma: How far the logarithm of a kind's share may be from 0, known before.
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
+        first: Constants and shares where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
@@ -141,9 +142,11 @@ def calibrate_with_shares(
     n, n_kinds = len(names), int(kinds.max(initial=-1)) + 1
     is_of = kinds[:, None] == np.arange(n_kinds)
 
+    seconds = times_by_constants(plans)
+    begin, shares = first or (start, np.ones(n_kinds))
+
     def log_step_s(at: Values) -> Values:
-        held = dataclasses.replace(plans, sustained_share=np.exp(is_of @ at[n:]))
-        return np.log(step_seconds(held, _with(start, names, at[:n])))
+        return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
 
     def share_slopes(at: Values, now: Values) -> Values:
         # A row has one share, so all of them move at once.
@@ -157,6 +160,7 @@ def calibrate_with_shares(
         log_step_s,
         np.concatenate([center, np.zeros(n_kinds)]),
         np.concatenate([precision, np.full(n_kinds, share_sigma**-2)]),
+        first=np.concatenate([_point(begin, names), np.log(shares)]),
         sigma=sigma,
         weights=weights,
         further_slopes=share_slopes,
@@ -174,8 +178,31 @@ def _check(measured: Values) -> None:
 
 def _prior(start: Constants, priors: Mapping[str, float]) -> tuple[Values, Values]:
     """Center and precision of the coordinates of the fit."""
-    center = np.array([_to_line(name, getattr(start, name)) for name in priors])
-    return center, np.array([sigma**-2 for sigma in priors.values()])
+    return _point(start, list(priors)), np.array([sigma**-2 for sigma in priors.values()])
+
+
+def _point(constants: Constants, names: Sequence[str]) -> Values:
+    """Constants as coordinates of the fit."""
+    return np.array([_to_line(name, getattr(constants, name)) for name in names])
+
+
+def _figures_by_constants(
+    plans: Plans, meters: Sequence[str] | None
+) -> Callable[[Constants], Values]:
+    """Step times, or with `meters` what each meter shows."""
+    if meters is None:
+        seconds = times_by_constants(plans)
+        return lambda c: seconds(c, None)
+    memory_at = memory_by_constants(plans)
+    rows = {meter: np.flatnonzero(np.equal(meters, meter)) for meter in dict.fromkeys(meters)}
+
+    def read(c: Constants) -> Values:
+        memory, found = memory_at(c), np.empty(len(plans))
+        for meter, which in rows.items():
+            found[which] = np.broadcast_to(getattr(memory, meter), len(plans))[which]
+        return found
+
+    return read
 
 
 def _most_probable(
@@ -184,17 +211,18 @@ def _most_probable(
     center: Values,
     precision: Values,
     *,
+    first: Values,
     sigma: float,
     weights: Values | None,
     further_slopes: Callable[[Values, Values], Values] | None = None,
 ) -> Values:
-    """The point that fits best, by logarithms of figures.
+    """The point that fits best, by logarithms of figures; the search begins at `first`.
 
     `further_slopes` gives the slopes of the last coordinates; those of the others are finite
     differences of `predicted`.
     """
     row_weights = np.ones_like(target) if weights is None else weights
-    point = center.copy()
+    point = first.copy()
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)
