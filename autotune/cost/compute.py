@@ -14,7 +14,7 @@ counts them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
-_STAGE_SKEW = 0.8
+_STAGE_SKEW = 0.9
 """The same as `skew_share` for each rank of a tensor parallel group whose hosts also wait for
 messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
@@ -191,7 +191,7 @@ def _loss_bytes(p: Plans) -> Column:
     src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
     ops/cross_entropy.py.
     """
-    return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
+    return np.clip(12.0 + 20.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
 
 def join_s(p: Plans, s: Sizes, c: Constants) -> Column:
