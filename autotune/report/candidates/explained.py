@@ -133,7 +133,7 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
     facts = verdict(found)
     if change := found.cheapest_legal:
         facts.append(("legal with", _said(change)))
-    place = f"{found.place} of {found.n_ranked} of the lattice"
+    place = f"{found.place} of {found.n_ranked} distinct choices"
     if found.violations:
         place = f"none: it is refused; its step would be {place}"
     elif not found.is_in_lattice:

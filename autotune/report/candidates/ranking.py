@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
 from autotune.space.ranks import describe_ranks, machine_places
 
@@ -64,10 +64,15 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
+        "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "alternatives": [
+            _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
+        ],
+        "ways_to_fit": [dataclasses.asdict(way) for way in ranking.ways_to_fit],
         "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
@@ -85,12 +90,15 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
         f"{len(ranking.candidates)} legal candidates of {ranking.home}, {ranking.n_likely} fit "
-        f"with a probability of {ranking.min_fit:.0%} or more",
+        f"with a probability of {ranking.min_fit:.0%} or more; "
+        f"{format_count(len(ranking.choices), 'distinct choice')}",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
-    shown = [int(index) for index in ranking.order[:top]]
-    console.print(_table(ranking, shown))
-    if ranking.on_front.intersection(shown):
+    best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
+    more = [rank for rank in _alternatives(ranking) if rank not in best]
+    shown = [int(ranking.choices.firsts[rank - 1]) for rank in (*best, *more)]
+    console.print(_table(ranking, best, more))
+    if any(map(ranking.is_on_front, (*best, *more))):
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
         print_facts(console, [("too large", _too_large(ranking))])
@@ -112,6 +120,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
+                *_search_facts(ranking, [*best, *more]),
             ],
         )
     if ranking.baseline is not None:
@@ -124,12 +133,37 @@ def _too_large(ranking: Ranking) -> str:
     """What nothing fits into, and what could be changed."""
     least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
     there = format_bytes(ranking.environment.device_memory_bytes)
+    text = (
+        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
+        f"{there}. "
+    )
+    if ways := ranking.ways_to_fit:
+        return f"{text}The smallest changes with which one fits: " + "; ".join(
+            f"{way.flags} ({way.described}, {way.fit_probability:.0%})" for way in ways
+        )
     knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
     changes = ["more accelerators (--world)", "larger ones (--what-if gpu=NAME)", *knobs]
-    return (
-        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
-        f"{there}. Take {', '.join(changes[:-1])} or {changes[-1]}"
-    )
+    return f"{text}Take {', '.join(changes[:-1])} or {changes[-1]}"
+
+
+def _alternatives(ranking: Ranking) -> list[int]:
+    """Ranks that stand in every plan: what probably fits, and the best of each kind."""
+    rows = [*([] if ranking.probable is None else [ranking.probable]), *ranking.best_of.values()]
+    return list(dict.fromkeys(ranking.choices.rank(index) for index in rows))
+
+
+def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
+    """Shown rows that a search which is told no space does not try, and what makes it."""
+    firsts, search = ranking.choices.firsts, ranking.default_search
+    if search is None:
+        return []
+    tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
+    if len(tried) == len(shown):
+        return []
+    has = f"rows {', '.join(map(str, tried))} of these" if tried else "none of these rows"
+    others = "the others" if tried else "them"
+    text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
+    return [("search", text)]
 
 
 def _dear_batch(job: Job, other: OtherBatch) -> str:
@@ -225,7 +259,7 @@ def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
     facts = training_facts(ranking.candidates[index], engine)
     if not facts:
         return []
-    for rank, other in enumerate(ranking.order[:_MOST_READ], start=1):
+    for rank, other in enumerate(ranking.choices.firsts[:_MOST_READ], start=1):
         if not changing_knobs(ranking.candidates[int(other)], engine):
             seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
             described = ranking.describe(ranking.candidates[int(other)])
@@ -347,15 +381,20 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 
 
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
-    index = int(ranking.order[rank - 1])
+    index = int(ranking.choices.firsts[rank - 1])
     found = ranking.prediction
     return {
         "rank": rank,
+        "n_variants": len(ranking.choices.variants(rank)),
+        "best_of": _best_of(ranking, index),
+        "asks": list(ranking.asks(ranking.candidates[index])),
+        "is_tried_by_default": ranking.default_search is None
+        or ranking.default_search.has(ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
         **figures_as_dict(ranking.job, found, index, ranking.reach),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
-        "is_on_front": index in ranking.on_front,
+        "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.needs(ranking.candidates[index])),
         "changes_training": changing_knobs(ranking.candidates[index], ranking.job.engine),
         "assumed": assumptions(ranking.reach, index),
@@ -363,21 +402,72 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     }
 
 
-def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
+def _best_of(ranking: Ranking, index: int) -> list[str]:
+    """Kinds of which a candidate is the best one."""
+    return [kind for kind, best in ranking.best_of.items() if best == index]
+
+
+def _notes(ranking: Ranking, rank: int) -> list[str]:
+    """What is worth saying of a row: why it is there, what varies in it, and what it asks."""
+    index = int(ranking.choices.firsts[rank - 1])
+    candidate, found = ranking.candidates[index], ranking.prediction
+    notes = []
+    if index == ranking.probable:
+        gain = found.step_time_s[int(ranking.order[0])] / found.step_time_s[index]
+        notes.append(f"the fastest that probably fits: {gain:.2f} times as fast as rank 1")
+    elif rank == 1 and ranking.probable is not None and ranking.n_likely:
+        notes.append("the fastest that surely fits")
+    if rank > 1 and (kinds := _best_of(ranking, index)):
+        notes.append(f"the best of {', '.join(kinds)}")
+    if asked := ranking.asks(candidate):
+        notes.append(f"needs {', '.join(asked)}")
+    if len(variants := ranking.choices.variants(rank)):
+        notes.append(_varied(ranking, index, variants))
+    return notes
+
+
+_LEAST_SAVING = 0.03
+"""Part of the peak that a variant has to save to be named."""
+
+
+def _varied(ranking: Ranking, index: int, variants: Sequence[int]) -> str:
+    """The variants of a row, and the smallest of them where it is smaller."""
+    peaks, times_s = ranking.prediction.peak_memory_bytes, ranking.prediction.step_time_s
+    close = [int(each) for each in variants if times_s[each] < 1.01 * times_s[index]]
+    slower = len(variants) - len(close)
+    counts = [f"{format_count(len(close), 'variant')} within 1%"] if close else []
+    counts += [f"{slower} slower"] if slower else []
+    text = ", ".join(counts) if close else f"{format_count(slower, 'slower variant')}"
+    smallest = min(close, key=lambda other: float(peaks[other]), default=index)
+    if peaks[smallest] > (1 - _LEAST_SAVING) * peaks[index]:
+        return text
+    own, other = (ranking.candidates[int(each)].values for each in (index, smallest))
+    changed = [
+        f"{name}={format_value(value)}" for name, value in other.items() if own.get(name) != value
+    ]
+    return f"{text}; {' '.join(changed)} takes {format_bytes(peaks[smallest])}"
+
+
+def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
     prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
     table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
     found = ranking.prediction
-    for rank, index in enumerate(shown, start=1):
+    for rank in (*best, *more):
+        if more and rank == more[0]:
+            table.add_section()
+        index = int(ranking.choices.firsts[rank - 1])
         price = _price(ranking, index)
         probability = found.fit_probability[index]
         table.add_row(
-            f"{rank}{'*' if index in ranking.on_front else ' '}",
+            f"{rank}{'*' if ranking.is_on_front(rank) else ' '}",
             format_seconds(found.step_time_s[index]),
             format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(ranking.describe(ranking.candidates[index])),
+            SettingsCell(
+                ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)
+            ),
         )
     return table
 
