@@ -89,6 +89,10 @@ class Explained(Estimated):
     """Its rank among the choices, from 1, as in the plan."""
     n_ranked: int
     """Distinct choices of the lattice, and this one where it is another."""
+    first: str
+    """The candidate that stands for the choice in the plan, in words; empty: it is this one."""
+    slower_than_first: float
+    """Factor of the step time over that one's."""
     index: int | None
     """Place of the candidate in the lattice; None: it is not there."""
     home: str
@@ -166,13 +170,18 @@ def explain_candidate(
         splits=outlook.is_space_named,
     )
     at = len(lattice.candidates) if index is None else index
+    place = choices.rank(at)
+    first = int(choices.firsts[place - 1])
+    first_s = own.step_time_s[0] if first == at else found.step_time_s[first]
     return Explained(
         **judged(outlook, candidate, notes),
         prediction=own,
         reach=reach,
         learned=outlook.learned,
-        place=choices.rank(at),
+        place=place,
         n_ranked=len(choices),
+        first="" if first == at else outlook.engine.describe(lattice.candidates[first]),
+        slower_than_first=float(own.step_time_s[0] / first_s),
         index=index,
         home=outlook.home,
         min_fit=min_fit,

@@ -25,7 +25,7 @@ from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
 from autotune.space.grid import has_candidate
-from autotune.space.knobs import canonical, explain, parse_settings
+from autotune.space.knobs import canonical, changing_knobs, explain, parse_settings
 from autotune.space.space import load_space
 
 PLAN_SPACE = "plan"
@@ -135,14 +135,10 @@ class Outlook:
         """What a search that is told no space would try of the lattice; None: all of it."""
         context = self.lattice.context
         if self.lattice.is_laid_out:
-            knobs = context.knobs
             return DefaultSearch(
                 tries="all layouts in the job's own precision",
                 flags=f"--space {self.engine.name}",
-                has=lambda candidate: not any(
-                    knobs[name].changes_training and value != knobs[name].default
-                    for name, value in candidate.values.items()
-                ),
+                has=lambda candidate: not changing_knobs(candidate, context.knobs),
             )
         if self.job.space != PLAN_SPACE:
             return None

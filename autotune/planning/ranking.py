@@ -32,6 +32,7 @@ from autotune.planning.lattice import lattice_of
 from autotune.planning.learned import Learned
 from autotune.planning.outlook import DefaultSearch, Outlook, described
 from autotune.space.candidate import Candidate
+from autotune.space.knobs import changing_knobs
 
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
@@ -106,6 +107,8 @@ class Ranking:
     """The fastest candidate that only probably fits; None: none is faster than the first."""
     best_of: Mapping[str, int] = field(default_factory=dict)
     """ZeRO stage or kind of layout -> its best candidate."""
+    unchanged: int | None = None
+    """The best that trains the same numbers, where the first does not."""
     ways_to_fit: tuple[WayToFit, ...] = ()
     """The smallest changes with which something fits, where nothing does."""
     default_search: DefaultSearch | None = None
@@ -188,6 +191,7 @@ def rank_lattice(
         asks=outlook.asks,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
+        unchanged=_unchanged(outlook, choices),
         ways_to_fit=(
             () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
         ),
@@ -198,6 +202,19 @@ def rank_lattice(
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=min_fit) for wish in what_if),
     )
+
+
+def _unchanged(outlook: Outlook, choices: Choices) -> int | None:
+    """The best row that trains the same numbers, where the first does not; None: it does."""
+    candidates = outlook.lattice.candidates
+    for index in choices.firsts[:_MOST_READ]:
+        if not changing_knobs(candidates[int(index)], outlook.lattice.context.knobs):
+            return None if index == choices.firsts[0] else int(index)
+    return None
+
+
+_MOST_READ = 5_000
+"""Rows that are looked at for one that trains the same."""
 
 
 def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:

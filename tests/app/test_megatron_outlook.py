@@ -119,10 +119,15 @@ def test_an_estimate_is_of_one_layout(outlook):
 
 def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     ranking = rank_lattice(outlook)
-    settings = "tp=2 pp=2 vp=2 sequence_parallel=true recompute=block_4"
-    asked = explain_candidate(outlook, [*settings.split(), "distributed_optimizer=true"])
-    index = asked.index
-    rank = int(np.flatnonzero(ranking.order == index)[0]) + 1
+    rank, knobs = next(
+        (rank, values)
+        for rank, index in enumerate(ranking.choices.firsts, start=1)
+        if {"tp": 2, "pp": 2, "distributed_optimizer": True, "sequence_parallel": True}.items()
+        <= (values := ranking.candidates[int(index)].values).items()
+        and values["vp"] > 1
+        and str(values["recompute"]).startswith("block_")
+        and not values["ends_as_layers"]
+    )
     files = export_ranked(outlook, ranking, rank, tmp_path / "out", "megatron")
     names = {path.name for path in files}
     run = {"megatron_args.sh", "launch.sh", "megatron_args.json", "README.md"}
@@ -135,9 +140,9 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
     for flag, value in (
         ("--tensor-model-parallel-size", "2"),
         ("--pipeline-model-parallel-size", "2"),
-        ("--num-virtual-stages-per-pipeline-rank", "2"),
+        ("--num-virtual-stages-per-pipeline-rank", str(knobs["vp"])),
         ("--recompute-method", "block"),
-        ("--recompute-num-layers", "4"),
+        ("--recompute-num-layers", str(knobs["recompute"]).removeprefix("block_")),
         ("--global-batch-size", "256"),
     ):
         assert words[words.index(flag) + 1] == value

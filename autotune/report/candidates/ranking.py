@@ -20,6 +20,7 @@ from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBase
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
+from autotune.space.knobs import changing_knobs
 from autotune.space.ranks import describe_ranks, machine_places
 
 _TIME_PARTS = {
@@ -148,7 +149,8 @@ def _too_large(ranking: Ranking) -> str:
 
 def _alternatives(ranking: Ranking) -> list[int]:
     """Ranks that stand in every plan: what probably fits, and the best of each kind."""
-    rows = [*([] if ranking.probable is None else [ranking.probable]), *ranking.best_of.values()]
+    alone = [each for each in (ranking.probable, ranking.unchanged) if each is not None]
+    rows = [*alone, *ranking.best_of.values()]
     return list(dict.fromkeys(ranking.choices.rank(index) for index in rows))
 
 
@@ -160,7 +162,8 @@ def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str
     tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
     if len(tried) == len(shown):
         return []
-    has = f"rows {', '.join(map(str, tried))} of these" if tried else "none of these rows"
+    rows = f"row{'s'[: len(tried) > 1]} {', '.join(map(str, tried))}"
+    has = f"{rows} of these" if tried else "none of these rows"
     others = "the others" if tried else "them"
     text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
     return [("search", text)]
@@ -232,7 +235,7 @@ def assumptions(reach: Margin, index: int) -> list[str]:
 
 def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     """Knobs of a candidate with which something else is trained, and what they change."""
-    changing = changing_knobs(candidate, engine)
+    changing = changing_knobs(candidate, knobs_of(engine))
     if not changing:
         return []
     knobs = knobs_of(engine)
@@ -240,31 +243,14 @@ def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     return [("changes training", f"{' '.join(changing)}: {'; '.join(said)}")]
 
 
-def changing_knobs(candidate: Candidate, engine: str) -> list[str]:
-    """Knobs of a candidate with which something else is trained."""
-    knobs = knobs_of(engine)
-    return [
-        name
-        for name, value in candidate.values.items()
-        if knobs[name].changes_training and value != knobs[name].default
-    ]
-
-
-_MOST_READ = 5_000
-"""Candidates that are looked at for one that trains the same."""
-
-
 def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
-    engine = ranking.job.engine
-    facts = training_facts(ranking.candidates[index], engine)
-    if not facts:
-        return []
-    for rank, other in enumerate(ranking.choices.firsts[:_MOST_READ], start=1):
-        if not changing_knobs(ranking.candidates[int(other)], engine):
-            seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
-            described = ranking.describe(ranking.candidates[int(other)])
-            return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
-    return facts
+    facts = training_facts(ranking.candidates[index], ranking.job.engine)
+    if (other := ranking.unchanged) is None:
+        return facts
+    seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
+    described = ranking.describe(ranking.candidates[other])
+    rank = ranking.choices.rank(other)
+    return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
 
 
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
@@ -396,7 +382,9 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.needs(ranking.candidates[index])),
-        "changes_training": changing_knobs(ranking.candidates[index], ranking.job.engine),
+        "changes_training": changing_knobs(
+            ranking.candidates[index], knobs_of(ranking.job.engine)
+        ),
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }
@@ -417,6 +405,8 @@ def _notes(ranking: Ranking, rank: int) -> list[str]:
         notes.append(f"the fastest that probably fits: {gain:.2f} times as fast as rank 1")
     elif rank == 1 and ranking.probable is not None and ranking.n_likely:
         notes.append("the fastest that surely fits")
+    if index == ranking.unchanged:
+        notes.append("the best that trains the same numbers")
     if rank > 1 and (kinds := _best_of(ranking, index)):
         notes.append(f"the best of {', '.join(kinds)}")
     if asked := ranking.asks(candidate):
