@@ -19,7 +19,7 @@ LONG_TOKENS = 16_384
 _TIE = 1.03
 """Step times within this factor are a tie, which the plainer layout wins: the model cannot tell
 them apart."""
-_SAME = 1.01
+SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
@@ -104,10 +104,10 @@ def ranked(
     order = unsure[np.lexsort((times_s[unsure], peaks_bytes[unsure], -fit[unsure]))]
     keys = [times_s[sure]]
     if strain is not None and len(sure):
-        ties = np.floor(np.log(keys[0] / keys[0].min()) / np.log(_TIE))
         is_exotic = strain[sure] >= _EXOTIC
-        least_s = keys[0][~is_exotic].min(initial=np.inf) / _TIE
-        keys += [strain[sure], ties, is_exotic & (keys[0] > least_s)]
+        least_s = keys[0][~is_exotic if not is_exotic.all() else slice(None)].min()
+        ties = np.floor(np.log(keys[0] / least_s) / np.log(_TIE))
+        keys += [strain[sure], ties, is_exotic & (keys[0] > least_s / _TIE)]
     return np.concatenate([sure[np.lexsort(keys)], order])
 
 
@@ -200,7 +200,7 @@ def _split(kinds: NDArray[np.intp], times_s: NDArray[np.float64]) -> NDArray[np.
     while len(left):
         least_s = np.full(int(kinds.max()) + 1, np.inf)
         np.minimum.at(least_s, kinds[left], times_s[left])
-        is_in = times_s[left] < _SAME * least_s[kinds[left]]
+        is_in = times_s[left] < SAME * least_s[kinds[left]]
         parts[left[is_in]] = n_parts
         left, n_parts = left[~is_in], n_parts + 1
     return kinds * n_parts + parts
@@ -214,7 +214,7 @@ def _representatives(found: Prediction, firsts: Indices, row_of: Indices) -> Ind
     fit, times_s = found.fit_probability, found.step_time_s
     least_s = np.full(len(firsts), np.inf)
     np.minimum.at(least_s, row_of, times_s)
-    fast = np.flatnonzero(times_s < _SAME * least_s[row_of])
+    fast = np.flatnonzero(times_s < SAME * least_s[row_of])
     surest = fast[np.lexsort((times_s[fast], -fit[fast], row_of[fast]))]
     _, at = np.unique(row_of[surest], return_index=True)
     is_probable = (fit[firsts] >= PROBABLE) & (fit[firsts] < MIN_FIT)

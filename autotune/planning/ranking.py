@@ -21,6 +21,7 @@ from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.job.job import Job
 from autotune.planning.choices import (
     MIN_FIT,
+    SAME,
     Choices,
     best_of_kinds,
     best_probable,
@@ -130,6 +131,12 @@ class Ranking:
     def is_on_front(self, rank: int) -> bool:
         """Whether a row's candidate or a variant is beaten by no other in time and memory both."""
         return rank - 1 in self._rows_on_front
+
+    def close_variants(self, rank: int) -> list[int]:
+        """The variants of a row whose step takes within 1% of that of the row's own."""
+        times_s, first = self.prediction.step_time_s, self.choices.firsts[rank - 1]
+        others = self.choices.variants(rank)
+        return [int(other) for other in others if times_s[other] < SAME * times_s[first]]
 
     @cached_property
     def _rows_on_front(self) -> frozenset[int]:

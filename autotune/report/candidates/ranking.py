@@ -121,6 +121,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
+                *_variants_facts(ranking),
+                *_asks_facts(ranking, [*best, *more]),
                 *_search_facts(ranking, [*best, *more]),
             ],
         )
@@ -150,8 +152,9 @@ def _too_large(ranking: Ranking) -> str:
 def _alternatives(ranking: Ranking) -> list[int]:
     """Ranks that stand in every plan: what probably fits, and the best of each kind."""
     alone = [each for each in (ranking.probable, ranking.unchanged) if each is not None]
-    rows = [*alone, *ranking.best_of.values()]
-    return list(dict.fromkeys(ranking.choices.rank(index) for index in rows))
+    ranks = [ranking.choices.rank(index) for index in alone]
+    kinds = sorted(ranking.choices.rank(index) for index in ranking.best_of.values())
+    return list(dict.fromkeys([*ranks, *kinds]))
 
 
 def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
@@ -162,8 +165,7 @@ def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str
     tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
     if len(tried) == len(shown):
         return []
-    rows = f"row{'s'[: len(tried) > 1]} {', '.join(map(str, tried))}"
-    has = f"{rows} of these" if tried else "none of these rows"
+    has = f"{_rows(tried)} of these" if tried else "none of these rows"
     others = "the others" if tried else "them"
     text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
     return [("search", text)]
@@ -372,6 +374,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "n_variants": len(ranking.choices.variants(rank)),
+        "n_variants_within_1_percent": len(ranking.close_variants(rank)),
         "best_of": _best_of(ranking, index),
         "asks": list(ranking.asks(ranking.candidates[index])),
         "is_tried_by_default": ranking.default_search is None
@@ -396,46 +399,70 @@ def _best_of(ranking: Ranking, index: int) -> list[str]:
 
 
 def _notes(ranking: Ranking, rank: int) -> list[str]:
-    """What is worth saying of a row: why it is there, what varies in it, and what it asks."""
+    """What is worth saying of a row: why it is there, and what varies in it."""
     index = int(ranking.choices.firsts[rank - 1])
-    candidate, found = ranking.candidates[index], ranking.prediction
-    notes = []
+    notes, times_s = [], ranking.prediction.step_time_s
     if index == ranking.probable:
-        gain = found.step_time_s[int(ranking.order[0])] / found.step_time_s[index]
-        notes.append(f"the fastest that probably fits: {gain:.2f} times as fast as rank 1")
+        gain = times_s[int(ranking.choices.firsts[0])] / times_s[index]
+        notes.append(f"the fastest that probably fits, {gain:.2f} times as fast as rank 1")
     elif rank == 1 and ranking.probable is not None and ranking.n_likely:
         notes.append("the fastest that surely fits")
     if index == ranking.unchanged:
         notes.append("the best that trains the same numbers")
     if rank > 1 and (kinds := _best_of(ranking, index)):
         notes.append(f"the best of {', '.join(kinds)}")
-    if asked := ranking.asks(candidate):
-        notes.append(f"needs {', '.join(asked)}")
-    if len(variants := ranking.choices.variants(rank)):
-        notes.append(_varied(ranking, index, variants))
-    return notes
+    if close := len(ranking.close_variants(rank)):
+        notes.append(f"{format_count(close, 'variant')} within 1%")
+    return ["; ".join(notes)] if notes else []
 
 
 _LEAST_SAVING = 0.03
 """Part of the peak that a variant has to save to be named."""
 
 
-def _varied(ranking: Ranking, index: int, variants: Sequence[int]) -> str:
-    """The variants of a row, and the smallest of them where it is smaller."""
-    peaks, times_s = ranking.prediction.peak_memory_bytes, ranking.prediction.step_time_s
-    close = [int(each) for each in variants if times_s[each] < 1.01 * times_s[index]]
-    slower = len(variants) - len(close)
-    counts = [f"{format_count(len(close), 'variant')} within 1%"] if close else []
-    counts += [f"{slower} slower"] if slower else []
-    text = ", ".join(counts) if close else f"{format_count(slower, 'slower variant')}"
+def _variants_facts(ranking: Ranking) -> list[tuple[str, str]]:
+    """The variants of the first row, and the smallest of them where it is smaller."""
+    close, every = ranking.close_variants(1), ranking.choices.variants(1)
+    if not len(every):
+        return []
+    text = f"{len(close)} within 1%, {len(every) - len(close)} slower"
+    peaks, index = ranking.prediction.peak_memory_bytes, int(ranking.choices.firsts[0])
     smallest = min(close, key=lambda other: float(peaks[other]), default=index)
-    if peaks[smallest] > (1 - _LEAST_SAVING) * peaks[index]:
-        return text
-    own, other = (ranking.candidates[int(each)].values for each in (index, smallest))
-    changed = [
-        f"{name}={format_value(value)}" for name, value in other.items() if own.get(name) != value
+    if peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]:
+        own, other = (ranking.candidates[int(each)].values for each in (index, smallest))
+        changed = [f"{n}={format_value(v)}" for n, v in other.items() if own.get(n) != v]
+        text += f"; {' '.join(changed)} takes {format_bytes(peaks[smallest])}"
+    return [("variants of 1", text)]
+
+
+def _asks_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
+    """What shown rows ask of the user beside their settings, each with its rows."""
+    firsts = ranking.choices.firsts
+    rows: dict[str, list[int]] = {}
+    for rank in shown:
+        for asked in ranking.asks(ranking.candidates[int(firsts[rank - 1])]):
+            rows.setdefault(asked, []).append(rank)
+    every = len(shown)
+    texts = [
+        f"{asked} ({'all rows' if len(ranks) == every else _rows(ranks)})"
+        for asked, ranks in rows.items()
     ]
-    return f"{text}; {' '.join(changed)} takes {format_bytes(peaks[smallest])}"
+    return [("rows need", "; ".join(texts))] if texts else []
+
+
+def _rows(ranks: Sequence[int]) -> str:
+    """`rows 1, 4 to 6`, for ranks in any order."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    texts = [
+        f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part))
+        for part in parts
+    ]
+    return f"row{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
 def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
@@ -455,9 +482,7 @@ def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(
-                ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)
-            ),
+            SettingsCell(ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)),
         )
     return table
 
