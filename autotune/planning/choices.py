@@ -53,7 +53,7 @@ class Choices:
 
     def variants(self, rank: int) -> Indices:
         """The other candidates of a row, best first."""
-        inside = self.order[self.row_of[self.order] == rank - 1]
+        inside: Indices = self.order[self.row_of[self.order] == rank - 1]
         return inside[inside != self.firsts[rank - 1]]
 
     def __len__(self) -> int:

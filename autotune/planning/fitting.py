@@ -29,13 +29,6 @@ _MOST_MEMORY = 2.0**20
 """Factor of the memory that is tried, at most."""
 _MEMORY_STEP = 1.01
 """Factor by which the memory that is named may be too large."""
-_SAVING = (
-    *("zero.stage", "tp", "pp", "sp", "ep", "recompute", "loss_chunk_tokens", "allocator"),
-    *("offload.optimizer", "offload.param", "fsdp", "optimizer_offload", "distributed_optimizer"),
-    *("sequence_parallel", "stages"),
-)
-"""Knobs whose values are tried where a candidate has to be small; others stay as the smallest
-candidate has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +168,12 @@ def _small_lattice(job: Job, engine: Engine, smallest: Candidate) -> Lattice:
     """
     if find_engine(job.engine).lays_out and job.space == DEFAULT_SPACE:
         return lattice_of(job, engine)
-    space = engine.space
+    space, plugin = engine.space, find_engine(job.engine)
+    free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)} - {"micro_batch"}
     domains = {}
     for name, domain in space.domains.items():
         values = domain.values
-        if name not in _SAVING:
+        if name not in free:
             value = smallest.get(name)
             values = (value,) if value is not None and value in values else values[:1]
         domains[name] = dataclasses.replace(domain, values=values)

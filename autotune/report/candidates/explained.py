@@ -137,8 +137,8 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
         facts.append(("legal with", _said(change)))
     place = f"{found.place} of {found.n_ranked} distinct choices"
     if found.first:
-        change = f"{found.slower_than_first - 1:.1%} slower than"
-        place += f", as a variant, {change if found.slower_than_first > 1 else 'of'} {found.first}"
+        slower = f"{found.slower_than_first - 1:.1%} slower than"
+        place += f", as a variant, {slower if found.slower_than_first > 1 else 'of'} {found.first}"
     if found.violations:
         place = f"none: it is refused; its step would be {place}"
     elif not found.is_in_lattice:
