@@ -59,6 +59,7 @@ ENTRIES = (
     DeepSpeedKnob(
         name="loss_chunk_tokens",
         by_script=True,
+        asks="a training script with the loss in chunks",
         default=0,
         scope="without a pipeline, for Hugging Face models whose loss is known to be plain cross "
         "entropy",
@@ -75,6 +76,7 @@ ENTRIES = (
         by_script=True,
         default="none",
         choices=("none", "torch", "deepcompile"),
+        asks="torch.compile to hold",
         fold=_fold_compile,
         needs_cuda=("deepcompile",),
         help="compile the model with torch.compile, or with DeepSpeed's passes over its graph",

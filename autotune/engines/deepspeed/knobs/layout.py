@@ -67,6 +67,7 @@ ENTRIES = (
     DeepSpeedKnob(
         name="pp",
         by_script=True,
+        asks="the model as DeepSpeed's PipelineModule",
         default=1,
         minimum=1,
         help="pipeline parallel degree: stages of about as many parameters each (DeepSpeed's "
@@ -75,6 +76,7 @@ ENTRIES = (
     ),
     DeepSpeedKnob(
         name="sp",
+        asks="a training script with Ulysses attention",
         key="sequence_parallel_size",
         more_keys=("data_parallel_size",),
         reader=_read_sequence,
