@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, Tier, Watched
+from autotune.cost.plans import Column, LoggedStage, Plans, Tier
 from autotune.cost.sizes import Sizes, sizes_of
 
 
@@ -23,7 +23,7 @@ class Memory:
     gathered_bytes: Column
     """Parameters that stage 3 or FSDP holds whole at the moment."""
     workspace_bytes: Column
-    """Of the matrix product library, and what the optimizer's step takes for the moment."""
+    """Memory of the matrix product library, and what the optimizer's step takes for the moment."""
     fragmentation_bytes: Column
     context_bytes: Column
     """Driver and NCCL, outside of the allocator."""
@@ -78,7 +78,7 @@ def memory_of(
         is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
         worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
     if watched and np.any(p.watched_stage):
-        for stage, which in enumerate((Watched.FIRST, Watched.LAST)):
+        for stage, which in enumerate((LoggedStage.FIRST, LoggedStage.LAST)):
             is_it = np.equal(p.watched_stage, which)
             worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
     return Memory(**worst)

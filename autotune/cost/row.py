@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
-from autotune.cost.plans import Plans, Recompute, Tier, Watched
+from autotune.cost.plans import LoggedStage, Plans, Recompute, Tier
 from autotune.cost.row_choices import HUGGING_FACE, choice_columns, fewest_logit_bytes
 from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
 from autotune.cost.row_model import read_model
@@ -160,15 +160,15 @@ def _meter(cells: Cells, traits: Traits) -> Meter:
     return "peak_bytes" if "smi" in unit else traits.meter
 
 
-def _watched_stage(cells: Cells, traits: Traits) -> Watched:
+def _watched_stage(cells: Cells, traits: Traits) -> LoggedStage:
     """Stage whose memory the row tells, where it is not the fullest of all."""
     unit = cells.text("peak_mem_unit").lower()
     if "last rank" in unit:
-        return Watched.LAST
+        return LoggedStage.LAST
     if re.search(r"rank 0\b|rank-0", unit):
-        return Watched.FIRST
+        return LoggedStage.FIRST
     return (
-        Watched.FULLEST
+        LoggedStage.FULLEST
         if re.search("max(imum)? (over|of)|all ranks", unit)
         else traits.watched_stage
     )

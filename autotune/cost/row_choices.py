@@ -14,8 +14,8 @@ _CHUNK_TOKENS = 1024.0
 _FUSED_LOGIT_BYTES = 4.0
 _EAGER_LOGIT_BYTES = 12.0
 _CAST_LOGIT_BYTES = 8.0
-"""Of a fused loss behind a model of Hugging Face, which has cast its logits to 32 bits: both, and
-the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py (logits.float())."""
+"""Bytes per logit of a fused loss behind a model of Hugging Face, which has cast its logits to 32
+bits: both, and the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py."""
 HUGGING_FACE = re.compile(
     r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
     r"|\bswift\b"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 
 Meter = Literal["peak_bytes", "reserved_bytes", "allocated_bytes"]
 """A field of `Memory`: what nvidia-smi shows, what the allocator holds, or has handed out."""
@@ -58,7 +58,7 @@ class Traits:
     """Stages are balanced by parameters, those of the head among them."""
     meter: Meter = "peak_bytes"
     """Meter of memory that its log prints, for tables that do not name theirs."""
-    watched_stage: Watched = Watched.FULLEST
+    watched_stage: LoggedStage = LoggedStage.FULLEST
     """Stage whose memory its log prints."""
 
 
@@ -297,7 +297,7 @@ FRAMEWORKS = (
         eager_logit_bytes=6.0,
         weighs_head=True,
         meter="allocated_bytes",
-        watched_stage=Watched.FIRST,
+        watched_stage=LoggedStage.FIRST,
     ),
     Traits(
         # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
 from autotune.cost import Recompute, Tier, predict
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 from autotune.cost.published import RESULT_COLUMNS, PublishedRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from tests.cost.rows import ROW, csv_text, row
@@ -321,13 +321,13 @@ def test_a_peak_has_a_meter(unit: str, framework: str, meter: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "framework", "stage"),
     [
-        ("GiB (max allocated of the LAST rank only)", "megatron", Watched.LAST),
-        ("GB", "nanotron", Watched.FIRST),
-        ("GiB (max allocated, max over all ranks)", "nanotron", Watched.FULLEST),
-        ("GiB", "megatron", Watched.FULLEST),
+        ("GiB (max allocated of the LAST rank only)", "megatron", LoggedStage.LAST),
+        ("GB", "nanotron", LoggedStage.FIRST),
+        ("GiB (max allocated, max over all ranks)", "nanotron", LoggedStage.FULLEST),
+        ("GiB", "megatron", LoggedStage.FULLEST),
     ],
 )
-def test_a_peak_may_be_of_one_rank(unit: str, framework: str, stage: Watched) -> None:
+def test_a_peak_may_be_of_one_rank(unit: str, framework: str, stage: LoggedStage) -> None:
     assert column("watched_stage", peak_mem_unit=unit, framework=framework) == stage
 
 
