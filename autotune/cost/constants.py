@@ -93,6 +93,8 @@ class Constants:
     """Per hop of a collective."""
     network_latency_s: float
     """The same between nodes."""
+    network_step_s: float
+    """Least time of each step of a ring that leaves a node: the host's thread moves it on."""
     overlap_share: float
     """Share of the shorter of two overlapping parts that still adds to the time."""
     scale_jitter: float
@@ -119,8 +121,6 @@ class Constants:
     """Share of what varies over the step that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
     """Memory of the matrix product library, inside the allocator."""
-    memory_sigma: float
-    """Standard deviation of log(measured / predicted) peak memory."""
 
 
 @cache

@@ -122,18 +122,6 @@ def memory_of_traced(p: Plans, c: Constants, held: Held) -> Memory:
     )
 
 
-def fit_probability(p: Plans, c: Constants, peak_bytes: Column) -> Column:
-    """Probability that the peak stays within the device's memory.
-
-    log(true peak / predicted peak) is taken as normal with standard deviation `memory_sigma`. The
-    normal distribution is 1 / (1 + exp(-x (1.5976 + 0.070566 x^2))), within 0.0002. Source: Page,
-    Applied Statistics 26 (1977), page 75.
-    """
-    x = np.log(p.memory_bytes / peak_bytes) / c.memory_sigma
-    x = np.clip(x, -8.0, 8.0)
-    return 1.0 / (1.0 + np.exp(-x * (1.5976 + 0.070566 * x * x)))
-
-
 def _stage(
     p: Plans,
     s: Sizes,

@@ -143,6 +143,12 @@ class Plans(PlanColumns):
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
+    adapters: Column = 0.0
+    """Adapters of low rank beside each frozen projection; fewer where one has several of them."""
+    adapts_mlp: Column = 0.0
+    """Whether the MLP's matrices have adapters too, not the attention's alone."""
+    dequantized_bytes: Column = 0.0
+    """Moved per frozen weight each time that it is unpacked for a product; 0: it is not packed."""
 
     # The device and its links. Rates are per device, links per direction.
     matmul_flops: Column
@@ -237,6 +243,8 @@ class Plans(PlanColumns):
     """Layers of the stage with the embedding, where they are not split evenly; 0: they are."""
     last_stage_layers: Column = 0.0
     """Layers of the stage with the head, where they are not split evenly; 0: they are."""
+    balances_stages: Column = 0.0
+    """Layers go to the stages by what they and the head take, not by their number: nanotron's."""
     stages_before_replicas: Column = 0.0
     """Whether the stages of a pipeline are nearer to one another than a stage's replicas."""
     sequence_parallel: Column = 0.0
@@ -369,6 +377,8 @@ class Plans(PlanColumns):
     cuts_by_rank: Column = 0.0
     """The host cuts each tensor that is gathered or reduced into a part per rank, one at a time:
     DeepSpeed's stage 3."""
+    waits_for_stages: Column = 0.0
+    """The host waits for every message of a pipeline between nodes, in Python: nanotron's."""
     sends_by_owner: Column = 0.0
     """Parameters that stages 1 and 2 updated are sent to all by calls of each rank's own, one
     after the other: InternEvo."""

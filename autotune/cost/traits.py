@@ -20,7 +20,7 @@ class Traits:
 
     name: str
     spelled: str = ""
-    """A part of how rows spell it, where that is not its name."""
+    """Its word in a table, where that is not its name."""
     zero_stage: int
     """Where a row says nothing."""
     columns: Mapping[str, float] = field(default_factory=dict)
@@ -35,6 +35,8 @@ class Traits:
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3
     (arXiv:2407.08608)."""
+    adapters: float = 1.0
+    """Column of that name."""
     recompute: str = "none"
     """Where a row says nothing."""
     splits_local_batch: bool = False
@@ -61,6 +63,11 @@ class Traits:
     watched_stage: LoggedStage = LoggedStage.FULLEST
     """Stage whose memory its log prints."""
 
+    @property
+    def word(self) -> str:
+        """How a table says it."""
+        return self.spelled or self.name
+
 
 _LOOP = {"grouped_experts": 0.0}
 """Hugging Face's modules: one expert after the other."""
@@ -76,6 +83,11 @@ RECOMPUTED_MODULES = {
 """Module that Megatron can recompute -> column of `Plans`."""
 CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
 """Part of a layer that Megatron's CUDA graphs capture -> its share of the layer's launches."""
+
+_JOINED_ADAPTERS = 0.5
+"""Queries, keys and values are one projection with one adapter: Megatron's."""
+_DDP_BUCKET_ELEMENTS = 25.0 * 2**20 / 4.0
+"""torch's DistributedDataParallel, `bucket_cap_mb` of 25, in fp32."""
 
 _FP32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
 
@@ -176,7 +188,7 @@ FRAMEWORKS = (
         columns={
             **_FSDP,
             "reduce_bytes": 4.0,
-            "fused_kernels": 0.7,
+            "fused_kernels": 0.6,
             "keeps_gathered": 1.0,
             "logit_bytes": 8.0,
         },
@@ -188,17 +200,23 @@ FRAMEWORKS = (
         sequence_parallel=True,
     ),
     Traits(
-        # NeMo AutoModel on FSDP2: Hugging Face modules with fused kernels where there are some.
+        # NeMo AutoModel on FSDP2: Hugging Face modules with Liger's kernels, adapters in Triton.
+        # Without recomputation its published runs would take up to twice their devices' memory.
+        # Source: NVIDIA-NeMo/Automodel, nemo_automodel/_transformers/auto_model.py
+        # (use_liger_kernel) and components/_peft/lora_kernel.py.
         name="nemo-automodel",
         spelled="automodel",
         zero_stage=3,
-        columns={**_FSDP, "fused_kernels": 0.0},
+        columns={**_FSDP, "fused_kernels": 0.7},
+        recompute="full",
+        adapters=0.5,
     ),
     Traits(
         # Megatron-Bridge is NeMo's successor. Its recipes of mixtures send tokens by DeepEP or
         # HybridEP and fuse the permutation. Source: NVIDIA-NeMo/Megatron-Bridge,
         # scripts/performance.
         name="nemo",
+        adapters=_JOINED_ADAPTERS,
         spelled="bridge",
         zero_stage=1,
         columns=_NEMO,
@@ -213,6 +231,7 @@ FRAMEWORKS = (
         # bf16, everything overlapped. Source: NVIDIA-NeMo/Megatron-Bridge,
         # docs/performance-guide.md.
         name="nemo",
+        adapters=_JOINED_ADAPTERS,
         zero_stage=1,
         columns=_NEMO,
         eager_logit_bytes=_MEGATRON["logit_bytes"],
@@ -227,7 +246,7 @@ FRAMEWORKS = (
         name="internevo",
         zero_stage=1,
         columns={
-            "fused_kernels": 0.5,
+            "fused_kernels": 0.4,
             "optimizer_bytes": 16.0,
             "upcasts_grads": 2.0,
             "sends_by_owner": 1.0,
@@ -267,6 +286,7 @@ FRAMEWORKS = (
         # Source: Narayanan et al. (arXiv:2104.04473); NVIDIA/Megatron-LM,
         # docs/user-guide/features/dist_optimizer.md, for the bytes.
         name="megatron",
+        adapters=_JOINED_ADAPTERS,
         zero_stage=1,
         attention_on_hopper=1.0,
         columns=_MEGATRON,
@@ -282,9 +302,10 @@ FRAMEWORKS = (
     ),
     Traits(
         # nanotron: ZeRO-1, gradients accumulated in 32 bits beside the 16-bit ones and the buckets
-        # that DistributedDataParallel copies those to. MLPs are not fused;
-        # rank 0 logs what it allocated. Source: huggingface/nanotron,
-        # src/nanotron/optim/gradient_accumulator.py and trainer.py.
+        # that DistributedDataParallel copies those to. MLPs are not fused; rank 0 logs what it
+        # allocated; stages by cost; the host sends sizes before each message between stages, and
+        # waits. Source: huggingface/nanotron, src/nanotron/optim/gradient_accumulator.py,
+        # trainer.py, models/base.py (build_model) and parallel/pipeline_parallel/p2p.py.
         name="nanotron",
         zero_stage=1,
         columns={
@@ -292,6 +313,9 @@ FRAMEWORKS = (
             "reduce_bytes": 4.0,
             "fused_kernels": 0.25,
             "logit_bytes": 6.0,
+            "balances_stages": 1.0,
+            "waits_for_stages": 1.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
         },
         sequence_parallel=True,
         eager_logit_bytes=6.0,
@@ -330,7 +354,13 @@ FRAMEWORKS = (
         name="ddp",
         mixture_columns=_LOOP,
         zero_stage=0,
-        columns={**_FP32, **_FOREACH, "reduce_bytes": 4.0, "fused_kernels": 0.0},
+        columns={
+            **_FP32,
+            **_FOREACH,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "reduce_bucket_elements": _DDP_BUCKET_ELEMENTS,
+        },
         adapter_columns={"adapter_bytes": _ADAPTER_BYTES},
     ),
 )
@@ -338,11 +368,3 @@ FRAMEWORKS = (
 
 ASSUMED = "deepspeed"
 """The framework of rows that name none."""
-
-
-def traits_of(framework: str) -> Traits | None:
-    """The first that a framework's name has in it; None if none is."""
-    spelled = framework.lower()
-    return next(
-        (traits for traits in FRAMEWORKS if (traits.spelled or traits.name) in spelled), None
-    )

@@ -7,9 +7,9 @@ import pytest
 
 from autotune.cost import Plans, Tier, load_constants, predict
 from autotune.cost.activations import activations_of
-from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
+from autotune.cost.memory import Held, Memory, memory_of_traced
 from autotune.cost.sizes import sizes_of
-from tests.cost.plans import GIB, plans
+from tests.cost.plans import plans
 
 STAGES = np.array([0.0, 1.0, 2.0, 3.0])
 
@@ -172,15 +172,6 @@ def test_last_stage_can_be_the_worst() -> None:
     p = plans(pp=4.0, grad_accum=4.0, recompute=2.0, vocab=np.array([1e3, 1e6]))
     logits = predict(p).memory.logits_bytes
     assert logits == pytest.approx([0, 2048 * 1e6 * 12])
-
-
-def test_probability_is_one_half_at_the_limit_and_a_normal_distribution_beside() -> None:
-    c = load_constants()
-    p = plans()
-    sigma = c.memory_sigma
-    peaks = np.array([-1.6449, -1.0, 0.0, 1.0, 1.6449])
-    found = fit_probability(p, c, 80 * GIB * np.exp(peaks * sigma))
-    assert found == pytest.approx([0.95, 0.8413, 0.5, 0.1587, 0.05], abs=5e-4)
 
 
 def test_host_holds_what_the_device_does_not() -> None:
