@@ -9,6 +9,10 @@ from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, LoggedStage, Plans, Tier
 from autotune.cost.sizes import Sizes, sizes_of
 
+_ROOM_SHARE = 0.5
+"""Most of the room that is left which cached segments count with, so that what fits is decided by
+what cannot be given back."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -163,7 +167,7 @@ def _stage(
     loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
     varying = np.maximum(at_loss, kept + working) + gathered
-    spilled = c.fragmentation * (varying + buckets) + c.logits_fragmentation * loss_bytes
+    spilled = c.fragmentation * (varying + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share
     at_step = (all_grads + temporary) * (traced_grads_share is None)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
@@ -181,6 +185,11 @@ def _stage(
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
     context = process + c.communicator_bytes * n_groups
     allocated = params + grads + optimizer + buckets + activations + logits + gathered + workspace
+    # What the loss leaves are whole segments, which the allocator gives back where room is short.
+    # Source: torch, c10/cuda/CUDACachingAllocator.cpp (release_cached_blocks).
+    room = np.maximum(0.0, p.memory_bytes - allocated - fragmentation - context)
+    cached = p.fragments * c.logits_fragmentation * loss_bytes
+    fragmentation = fragmentation + np.minimum(cached, _ROOM_SHARE * room)
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)

@@ -360,6 +360,8 @@ class Plans(PlanColumns):
     mlp_tile_tokens: Column = 0.0
     """Tokens that an MLP works on at a time, computed again in the backward pass; 0: all of a
     micro-batch."""
+    mlp_grads_in_place: Column = 0.0
+    """Gradients of an MLP's inner width overwrite what the forward pass kept there."""
     adapter_bytes: Column = 0.0
     """What the adapters of a layer keep of a token, over the hidden size: inputs that they drop or
     cast for themselves."""

@@ -134,8 +134,8 @@ one device, which holds 64 less."""
 
 FRAMEWORKS = (
     Traits(
-        # torchtune: all in bf16, fused AdamW, a loss whose 16-bit logits are all there, of which one
-        # in eight is cast to 32 bits at a time: 2 + 12 / 8. Source: pytorch/torchtune,
+        # torchtune: all in bf16, fused AdamW, a loss whose 16-bit logits are all there, and one in
+        # eight of them in 32 bits at a time: 2 + 12 / 8. Source: pytorch/torchtune,
         # recipes/configs/, modules/loss/.
         name="torchtune",
         zero_stage=0,
@@ -153,12 +153,13 @@ FRAMEWORKS = (
         meter="reserved_bytes",
     ),
     Traits(
-        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks. Source:
-        # unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/cross_entropy_loss.py.
+        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks, kernels work in
+        # place. Source: unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/;
+        # unslothai/unsloth, unsloth/kernels/swiglu.py.
         name="unsloth",
         zero_stage=0,
         columns={
-            "fused_kernels": 0.7,
+            "mlp_grads_in_place": 1.0,
             "fresh_grads": 1.0,
             "offloaded_activations": 1.0,
             "loss_chunk_tokens": 4096.0,
