@@ -69,7 +69,7 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             kept = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
             inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
-            gradients = gradients + _tile_share(p, s) * inner
+            gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
             working = gradients + again
