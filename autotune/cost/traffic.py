@@ -251,10 +251,12 @@ def offloaded_params_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def offloaded_activations_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Activations down to the host and up again, per micro-batch."""
+    """Activations down to the host and up again, per micro-batch; recomputed layers' inputs."""
     link = _host_link(p, c)
     width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
     width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
+    recomputed = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
+    width = (1.0 - recomputed) * width + recomputed * p.hidden / s.norm_split
     kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
     return 2.0 * p.offloaded_activations * kept_bytes / link
 

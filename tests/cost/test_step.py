@@ -403,3 +403,9 @@ def test_adapters_and_packed_weights_take_time() -> None:
     moved_s = 2 * 2.5 * 12 * 96 * 12288**2 / (2e12 * load_constants().memory_share)
     assert by_kernel == pytest.approx(moved_s, rel=0.02)
     assert in_torch == pytest.approx(7 * by_kernel)
+
+
+def test_of_a_recomputed_layer_only_its_input_goes_to_the_host() -> None:
+    p = plans(offloaded_activations=1.0, recompute=np.array([0.0, 2.0]), host_bytes_per_s=1e8)
+    kept, inputs = predict(p).times.offload_s
+    assert 0 < inputs < kept / 8
