@@ -29,6 +29,7 @@ from autotune.cost.residual import (
     MEMORY_PRIOR,
     MEMORY_VARIATION,
     TIME_PRIOR,
+    VARIATION,
     Features,
     ResidualPrior,
     Seen,
@@ -51,8 +52,8 @@ _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.8
 """A candidate that fits with more probability is called safe."""
-_NOISE = 0.03
-"""Deviation of log step time between runs of one configuration, published with 1 to 5%."""
+_NOISE = float(np.hypot(VARIATION, TIME_PRIOR.noise.median))
+"""Deviation of log step time between runs of one configuration, as a search has it."""
 _LEAST_GROUP = 4
 """Different configurations that a group needs for a rank correlation."""
 
