@@ -36,7 +36,7 @@ _START = Constants(
     attention_backward_share=0.55,
     attention_start_tokens=400.0,
     memory_share=0.8,
-    unfused_traffic=2.5,
+    unfused_traffic=5.0,
     score_traffic_bytes=12.0,
     routed_traffic=1.5,
     # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.
@@ -50,7 +50,7 @@ _START = Constants(
     device_fetch_s=7e-4,
     cut_s=1e-5,
     send_s=1e-3,
-    step_s=1e-2,
+    step_s=1.5e-2,
     nvlink_share=0.75,
     network_share=0.75,
     all_to_all_share=0.75,
@@ -67,6 +67,8 @@ _START = Constants(
     context_bytes=1.2e9,
     communicator_bytes=8e8,
     fragmentation=0.06,
+    # nvidia-smi beside allocated bytes of one run each: foundation-model-stack/fms-acceleration.
+    logits_fragmentation=0.4,
     heap_bytes=2e8,
     heap_share=0.6,
     workspace_bytes=3e8,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from published import rows_to_plans
 
 from autotune.base.errors import JobError
 from autotune.cost.errors import Errors, Told
 from autotune.cost.plans import Plans
-from autotune.cost.published import PublishedRows, read_table, rows_to_plans
+from autotune.cost.table import TableRows, read_table
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 
 SPLIT = Path(__file__).resolve().parent / "sources.json"
@@ -124,7 +125,7 @@ def read_runs(folder: Path) -> Runs:
     return _runs(scored, read, read.plans)
 
 
-def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
+def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,
@@ -135,7 +136,7 @@ def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),
         peaks_bytes=np.array([_peak_bytes(row) for row in rows]),
-        meters=np.array([_meter(row.get("peak_mem_unit", "")) for row in rows]),
+        meters=np.array(read.meters),
         status=np.array([row.get("status", "") for row in rows]),
         offloads=np.array([row.get("offload", "").startswith("cpu") for row in rows]),
         frameworks=np.array(read.frameworks),
@@ -158,12 +159,6 @@ def _repository(source: str) -> str:
 def _peak_bytes(row: dict[str, str]) -> float:
     # GB of nvidia-smi and of torch are binary ones.
     return _float(row.get("peak_mem_gb", "")) * GIB
-
-
-def _meter(unit: str) -> str:
-    if re.search("reserved", unit):
-        return "reserved_bytes"
-    return "allocated_bytes" if re.search("allocated", unit) else "peak_bytes"
 
 
 def _float(text: str) -> float:

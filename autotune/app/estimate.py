@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import METERS, basis_of, load_errors
+from autotune.cost.errors import basis_of, load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.published import TABLE_HINT, PublishedRows, read_table, rows_to_plans
 from autotune.cost.step import StepTimes
-from autotune.devices.accelerators import accelerators_with
+from autotune.cost.table import TABLE_HINT, TableRows, read_table, rows_to_plans
+from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
@@ -66,19 +66,29 @@ class Estimate:
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
 
+Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]
+"""Reads rows, column -> text, as candidates."""
+
+
 def estimate_rows(
-    rows: Path, out: Path, *, accelerators: Path | None = None, constants: Path | None = None
+    rows: Path,
+    out: Path,
+    *,
+    accelerators: Path | None = None,
+    constants: Path | None = None,
+    reader: Reader = rows_to_plans,
 ) -> Estimate:
     """Predict the rows of a CSV file; every row is written, in order.
 
     Columns of results in the input are kept, and never read. Memory is in GiB, as vendors' "80 GB"
-    are; it is what nvidia-smi would show, or what `peak_mem_unit` says: reserved or allocated.
+    are; it is what nvidia-smi would show, or what `memory_meter` says: reserved or allocated.
 
     Args:
         rows: The table; docs/cost.md names its columns.
         out: The file to write.
         accelerators: A file of more accelerators.
         constants: A file of other constants than the shipped ones.
+        reader: What reads the rows: by default each value has one spelling.
 
     Raises:
         JobError: A file cannot be read or written, is no table of runs, or `out` is the input.
@@ -87,7 +97,8 @@ def estimate_rows(
     _check_known(header, str(rows))
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
-    read, cells = _predicted(table, accelerators, constants)
+    read = reader(table, accelerators_with(accelerators))
+    cells = _predicted(read, constants)
     _write(out, header, table, cells)
     return Estimate(
         out=out,
@@ -116,7 +127,7 @@ def predict_frame(
         _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
-    _, cells = _predicted(table, accelerators, constants)
+    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
     found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
@@ -139,28 +150,23 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _predicted(
-    table: list[dict[str, str]], accelerators: Path | None, constants: Path | None
-) -> tuple[PublishedRows, list[dict[str, str]]]:
-    """The rows as they were read, and for each its predictions, column -> text."""
-    read = rows_to_plans(table, accelerators_with(accelerators))
-    cells: list[dict[str, str]] = [{} for _ in table]
+def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
+    """For each row its predictions, column -> text."""
+    cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:
         predicted = predict(read.plans, load_constants(constants or SHIPPED))
         for position, values in zip(
-            read.positions, _cells(read.plans, predicted, table, read), strict=True
+            read.positions, _cells(read.plans, predicted, read), strict=True
         ):
             cells[position] = values
     for position, values in enumerate(cells):
         noted = filter(None, [values.get("assumed", "")])
         values["assumed"] = "; ".join([*read.assumed[position], *noted])
         values["reason"] = read.reasons[position]
-    return read, cells
+    return cells
 
 
-def _cells(
-    plans: Plans, predicted: Prediction, table: list[dict[str, str]], read: PublishedRows
-) -> list[dict[str, str]]:
+def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[str, str]]:
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
@@ -169,8 +175,7 @@ def _cells(
     basis = basis_of(predicted, told)
     reach = errors.reach_of(basis)
     predicted = reach.judge(predicted)
-    meters = [_meter(table[position]) for position in read.positions]
-    shown = errors.reach_of(basis, meters)
+    shown = errors.reach_of(basis, read.meters)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
@@ -188,26 +193,17 @@ def _cells(
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for index, (values, meter) in enumerate(zip(found, meters, strict=True)):
-        noted = [f"interval={shown.evidence_at(index)}"]
-        if meter != METERS[-1]:
+    for index, (values, meter) in enumerate(zip(found, read.meters, strict=True)):
+        if meter != "peak_bytes":
             name = meter.removesuffix("_bytes")
             values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
-            noted.insert(0, f"pred_peak_memory_gb={name} (by peak_mem_unit)")
-        values["assumed"] = "; ".join(noted)
+        values["assumed"] = f"interval={shown.evidence_at(index)}"
         peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
         low_gb = peak_gb * math.exp(-spread.low[index])
         values["pred_peak_memory_low_gb"] = f"{low_gb:.{_DIGITS}g}"
         high_gb = peak_gb * math.exp(spread.high[index])
         values["pred_peak_memory_high_gb"] = f"{high_gb:.{_DIGITS}g}"
     return found
-
-
-def _meter(row: Mapping[str, str]) -> str:
-    """What the row's peak is read from."""
-    unit = row.get("peak_mem_unit", "")
-    told = [meter for meter in METERS if meter.removesuffix("_bytes") in unit]
-    return told[-1] if told else METERS[-1]
 
 
 def _write(

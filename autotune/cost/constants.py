@@ -112,6 +112,9 @@ class Constants:
     nearly all measured runs are in three groups, and whatever else they take counts as theirs."""
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
+    logits_fragmentation: float
+    """The same of the logits besides: the loss takes a few large tensors, for which the segments
+    that layers leave have no room."""
     heap_bytes: float
     """Memory of the set-up that a heap which gives nothing back still holds."""
     heap_share: float
@@ -161,4 +164,5 @@ def constants_of(environment: Environment) -> Constants:
         communicator_bytes=0.0,
         workspace_bytes=0.0,
         fragmentation=0.0,
+        logits_fragmentation=0.0,
     )

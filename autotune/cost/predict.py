@@ -42,10 +42,16 @@ class Prediction(PlanColumns):
 
     @cached_property
     def memory(self) -> Memory:
-        """The peak by part; arrays. Worked out when it is first asked for."""
-        return Memory(
-            **_by_chunk(self.plans, lambda p: vars(memory_by_constants(p)(self.constants)))
-        )
+        """The peak by part, of the stage that a published figure is of; arrays.
+
+        Worked out when it is first asked for.
+        """
+
+        def work(p: Plans) -> dict[str, Column]:
+            s = sizes_of(p)
+            return vars(memory_of(p, s, activations_of(p, s), self.constants, watched=True))
+
+        return Memory(**_by_chunk(self.plans, work))
 
 
 def predict(plans: Plans, constants: Constants | None = None) -> Prediction:

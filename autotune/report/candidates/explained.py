@@ -18,6 +18,7 @@ from autotune.report.candidates.ranking import (
     learned_as_dict,
     lengths_facts,
     needs_facts,
+    no_files_facts,
     parts_as_dict,
     parts_of,
     rank_facts,
@@ -43,6 +44,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "notes": list(found.notes),
         "violations": _violations(found.violations),
         "needs": list(found.needs),
+        "no_files": found.no_files,
     }
 
 
@@ -126,6 +128,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
         *lengths_facts(found.job),
         *training_facts(found.candidate, found.job.engine),
         *needs_facts(found.needs),
+        *no_files_facts(found.no_files),
     ]
 
 
