@@ -155,7 +155,7 @@ def measure(judged: Judged, *, seed: int) -> Line:
 def _lines(judged: Judged, *, of_memory: bool, seed: int) -> Iterator[Line]:
     """One per source and kind of model; of memory, per meter too."""
     runs, misses = judged.runs, judged.misses
-    missed = misses.peaks if of_memory else misses.times
+    missed = np.where(runs.status == "ok", misses.peaks if of_memory else misses.times, np.nan)
     spread = judged.peak_memory if of_memory else judged.step_time
     inside = spread.holds(missed)
     features = judged.features(of_memory=of_memory)
