@@ -225,9 +225,13 @@ _MOST_READ = 5_000
 
 
 def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
-    """What another batch gains where no candidate has all ranks in data parallel groups."""
+    """What another batch gains where no candidate has all ranks in data parallel groups.
+
+    Layouts that the engine lays out itself split the model where the batch is below the world.
+    """
     job = outlook.job
-    if job.global_batch % job.world == 0:
+    is_split = outlook.lattice.is_laid_out and job.global_batch < job.world
+    if job.global_batch % job.world == 0 or is_split:
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
     other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))

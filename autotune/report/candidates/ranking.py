@@ -73,6 +73,9 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "alternatives": [
             _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
         ],
+        "fastest_probable": None
+        if ranking.probable is None
+        else ranking.choices.rank(ranking.probable),
         "ways_to_fit": [dataclasses.asdict(way) for way in ranking.ways_to_fit],
         "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
