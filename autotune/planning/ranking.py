@@ -114,6 +114,8 @@ class Ranking:
     """The smallest changes with which something fits, where nothing does."""
     default_search: DefaultSearch | None = None
     """What a search that is told no space would try of them; None: all."""
+    no_files: str = ""
+    """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
     other_batch: OtherBatch | None = None
@@ -203,6 +205,7 @@ def rank_lattice(
             () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
         ),
         default_search=outlook.default_search,
+        no_files=outlook.engine.no_files(),
         learned=outlook.learned,
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         baseline=_baseline(outlook),
