@@ -104,8 +104,9 @@ class Ranking:
     """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
     asks: Callable[[Candidate], tuple[str, ...]]
     """What a candidate asks of the user beside its settings, as of `Outlook.asks`."""
-    probable: int | None = None
-    """The fastest candidate that only probably fits; None: none is faster than the first."""
+    probable: Mapping[int, float] = field(default_factory=dict)
+    """Candidates that only probably fit and are faster than all that do more surely -> the
+    probability of which each is the fastest."""
     best_of: Mapping[str, int] = field(default_factory=dict)
     """ZeRO stage or kind of layout -> its best candidate."""
     unchanged: int | None = None
