@@ -151,7 +151,7 @@ def _too_large(ranking: Ranking) -> str:
     if (chance := _likeliest(ranking)) >= PROBABLE:
         text = (
             f"no candidate fits with {ranking.min_fit:.0%} or more, the likeliest with "
-            f"{chance:.0%}: the smallest needs {least} of {there}, give or take. "
+            f"{chance:.0%}: the smallest is forecast at {least} of {there}. "
         )
     if ways := ranking.ways_to_fit:
         return f"{text}The smallest changes with which one surely fits: " + "; ".join(
