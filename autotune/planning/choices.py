@@ -12,7 +12,9 @@ Indices = NDArray[np.intp]
 
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
-PROBABLE = 0.5
+CHANCES = (0.75, 0.5)
+"""Probabilities to fit of which a plan names the fastest, below `MIN_FIT`: no cliff is there."""
+PROBABLE = CHANCES[-1]
 """A candidate that fits at least as likely as not probably fits."""
 LONG_TOKENS = 16_384
 """Tokens of a sequence from which on ranks share one for a reason; below, it is exotic."""
@@ -93,22 +95,33 @@ def ranked(
     min_fit: float,
     strain: NDArray[np.float64] | None = None,
 ) -> Indices:
-    """Indices of candidates, fastest first; after them those that may not fit, surest first.
+    """Indices of candidates: those that surely fit, fastest first, then all others.
 
-    Of times within 3% the candidate with less `strain` comes first, as of `strain_of`; an exotic
-    one comes behind all others, unless it is faster by more. Of candidates that surely do not fit,
-    the smallest come first.
+    Of those that probably fit, a chance that is less by a tenth has to be worth a fifth of the
+    time. The rest come surest first, and of those that surely do not fit, the smallest. Of times
+    within 3% the candidate with less `strain` comes first, as of `strain_of`; an exotic one comes
+    behind all others, unless it is faster by more.
     """
-    fits = fit >= min_fit
-    sure, unsure = np.flatnonzero(fits), np.flatnonzero(~fits)
-    order = unsure[np.lexsort((times_s[unsure], peaks_bytes[unsure], -fit[unsure]))]
-    keys = [times_s[sure]]
-    if strain is not None and len(sure):
-        is_exotic = strain[sure] >= _EXOTIC
-        least_s = keys[0][~is_exotic if not is_exotic.all() else slice(None)].min()
-        ties = np.floor(np.log(keys[0] / least_s) / np.log(_TIE))
-        keys += [strain[sure], ties, is_exotic & (keys[0] > least_s / _TIE)]
-    return np.concatenate([sure[np.lexsort(keys)], order])
+    sure = np.flatnonzero(fit >= min_fit)
+    probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
+    rest = np.flatnonzero(fit < min(min_fit, PROBABLE))
+    strain = np.zeros(len(fit)) if strain is None else strain
+    return np.concatenate(
+        [
+            sure[_fastest_first(times_s[sure], strain[sure])],
+            probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
+            rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
+        ]
+    )
+
+
+def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
+    if not len(times_s):
+        return np.zeros(0, np.intp)
+    is_exotic = strain >= _EXOTIC
+    least_s = times_s[np.ones_like(is_exotic) if is_exotic.all() else ~is_exotic].min()
+    ties = np.floor(np.log(times_s / least_s) / np.log(_TIE))
+    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / _TIE)))
 
 
 def strain_of(plans: Plans) -> NDArray[np.float64]:
@@ -129,19 +142,27 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     return strain + (_column(plans, "param_tier") > 0)
 
 
-def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> int | None:
-    """The best candidate that only probably fits, by rows; it is faster than all that surely do.
+def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
+    """Candidates that only probably fit, and are faster than all that do more surely.
 
-    None: none is faster by more than a tie.
+    Returns:
+        The fastest row of those that fit with each of the probabilities of `CHANCES` at least,
+        with that probability. Empty: none is faster by more than a tie.
     """
     firsts = choices.firsts
     fit, times_s = found.fit_probability[firsts], found.step_time_s[firsts]
-    is_sure = fit >= min_fit
-    fastest_s = times_s[is_sure].min() if is_sure.any() else times_s[0]
-    rows = firsts[(fit >= PROBABLE) & ~is_sure & (times_s * _TIE < fastest_s)]
-    if not len(rows):
-        return None
-    return int(rows[first_of(found.take(rows), min_fit=0.0)])
+    best: dict[int, float] = {}
+    is_surer = fit >= min_fit
+    if not is_surer.any():
+        is_surer = np.arange(len(firsts)) == 0
+    for chance in CHANCES:
+        rows = (fit >= chance) & (fit < min_fit)
+        rows &= times_s * _TIE < times_s[is_surer].min()
+        if rows.any():
+            at = firsts[rows]
+            best[int(at[first_of(found.take(at), min_fit=0.0)])] = chance
+            is_surer |= rows
+    return best
 
 
 def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
@@ -183,7 +204,8 @@ def _ordered(found: Prediction, *, min_fit: float) -> Indices:
 def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.intp]:
     """A number per candidate, equal for those that are one row."""
     fit = found.fit_probability
-    keys = np.where(fit >= min_fit, 2.0, np.where(fit >= PROBABLE, 1.0, 0.0))
+    keys = np.add.reduce([fit >= chance for chance in (min_fit, *CHANCES) if chance <= min_fit])
+    keys = keys.astype(np.float64)
     # Factors by chance: no two combinations have the same sum.
     factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
     for name, factor in zip(_OF_A_CHOICE, factors, strict=True):

@@ -104,10 +104,9 @@ class Ranking:
     """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
     asks: Callable[[Candidate], tuple[str, ...]]
     """What a candidate asks of the user beside its settings, as of `Outlook.asks`."""
-    no_files: str = ""
-    """Why no file can be made for the job, as of `Engine.no_files`."""
-    probable: int | None = None
-    """The fastest candidate that only probably fits; None: none is faster than the first."""
+    probable: Mapping[int, float] = field(default_factory=dict)
+    """Candidates that only probably fit and are faster than all that do more surely -> the
+    probability of which each is the fastest."""
     best_of: Mapping[str, int] = field(default_factory=dict)
     """ZeRO stage or kind of layout -> its best candidate."""
     unchanged: int | None = None
@@ -116,6 +115,8 @@ class Ranking:
     """The smallest changes with which something fits, where nothing does."""
     default_search: DefaultSearch | None = None
     """What a search that is told no space would try of them; None: all."""
+    no_files: str = ""
+    """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
     other_batch: OtherBatch | None = None
@@ -197,7 +198,6 @@ def rank_lattice(
         price_per_hour=price_per_hour,
         reach=reach,
         needs=outlook.needs,
-        no_files=outlook.engine.no_files(),
         asks=outlook.asks,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
@@ -206,6 +206,7 @@ def rank_lattice(
             () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
         ),
         default_search=outlook.default_search,
+        no_files=outlook.engine.no_files(),
         learned=outlook.learned,
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         baseline=_baseline(outlook),
@@ -228,9 +229,13 @@ _MOST_READ = 5_000
 
 
 def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
-    """What another batch gains where no candidate has all ranks in data parallel groups."""
+    """What another batch gains where no candidate has all ranks in data parallel groups.
+
+    Layouts that the engine lays out itself split the model where the batch is below the world.
+    """
     job = outlook.job
-    if job.global_batch % job.world == 0:
+    is_split = outlook.lattice.is_laid_out and job.global_batch < job.world
+    if job.global_batch % job.world == 0 or is_split:
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
     other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))

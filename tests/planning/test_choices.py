@@ -105,14 +105,24 @@ def test_strain_counts_degrees(outlook):
     assert (strain[plain], strain[wide]) == (0, 1)
 
 
-def test_the_fastest_that_probably_fits_is_faster_than_all_that_surely_do(ranking):
+def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(ranking):
     found, choices = ranking.prediction, ranking.choices
-    index = best_probable(found, choices, min_fit=0.9)
-    assert index == ranking.probable
-    assert PROBABLE <= found.fit_probability[index] < 0.9
-    sure_s = found.step_time_s[found.fit_probability >= 0.9]
-    assert found.step_time_s[index] < sure_s.min()
-    assert best_probable(found, choices_of(found, min_fit=0.5, splits=False), min_fit=0.5) is None
+    best = best_probable(found, choices, min_fit=0.9)
+    assert best == ranking.probable != {}
+    fit, times_s = found.fit_probability, found.step_time_s
+    surer_s = times_s[fit >= 0.9].min()
+    for index, chance in best.items():
+        assert chance <= fit[index] < 0.9
+        assert times_s[index] * 1.02 < surer_s
+        surer_s = times_s[index]
+    assert best_probable(found, choices_of(found, min_fit=0.5, splits=False), min_fit=0.5) == {}
+
+
+def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_slower_step():
+    fit, peaks = np.array([0.79, 0.72, 0.53, 0.4, 0.3]), np.ones(5)
+    times_s = np.array([52.0, 14.7, 10.1, 1.0, 0.9])
+    order = ranked(times_s, peaks, fit, min_fit=0.9)
+    assert order.tolist() == [1, 2, 0, 3, 4]
 
 
 def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):

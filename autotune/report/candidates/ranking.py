@@ -15,6 +15,7 @@ from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
+from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
@@ -74,6 +75,10 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "alternatives": [
             _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
         ],
+        "fastest_probable": [
+            {"rank": ranking.choices.rank(index), "least_fit_probability": chance}
+            for index, chance in ranking.probable.items()
+        ],
         "ways_to_fit": [dataclasses.asdict(way) for way in ranking.ways_to_fit],
         "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
@@ -103,7 +108,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     if any(map(ranking.is_on_front, (*best, *more))):
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
-        print_facts(console, [("too large", _too_large(ranking))])
+        name = "too large" if _likeliest(ranking) < PROBABLE else "no sure fit"
+        print_facts(console, [(name, _too_large(ranking))])
     print_facts(console, no_files_facts(ranking.no_files))
     if (other := ranking.other_batch) is not None:
         print_facts(console, [("global batch", _dear_batch(job, other))])
@@ -142,8 +148,13 @@ def _too_large(ranking: Ranking) -> str:
         f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
         f"{there}. "
     )
+    if (chance := _likeliest(ranking)) >= PROBABLE:
+        text = (
+            f"no candidate fits with {ranking.min_fit:.0%} or more, the likeliest with "
+            f"{chance:.0%}: the smallest is forecast at {least} of {there}. "
+        )
     if ways := ranking.ways_to_fit:
-        return f"{text}The smallest changes with which one fits: " + "; ".join(
+        return f"{text}The smallest changes with which one surely fits: " + "; ".join(
             f"{way.flags} ({way.described}, {way.fit_probability:.0%})" for way in ways
         )
     knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
@@ -151,9 +162,14 @@ def _too_large(ranking: Ranking) -> str:
     return f"{text}Take {', '.join(changes[:-1])} or {changes[-1]}"
 
 
+def _likeliest(ranking: Ranking) -> float:
+    """Probability to fit of the candidate that does most surely."""
+    return float(ranking.prediction.fit_probability.max())
+
+
 def _alternatives(ranking: Ranking) -> list[int]:
     """Ranks that stand in every plan: what probably fits, and the best of each kind."""
-    alone = [each for each in (ranking.probable, ranking.unchanged) if each is not None]
+    alone = [*ranking.probable, *([] if ranking.unchanged is None else [ranking.unchanged])]
     ranks = [ranking.choices.rank(index) for index in alone]
     kinds = sorted(ranking.choices.rank(index) for index in ranking.best_of.values())
     return list(dict.fromkeys([*ranks, *kinds]))
@@ -417,11 +433,13 @@ def _notes(ranking: Ranking, rank: int) -> list[str]:
     """What is worth saying of a row: why it is there, and what varies in it."""
     index = int(ranking.choices.firsts[rank - 1])
     notes, times_s = [], ranking.prediction.step_time_s
-    if index == ranking.probable:
+    if chance := ranking.probable.get(index):
         gain = times_s[int(ranking.choices.firsts[0])] / times_s[index]
-        notes.append(f"the fastest that probably fits, {gain:.2f} times as fast as rank 1")
-    elif rank == 1 and ranking.probable is not None and ranking.n_likely:
-        notes.append("the fastest that surely fits")
+        notes.append(
+            f"the fastest that fits with {chance:.0%} or more, {gain:.2f} times as fast as rank 1"
+        )
+    elif rank == 1 and ranking.probable and ranking.n_likely:
+        notes.append(f"the fastest that fits with {ranking.min_fit:.0%} or more")
     if index == ranking.unchanged:
         notes.append("the best that trains the same numbers")
     if rank > 1 and (kinds := _best_of(ranking, index)):
