@@ -110,7 +110,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("memory of 1", shares(sizes)),
                 *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
-                *routing_facts(ranking.reach, index),
+                *forecast_facts(ranking.reach, index),
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
@@ -182,12 +182,20 @@ def lengths_facts(job: Job) -> list[tuple[str, str]]:
     return [("lengths", text)] if text else []
 
 
-def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
-    """What is assumed of the router, where it may send more rows to some ranks than to others."""
-    return [("routing", f"assumed to {text}") for text in assumptions(reach, index)]
+def forecast_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
+    """What a forecast assumes, and what its intervals rest on."""
+    facts = [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
+    evidence = reach.evidence_at(index)
+    return facts + ([("intervals", f"learned from {evidence}")] if evidence else [])
 
 
 def assumptions(reach: Margin, index: int) -> list[str]:
+    """The same for programs."""
+    evidence = reach.evidence_at(index)
+    return _of_router(reach, index) + ([f"intervals: {evidence}"] if evidence else [])
+
+
+def _of_router(reach: Margin, index: int) -> list[str]:
     """What a forecast takes the router to do; empty where nothing depends on it."""
     slower = reach.slower_at(index)
     if slower <= 1:

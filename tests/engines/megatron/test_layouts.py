@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import FleetError, JobError, NothingFeasibleError
 from autotune.cost import Recompute, predict
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron import knobs
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
@@ -635,7 +635,7 @@ def as_row(layout):
     own = {name: str(layout[name]) for name in ("tp", "pp", "vp", "cp", "dp", "micro_batch")}
     return row(
         **own,
-        **{"model_name": "Llama", "params_b": "", "n_layers": "3", "hidden": "64"},
+        **{"gated_mlp": "yes", "tied_embeddings": "no", "n_layers": "3", "hidden": "64"},
         **{"ffn_hidden": "128", "n_heads": "4", "n_kv_heads": "4", "seq_len": "16"},
         **{"n_gpus": "16", "gpu_type": "A100", "gpu_mem_gb": "80", "interconnect": ""},
         vocab=str(int(padded_vocab(256, np.array([layout["tp"]]))[0])),
