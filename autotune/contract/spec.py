@@ -282,6 +282,7 @@ def parts_of(settings: Mapping[str, Any], *, digest: str) -> tuple[Workload, Lay
     """
     model = {name: settings[name] for name in _MODEL if name in settings}
     own = {name: settings[name] for name in _SETTINGS}
+    own |= {name: settings.get(name, value) for name, value in _LATER.items()}
     said = {name: settings[name] for name in _SAID}
     workload = {**said, "model": model, "settings": own, "digest": digest}
     return from_json(Workload, workload), from_json(Layout, _picked(Layout, settings))
@@ -300,6 +301,8 @@ _YOUNGER = {"name", "settings", "script", "arguments", "command", "folder", "dig
 """Fields of parts that schema 1 did not know."""
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
 """Settings of the built-in training script; in schema 1, fields of their own."""
+_LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
+"""Settings that older exports do not say, with what they mean by that."""
 _DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
 """Values that schema 1 left out."""
 

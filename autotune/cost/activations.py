@@ -22,6 +22,8 @@ class Activations:
     working_bytes: Column
     """Held by the layer that runs: what is computed again, and gradients on their way."""
     logits_bytes: Column
+    host_bytes: Column
+    """Kept on the host by the stage that starts first."""
 
 
 def activations_of(p: Plans, s: Sizes) -> Activations:
@@ -42,6 +44,7 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
     embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
     first, fullest, last, working = _stages_bytes(p, s)
+    on_device = 1.0 - p.offloaded_activations
     # The head's input, and where sequence parallel ranks gather it whole, that and its gradient.
     whole = p.keeps_gathered * (1.0 - 1.0 / s.norm_split)
     head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden * (1.0 / s.norm_split + whole)
@@ -49,12 +52,18 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     # The second stage holds a micro-batch less than the first.
     beside = np.where(np.greater(p.pp, 2), 1.0 - 1.0 / p.pp, 0.0)
     return Activations(
-        first_stage_bytes=in_flight * (first + embedding_bytes),
-        middle_stage_bytes=beside * in_flight * fullest,
-        last_stage_bytes=in_flight_last * last + head_bytes,
+        first_stage_bytes=in_flight * (on_device * first + embedding_bytes),
+        middle_stage_bytes=beside * in_flight * on_device * fullest,
+        last_stage_bytes=in_flight_last * on_device * last + head_bytes,
         working_bytes=working,
         logits_bytes=np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes,
+        host_bytes=in_flight * p.offloaded_activations * first,
     )
+
+
+def kept_bytes(p: Plans, s: Sizes) -> Column:
+    """Kept by the layers of the fullest stage for one micro-batch, on the device and the host."""
+    return _stages_bytes(p, s)[1]
 
 
 def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
@@ -68,10 +77,14 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             everything = _layer_bytes(p, s, kind)
             kept = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
-            gradients = gradients + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
-            gradients = p.activation_bytes * s.tokens * gradients
+            is_tiled, share = _mlp_chunks(p, s, kind)
+            inner = p.activation_bytes * (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            gradients = s.tokens * (p.activation_bytes * gradients + share * inner)
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
-            found.append((kept * (1.0 - p.offloaded_activations), gradients + again))
+            again = again + is_tiled * share * s.tokens * _between_bytes(p, s, kind)
+            # While one layer's go to the host, or come back, the next one's are made or used.
+            moving = 2.0 * p.offloaded_activations * kept
+            found.append((kept, gradients + again + moving))
         else:
             found.append((0.0, 0.0))
     (dense, dense_working), (mixture, mixture_working) = found
@@ -84,6 +97,17 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     has_mixture = np.greater(s.n_mixture_layers, 0)
     working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
     return first, fullest, last, working
+
+
+def _mlp_chunks(p: Plans, s: Sizes, kind: LayerKind) -> tuple[Column, Column]:
+    """Whether the layer's MLP is computed over chunks of tokens, and a chunk's share of them."""
+    is_tiled = np.greater(p.mlp_chunk_tokens, 0) * float(kind == LayerKind.DENSE)
+    return is_tiled, np.where(is_tiled, np.minimum(1.0, p.mlp_chunk_tokens / s.tokens), 1.0)
+
+
+def _between_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
+    """What lies between an MLP's products, per token."""
+    return _mlp_bytes(p, s, kind) + (1.0 - p.fused_kernels) * _copied_bytes(p, s, kind)
 
 
 def inner_width(p: Plans, s: Sizes, kind: LayerKind) -> Column:
@@ -120,7 +144,9 @@ def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
     # them again.
     gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
-    mlp = _mlp_bytes(p, s, kind)
+    # Chunk by chunk it is computed again backward, from its input.
+    is_tiled, _ = _mlp_chunks(p, s, kind)
+    mlp = _mlp_bytes(p, s, kind) - is_tiled * _between_bytes(p, s, kind)
     return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out)
 
 
@@ -197,9 +223,13 @@ def _written_out_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     with RMSNorm, which models with gated MLPs have, the input of both norms in 32 bit. Source:
     transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
     """
+    norms = p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split
+    return (1.0 - p.fused_kernels) * (_copied_bytes(p, s, kind) + norms)
+
+
+def _copied_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
-    inner = copies * inner_width(p, s, kind)
-    return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
+    return copies * inner_width(p, s, kind)
 
 
 def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Column:
@@ -214,7 +244,8 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
     every = 1.0 / p.recompute_every
     full = every * input_bytes + (1.0 - every) * everything
     products = (s.attention_width + 2.0 * s.kv_width) / p.tp
-    products = products + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+    is_tiled, _ = _mlp_chunks(p, s, kind)
+    products = products + (1.0 - is_tiled) * (1.0 + p.gated_mlp) * inner_width(p, s, kind)
     products = products + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
         s.attention_width / p.tp + 0.5 * products

@@ -93,6 +93,9 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
         + (is_full + is_operators) * elementwise_forward
         + is_selective * p.recomputes_norms * _NORMS_SHARE * plain_forward
     )
+    if np.any(p.mlp_chunk_tokens) and not is_mixture:
+        between = _moved_s(p, s, c, _between_bytes(p, s, width))
+        again = again + np.greater(p.mlp_chunk_tokens, 0) * (mlp[0] + between)
     modules = p.recomputes_scores + 2.0 * p.recomputes_norms + p.recomputes_latent
     if np.any(p.recomputes_latent):
         latent = _product_times(p, c, _up_products(p, s))[0]
@@ -351,11 +354,15 @@ def _elementwise(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
     norms = 10.0 * p.hidden / s.norm_split
     norms = norms + 2.0 * (p.latent_q_rank + p.latent_kv_rank) / s.norm_split
     heads = 2.0 * (s.attention_width + 2.0 * s.kv_width) / p.tp
-    activation = (2.0 + p.gated_mlp) * width / p.tp
     moved_bytes = s.tokens * (
-        p.activation_bytes * (norms + heads + activation) + 2.0 * p.has_dropout * p.hidden
+        p.activation_bytes * (norms + heads) + 2.0 * p.has_dropout * p.hidden
     )
-    return _moved_s(p, s, c, moved_bytes)
+    return _moved_s(p, s, c, moved_bytes + _between_bytes(p, s, width))
+
+
+def _between_bytes(p: Plans, s: Sizes, width: Column) -> Column:
+    """Moved by the activation of an MLP of this width, forward."""
+    return s.tokens * p.activation_bytes * (2.0 + p.gated_mlp) * width / p.tp
 
 
 def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -33,7 +33,7 @@ class Memory:
     reserved_bytes: Column
     """Bytes that the allocator holds: without the context."""
     host_bytes: Column
-    """Offloaded states of one rank."""
+    """Offloaded states and activations of one rank."""
 
 
 def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
@@ -65,6 +65,7 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     for other in parts[1:]:
         is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
         worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
+    worst["host_bytes"] = worst["host_bytes"] + a.host_bytes
     return Memory(**worst)
 
 

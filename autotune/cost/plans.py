@@ -336,6 +336,9 @@ class Plans(PlanColumns):
     DeepSpeed's AutoTP with the head of Hugging Face's models."""
     loss_chunk_tokens: Column = 0.0
     """Tokens whose logits are there at a time; 0: all of a micro-batch."""
+    mlp_chunk_tokens: Column = 0.0
+    """Tokens that an MLP without experts computes at a time, and again in backward: TiledMLP; 0:
+    all of a micro-batch."""
     reduces_every_micro_batch: Column = 0.0
     """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
     gather_bytes: Column = 2.0

@@ -430,26 +430,30 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
     host_share = re.fullmatch(r"(?:cpu[ (]*)?optimizer[ (]*(\d{1,3})\s*%\)*", text)
     if host_share:
         return {"optimizer_host_share": min(1.0, float(host_share[1]) / 100.0)}
-    share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
-    if share:
-        return {"offloaded_activations": min(1.0, float(share[1]))}
-    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
-    if layers:
-        return {
-            "offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
-        }
-    if text.startswith("act") and not re.search("optim|param", text):
-        cells.assume("offloaded_activations", 1, text)
-        return {"offloaded_activations": 1.0}
+    share = _offloaded_activations(cells, text, model)
+    if share and not re.search(r"optim|param|full", text):
+        return {"offloaded_activations": share}
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise RowError(f"offload={text!r} names neither cpu nor nvme")
-    if "full" in text:
-        cells.assume("offloaded_activations", 1, text)
     has_params = "param" in text
     has_optimizer = "optim" in text or not has_params
     return {
         "optimizer_tier": float(tier) if has_optimizer else 0.0,
         "param_tier": float(tier) if has_params else 0.0,
-        "offloaded_activations": float("full" in text),
+        "offloaded_activations": share,
     }
+
+
+def _offloaded_activations(cells: Cells, text: str, model: Mapping[str, float]) -> float:
+    """Share of the kept activations that goes to the host."""
+    share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
+    if share:
+        return min(1.0, float(share[1]))
+    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
+    if layers:
+        return min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
+    if not re.search(r"\bact|checkpoint|full", text):
+        return 0.0
+    cells.assume("offloaded_activations", 1, text)
+    return 1.0

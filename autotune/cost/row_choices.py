@@ -7,10 +7,17 @@ import re
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
+from autotune.cost.plans import Recompute
 
 _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
 _FUSED_LOGIT_BYTES = 4.0
+_SAYS_MORE = ("kernels", "settings", "notes", "framework")
+_TILED_MLP = re.compile(r"(?<!no )(?<!without )\b(tiled.?mlps?|alst)\b", re.I)
+_ALST = re.compile(r"(?<!no )(?<!without )\balst\b", re.I)
+"""Arctic Long Sequence Training: loss and MLPs in tiles, and the inputs of recomputed layers on
+the host. Source: Bekman et al. (arXiv:2506.13996), sections 3.1 and 3.3; a tile of an MLP has as
+many tokens as the model is wide: DeepSpeed, runtime/sequence_parallel/ulysses_sp.py, TiledMLP."""
 _PATTERNS: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     "loss": (
         # A product with the head inside, so that no logits are kept: Liger's, cut cross entropy.
@@ -72,6 +79,7 @@ def choice_columns(
     }
     if (chunk := re.search(r"(\d+)", cells.text("loss"))) and "loss_chunk_tokens" in found:
         found["loss_chunk_tokens"] = max(1.0, min(float(chunk[1]), 1e9))
+    found |= _tiles(cells, columns)
     moments = _moments(cells, framework)
     if moments is not None:
         found["optimizer_bytes"] = columns.get("optimizer_bytes", 12.0) - _ADAM_BYTES + moments
@@ -98,6 +106,26 @@ def _said(cells: Cells, name: str, framework: str) -> dict[str, float]:
             return dict(columns)
     cells.assume(name, f"as {framework}", f"{text} is not known")
     return {}
+
+
+def _tiles(cells: Cells, columns: Mapping[str, float]) -> dict[str, float]:
+    """Columns of what is computed over chunks of tokens, as the cells in words say."""
+    words = "; ".join(cells.text(name) for name in _SAYS_MORE)
+    if not _TILED_MLP.search(words):
+        return {}
+    found = {"mlp_chunk_tokens": columns["hidden"]}
+    if not _ALST.search(words):
+        return found
+    meant = {
+        "loss": ("loss_chunk_tokens", _CHUNK_TOKENS),
+        "recompute": ("recompute", float(Recompute.FULL)),
+        "offload": ("offloaded_activations", 1.0),
+    }
+    for name, (column, value) in meant.items():
+        if cells.is_blank(name):
+            cells.assume(column, value, "ALST")
+            found[column] = value
+    return found
 
 
 def _attention(cells: Cells, framework: str, *, is_hopper: bool) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from autotune.cost import collectives
+from autotune.cost.activations import kept_bytes
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.sizes import Sizes
@@ -243,10 +244,9 @@ def offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
     source = np.where(np.equal(p.param_tier, Tier.NVME), np.minimum(link, drive), link)
     is_offloaded = np.greater(p.param_tier, Tier.DEVICE) * np.greater_equal(p.zero_stage, 3)
     params = is_offloaded * 2.0 * s.updated_params * p.gather_bytes / source
-    width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
-    width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
-    kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
-    return params + 2.0 * p.offloaded_activations * kept_bytes / link
+    if not np.any(p.offloaded_activations):
+        return params
+    return params + 2.0 * p.offloaded_activations * kept_bytes(p, s) / link
 
 
 def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:
