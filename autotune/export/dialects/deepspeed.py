@@ -40,6 +40,8 @@ _LEAST = {
 """Settings that are whole numbers -> the least that each may be."""
 _WORDS = ("recompute", "attention", "compile", "offload.activations")
 """Settings that are text."""
+_LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
+"""Settings that older exports do not say, with what they mean by that."""
 
 
 class DeepSpeedFiles(Dialect):
@@ -129,7 +131,7 @@ def _read(
 ) -> tuple[TrialSpec, Setup]:
     """Spec of its trial, and the setup that would run."""
     # Older exports say none.
-    told = {"sp": 1, "mlp_chunk_tokens": 0, "offload.activations": "none", **settings}
+    told = {"sp": 1, **_LATER, **settings}
     for name, least in _LEAST.items():
         _whole(told, name, least=least)
     for name in _WORDS:
@@ -139,7 +141,7 @@ def _read(
     told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
     if "factory" not in told:
         told["config"] = read_json(folder / "model" / "config.json")
-    workload, layout = parts_of(told, digest=script_digest())
+    workload, layout = parts_of(told, digest=script_digest(), more=_LATER)
     own: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
     setup = Setup(
         ds_config=config,
