@@ -85,13 +85,15 @@ SPREAD_TOO = {"olmoe": (1, 3), "qwen3_5_moe_text": (1, 3), "minimax_m3_vl_text":
 """Those whose shapes only building them can tell."""
 
 
-TENSORS: tuple[dict[str, Any], ...] = (
-    {"tp__overlap_comm": True, "mlp_chunk_tokens": 5},
-    {"tp__head": "split", "loss_chunk_tokens": 3},
-    {"tp__head": "gathered"},
-    {"loss_chunk_tokens": 3},
+CHUNKED = (1, 3)
+"""Stages at which MLPs are computed in chunks."""
+TENSORS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+    ("llama", False, {"tp__overlap_comm": True, "mlp_chunk_tokens": 5}),
+    ("llama", True, {"tp__head": "split", "loss_chunk_tokens": 3}),
+    ("tied", True, {"loss_chunk_tokens": 3}),
+    ("tied", False, {"tp__head": "gathered"}),
 )
-"""Knobs of two ranks that split a model's layers."""
+"""Model, whether its head is split, and knobs of two ranks that split its layers."""
 
 
 def stages_of(spread: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
@@ -171,14 +173,13 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
                 recompute="full",
                 offload__activations="cpu",
             )
-            for stage in STAGES
+            for stage in CHUNKED
         },
         "chunks shared": make_case(jobs["llama"], 3, sp=2, mlp_chunk_tokens=3),
         # AutoTP leaves groups behind: last.
         **{
-            f"{name} tensors {number}": make_case(jobs[name], 3, tp=2, **knobs)
-            for name in ("llama", "tied")
-            for number, knobs in enumerate(TENSORS)
+            f"tensors {number}": make_case(jobs[name], 3, tp=2, **knobs)
+            for number, (name, _, knobs) in enumerate(TENSORS)
         },
         **{
             f"{name} split": make_case(mixtures[name], 3, clipping=0.1, tp=2, ep=2)
@@ -298,10 +299,8 @@ def test_no_scale_is_right_where_stage_3_does_not_scatter(
     assert split["norms"] != pytest.approx(whole["norms"], rel=0.1)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_mlps_are_computed_in_chunks_at_every_stage(
-    results: dict[str, dict[str, Any]], stage: int
-) -> None:
+@pytest.mark.parametrize("stage", CHUNKED)
+def test_mlps_are_computed_in_chunks(results: dict[str, dict[str, Any]], stage: int) -> None:
     chunked = results[f"chunks {stage}"]
     assert chunked["read_back"]["mlp_chunk_tokens"] == 5
     assert chunked["read_back"]["offload_activations"] == "cpu"
@@ -313,12 +312,10 @@ def test_a_rank_computes_its_piece_in_chunks(results: dict[str, dict[str, Any]])
 
 
 @pytest.mark.parametrize("number", range(len(TENSORS)))
-@pytest.mark.parametrize("name", ["llama", "tied"])
 def test_two_ranks_split_layers_with_a_head_and_a_loss_of(
-    results: dict[str, dict[str, Any]], name: str, number: int
+    results: dict[str, dict[str, Any]], number: int
 ) -> None:
-    split = results[f"{name} tensors {number}"]
-    head = TENSORS[number].get("tp__head", "split" if name == "tied" else "gathered")
-    assert split["read_back"]["head_is_split"] == (head == "split")
-    whole = results["llama 3 0.0 1" if name == "llama" else "tied 1"]
-    assert_same(whole, split)
+    name, is_split, _ = TENSORS[number]
+    split = results[f"tensors {number}"]
+    assert split["read_back"]["head_is_split"] == is_split
+    assert_same(results["llama 3 0.0 1" if name == "llama" else "tied 1"], split)
