@@ -122,7 +122,7 @@ def _tiles(cells: Cells, columns: Mapping[str, float]) -> dict[str, float]:
         "offload": ("offloaded_activations", 1.0),
     }
     for name, (column, value) in meant.items():
-        if cells.is_blank(name):
+        if not cells.text(name):
             cells.assume(column, value, "ALST")
             found[column] = value
     return found

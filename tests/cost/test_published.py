@@ -267,6 +267,16 @@ def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
         ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
         ("kernels", "torch.compile", {"fused_kernels": 0.7, "launch_free": 0.5}),
         ("kernels", "eager", {"fused_kernels": 0.0}),
+        ("kernels", "TiledMLP", {"mlp_chunk_tokens": float(ROW["hidden"])}),
+        ("settings", "tiled MLP", {"mlp_chunk_tokens": float(ROW["hidden"])}),
+        ("notes", "without TiledMLP", {"mlp_chunk_tokens": 0.0}),
+        ("offload", "act_cpu", {"offloaded_activations": 1.0, "optimizer_tier": Tier.DEVICE}),
+        (
+            "offload",
+            "cpu(optimizer)+act_cpu",
+            {"offloaded_activations": 1.0, "optimizer_tier": Tier.CPU, "param_tier": Tier.DEVICE},
+        ),
+        ("offload", "cpu(activations)", {"offloaded_activations": 1.0, "optimizer_tier": 0.0}),
         ("optimizer", "AdamW", {"optimizer_bytes": 12.0}),
         ("optimizer", "adamw 8-bit", {"optimizer_bytes": 6.0}),
         ("optimizer", "SGD", {"optimizer_bytes": 4.0}),
@@ -296,3 +306,55 @@ def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -
     changes = {"model_name": name, "hidden": hidden, "n_kv_heads": "", "params_b": "", "tp": "1"}
     assert column("n_heads", **changes, dp="32", n_heads="") == heads
     assert column("n_heads", **changes, dp="32", n_heads="", head_dim="64") == int(hidden) / 64
+
+
+def test_arctic_long_sequence_training_is_all_of_its_parts() -> None:
+    """And each as the row says where it does."""
+    blank = {"loss": "", "recompute": "", "offload": "", "settings": "ALST"}
+    parts = ("mlp_chunk_tokens", "loss_chunk_tokens", "recompute", "offloaded_activations")
+    assert [column(name, **blank) for name in parts] == [
+        float(ROW["hidden"]),
+        1024.0,
+        Recompute.FULL,
+        1.0,
+    ]
+    assert column("offloaded_activations", **{**blank, "offload": "none"}) == 0.0
+
+
+LONG_SAMPLES = {
+    "model": "llama-3.1-8b",
+    "gpu_type": "H100",
+    "gpu_mem_gb": "80",
+    "n_gpus": "8",
+    "framework": "deepspeed",
+    "precision": "bf16",
+    "zero_stage": "3",
+    "micro_batch": "1",
+    "global_batch": "1",
+    "recompute": "full",
+    "offload": "cpu(optimizer)",
+    "loss": "tiled",
+    "sp": "ulysses=8",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Bekman et al. (arXiv:2506.13996), abstract: 500K tokens on one H100, 3.7M on eight.
+        {"seq_len": "500000", "sp": "", "n_gpus": "1"},
+        {"seq_len": "3700000"},
+    ],
+)
+def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
+    changes: dict[str, str],
+) -> None:
+    """And without its parts they would be by far too large."""
+    alst = {"settings": "TiledMLP", "offload": "cpu(optimizer)+act_cpu"}
+    rows = rows_to_plans(
+        [{**LONG_SAMPLES, **changes, **alst}, {**LONG_SAMPLES, **changes}], shipped_accelerators()
+    )
+    assert rows.plans is not None, rows.reasons
+    fits, plain = predict(rows.plans).peak_memory_bytes / (80 * 2**30)
+    assert 0.75 < fits < 1.25
+    assert plain > 2.0
