@@ -148,14 +148,14 @@ def working(**changes: float) -> float:
 def test_an_mlp_in_chunks_holds_one_of_them() -> None:
     """What it keeps, and gradients of its inner results: 5 f of 2 bytes a token."""
     inner_bytes = 2.0 * 5.0 * LONG["ffn_hidden"]
-    whole, tiled, one = (working(mlp_chunk_tokens=n) for n in (0.0, 4096.0, 131072.0))
+    whole, tiled, one = (working(mlp_tile_tokens=n) for n in (0.0, 4096.0, 131072.0))
     assert whole - tiled == pytest.approx(inner_bytes * (LONG["seq_len"] - 4096.0))
     assert one == pytest.approx(whole)
 
 
 def test_an_mlp_in_chunks_keeps_its_input_alone() -> None:
     at_once, tiled = (
-        kept(plans(**{**LONG, "recompute": 0.0}, mlp_chunk_tokens=n)) for n in (0.0, 4096.0)
+        kept(plans(**{**LONG, "recompute": 0.0}, mlp_tile_tokens=n)) for n in (0.0, 4096.0)
     )
     per_layer = 2.0 * 3.0 * LONG["ffn_hidden"] * LONG["seq_len"]
     assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer)
