@@ -158,7 +158,8 @@ def test_an_mlp_in_chunks_keeps_its_input_alone() -> None:
         kept(plans(**{**LONG, "recompute": 0.0}, mlp_tile_tokens=n)) for n in (0.0, 4096.0)
     )
     per_layer = 2.0 * 3.0 * LONG["ffn_hidden"] * LONG["seq_len"]
-    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer)
+    # But for a chunk of each layer.
+    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer, rel=0.04)
 
 
 def test_inputs_on_the_host_leave_two_layers_on_the_device() -> None:

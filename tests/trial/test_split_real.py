@@ -204,9 +204,8 @@ def cases_of_mixtures(
 def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
     """What each case did, in one set of two ranks."""
     driver = Path(__file__).with_name("split_driver.py")
-    return dict(
-        zip(cases, train_cases(driver, list(cases.values()), folder, forks=True), strict=True)
-    )
+    found = train_cases(driver, list(cases.values()), folder, forks=True, timeout_s=300)
+    return dict(zip(cases, found, strict=True))
 
 
 @pytest.fixture(scope="module")
