@@ -400,14 +400,13 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
     model.forward = forward
 
 
-def _summed(model: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _summed(model: Any, states: torch.Tensor, targets: torch.Tensor) -> Any:
     # Asked anew each time: AutoTP replaces the head after the model is built.
     head = model.get_output_embeddings()
     logits = head(states)
     if getattr(head, "is_vocab_parallel_lm_head", False):
         # This rank's part of the vocabulary; the loss over all parts is DeepSpeed's.
-        loss: torch.Tensor = model.loss_function(logits, shift_labels=targets, num_items_in_batch=1)
-        return loss
+        return model.loss_function(logits, shift_labels=targets, num_items_in_batch=1)
     return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
@@ -426,7 +425,7 @@ def chunk_mlps(model: torch.nn.Module, chunk_tokens: int, *, most_tokens: int) -
         mlp = getattr(layer, "mlp", None)
         if isinstance(mlp, torch.nn.Module):
             mlp.forward = _in_chunks(mlp.forward, n_chunks)
-            mlp.chunk_tokens = chunk_tokens  # type: ignore[assignment]  # says that it is in force
+            mlp.chunk_tokens = chunk_tokens  # says that it is in force
 
 
 def _in_chunks(
@@ -448,7 +447,7 @@ def most_tokens(settings: Settings) -> int:
     return -(-settings.micro_batch * longest // settings.sp)
 
 
-def inputs_on_host(where: str) -> contextlib.AbstractContextManager[Any]:
+def inputs_on_host(where: str) -> Any:
     """The context of a forward and backward pass in which inputs of recomputed layers are kept.
 
     With `cpu` each goes to the host when its layer has run, and comes back for the backward pass,

@@ -99,9 +99,9 @@ ENTRIES = (
         scope="without a pipeline, for dense Hugging Face models",
         acts=_has_plain_mlps,
         fold=_fold_chunk,
-        help="compute each MLP over so many tokens at a time and again in backward, as DeepSpeed's "
-        "TiledMLP does, so that what lies between its products never exists for all tokens; 0: "
-        "all at once",
+        help="compute each MLP over so many tokens at a time and again in backward, as "
+        "DeepSpeed's TiledMLP does, so that what lies between its products never exists for all "
+        "tokens; 0: all at once",
         source="autotune/trial/scripts/train.py; two CPU ranks train alike",
     ),
     DeepSpeedKnob(

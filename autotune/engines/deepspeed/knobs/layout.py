@@ -116,8 +116,8 @@ ENTRIES = (
         when={"tp.head": ("split",)},
         needs_cuda=("liger",),
         help="whose cross entropy of split logits: torch's, or the package liger_kernel's",
-        source="sequence/cross_entropy.py: configure_vocab_parallel_loss; no rank has run liger's, "
-        "it needs a GPU",
+        source="sequence/cross_entropy.py: configure_vocab_parallel_loss; no rank has run "
+        "liger's, it needs a GPU",
     ),
     DeepSpeedKnob(
         name="sp",

@@ -94,7 +94,6 @@ def _inputs_on_host(setup: Setup) -> Finding | None:
     if setup.offload_activations == "none" or setup.is_at_least("0.19.8"):
         return None
     return Finding(
-        message="offload.activations=cpu: DeepSpeed has it since 0.19.8, this is "
-        f"{setup.version}",
+        message=f"offload.activations=cpu: DeepSpeed has it since 0.19.8, this is {setup.version}",
         advice="install deepspeed 0.19.8, or set offload.activations to none",
     )
