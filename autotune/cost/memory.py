@@ -38,7 +38,7 @@ class Memory:
     reserved_bytes: Column
     """Bytes that the allocator holds: without the context."""
     host_bytes: Column
-    """Offloaded states of one rank."""
+    """Offloaded states and activations of one rank."""
 
 
 def memory_of(
@@ -85,6 +85,7 @@ def memory_of(
         for stage, which in enumerate((LoggedStage.FIRST, LoggedStage.LAST)):
             is_it = np.equal(p.watched_stage, which)
             worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
+    worst["host_bytes"] = worst["host_bytes"] + a.host_bytes
     return Memory(**worst)
 
 
