@@ -130,6 +130,8 @@ class Plans(PlanColumns):
     window: Column = 0.0
     """Tokens that attention looks back in `n_windowed_layers`; 0: no layer has a window."""
     n_windowed_layers: Column = 0.0
+    expert_biases: Column = 0.0
+    """Whether experts have biases."""
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
@@ -304,6 +306,8 @@ class Plans(PlanColumns):
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0
     """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
+    graph_share: Column = 0.0
+    """Share of a layer's kernels that CUDA graphs replay, whose buffers stay where they are."""
     overlap_reduce: Column = 1.0
     """Gradients are reduced while the backward pass still runs."""
     overlap_gather: Column = 1.0
@@ -318,6 +322,11 @@ class Plans(PlanColumns):
     """The router is made to give every expert as many rows, as benchmarks do."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
+    cast_bytes: Column = 4.0
+    """Moved to cast an element that a product takes to fp8 or fp4: it is read, and written by rows
+    and by columns."""
+    cast_kernels: Column = 1.0
+    """Kernels of such a cast."""
     fused_experts: Column = 0.0
     """Their products are one kernel with the activation and the casts to fp8, launched once."""
     fused_routing: Column = 0.0

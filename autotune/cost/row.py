@@ -10,9 +10,14 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
-from autotune.cost.row_mixture import lists_modules, mixture_columns, recomputed_modules
+from autotune.cost.row_mixture import (
+    lists_modules,
+    mixture_columns,
+    recomputed_modules,
+    scaling_of,
+)
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import ASSUMED, Traits, traits_of
+from autotune.cost.traits import ASSUMED, SCALINGS, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 _MAX_DEVICES = 262_144
@@ -103,6 +108,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
             else {}
         ),
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
+        **(SCALINGS[scaling_of(cells)] if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),
         **_zero(cells, traits, layout, precision),

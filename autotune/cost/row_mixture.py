@@ -41,8 +41,29 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
 """Words -> columns."""
 _RELEASE = re.compile(r"(?:nemo|container) (\d\d\.\d\d)")
 _FUSED_SINCE = 26.05
-"""NeMo's release from which experts in mxfp8 are one kernel with their activation and casts.
-Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs, cutedsl_fused_grouped_mlp."""
+"""NeMo's release from which recipes in mxfp8 compute experts by one kernel with their activation
+and casts, capture whole iterations by CUDA graphs and compute attention in fp8. Source:
+NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes (NVTE_CUTEDSL_FUSED_GROUPED_MLP,
+_enable_hybridep_full_iteration_mxfp8)."""
+_NEWEST = {
+    "fused_experts": 1.0,
+    "launch_free": 1.0,
+    "graph_share": 1.0,
+    # Its forward pass gains half as much again in fp8, and its backward pass less.
+    "attention_speed": 1.25,
+}
+_BY_ALL_TO_ALL = (re.compile(r"gpt.?oss", re.I), re.compile(r"qwen", re.I))
+"""Models whose recipes in Megatron-Bridge send rows by an all-to-all before that release: on every
+GPU, and on Hopper alone, where layers of another micro-batch hide it. Source: the same,
+scripts/performance/configs (26.02, 26.04)."""
+_HOPPER = re.compile(r"\bH[12]00\b", re.I)
+_RECIPES = (
+    (re.compile(r"mx"), "mxfp8"),
+    (re.compile(r"fp4"), "nvfp4"),
+    (re.compile(r"fp8[-_ ]?cs|current|tensor-?wise"), "tensorwise"),
+    (re.compile(r"fp8[-_ ]?sc|block"), "blockwise"),
+)
+"""Words of a precision -> how it chooses its scales; none: by those of steps before."""
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
 
@@ -89,10 +110,13 @@ def mixture_columns(
     text = _settings_text(cells)
     release = _RELEASE.search(text)
     is_micro_scaled = re.search("mx|fp4", cells.text("precision").lower())
-    if release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled:
-        found["fused_experts"] = 1.0
+    is_newest = release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled
+    can_overlap = float(layout["pp"] == 1 or layout["vp"] > 1)
+    if is_newest:
         # Recipes overlap from there on, where chunks of the pipeline allow it.
-        found["overlap_experts"] = float(layout["pp"] == 1 or layout["vp"] > 1)
+        found["overlap_experts"] = can_overlap
+    elif release and "flex_dispatch" in usual:
+        found |= _older_dispatch(cells, can_overlap)
     for pattern, columns in _SETTINGS:
         if re.search(pattern, text):
             found |= columns
@@ -101,8 +125,35 @@ def mixture_columns(
     if not {"expert_imbalance", "forced_balance"} & set(found):
         cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
     if _GRAPHS.search(text):
-        found["launch_free"] = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+        captured = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+        found |= {"launch_free": captured, "graph_share": captured}
+    if is_newest:
+        found |= _NEWEST
     return found
+
+
+def scaling_of(cells: Cells) -> str:
+    """How a row's fp8 or fp4 chooses its scales, as `SCALINGS` names it."""
+    text = f"{cells.text('precision')}; {cells.text('notes')}".lower()
+    precision = cells.text("precision").lower()
+    for words, name in _RECIPES:
+        if words.search(precision) or (name == "tensorwise" and words.search(text)):
+            return name
+    return "delayed"
+
+
+def _older_dispatch(cells: Cells, can_overlap: float) -> dict[str, float]:
+    everywhere, on_hopper = _BY_ALL_TO_ALL
+    name = f"{cells.text('model')} {cells.text('model_name')}"
+    if everywhere.search(name):
+        return {"flex_dispatch": 0.0}
+    if on_hopper.search(name) and _HOPPER.search(cells.text("gpu_type")):
+        return {
+            "flex_dispatch": 0.0,
+            "overlap_experts": can_overlap,
+            "delays_weight_grads": can_overlap,
+        }
+    return {}
 
 
 def _settings_text(cells: Cells) -> str:

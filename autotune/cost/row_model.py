@@ -195,7 +195,12 @@ def _attention(cells: Cells, preset: _NamedModel, layers: int) -> dict[str, floa
     n_windowed = math.ceil(shape.n_windowed_layers * layers / shape.n_layers)
     if n_windowed:
         cells.assume("window", shape.window, f"of {n_windowed} layers, {preset.why}")
-    return {**columns, "window": float(shape.window), "n_windowed_layers": float(n_windowed)}
+    return {
+        **columns,
+        "window": float(shape.window),
+        "n_windowed_layers": float(n_windowed),
+        "expert_biases": float(shape.expert_biases),
+    }
 
 
 def _n_mtp_layers(cells: Cells, preset: _NamedModel) -> float:
