@@ -6,8 +6,14 @@ import numpy as np
 
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, Tier
+from autotune.cost.plans import Column, Plans, RowBuffers, Tier
 from autotune.cost.sizes import Sizes, sizes_of
+
+
+_PINNED_SHARE = 0.5
+"""Part of the activations by which CUDA graphs of everything raise the peak: what a graph works
+with stays its own. Source: NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-cuda-graphs: a
+few gigabytes for parts of layers, 1.5 to 2 times for whole iterations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +152,9 @@ def _stage(
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
-    varying = activations + logits + gathered
+    activations = activations * (1.0 + _PINNED_SHARE * p.graph_share)
+    varying = activations + logits + gathered * (1.0 - p.fixed_gather)
+    fixed = gathered * p.fixed_gather
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
@@ -155,8 +163,8 @@ def _stage(
     fragmentation = p.fragments * (c.fragmentation * (varying + buckets) + upcast) + heap
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
-    context = process + c.communicator_bytes * n_groups
-    allocated = params + grads + optimizer + buckets + varying + workspace
+    context = process + c.communicator_bytes * n_groups + _row_buffers(p, s)
+    allocated = params + grads + optimizer + buckets + varying + fixed + workspace
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)
@@ -178,6 +186,26 @@ def _stage(
         "reserved_bytes": allocated + fragmentation,
         "host_bytes": host,
     }
+
+
+def _row_buffers(p: Plans, s: Sizes) -> Column:
+    """Buffers through which rows go to experts and back, outside of the allocator.
+
+    DeepEP has a ring of 256 tokens for each of 10 channels and 8 peers in a node, and another of
+    128 there and back for each node. HybridEP has room for the tokens of all ranks of a group, in
+    case that all come to one, on the way there and on the way back. Source: deepseek-ai/DeepEP,
+    csrc/config.hpp and deep_ep/buffer.py (get_dispatch_config); its branch hybrid-ep,
+    csrc/hybrid_ep.
+    """
+    if not np.any(p.rank_buffers):
+        return 0.0
+    token_bytes = p.activation_bytes * p.hidden
+    nodes = np.where(np.greater(p.ep, p.devices_per_node), p.ep / p.devices_per_node, 0.0)
+    rings = 10.0 * (8.0 * 256.0 + 2.0 * 128.0 * nodes) * token_bytes
+    whole = 2.0 * p.ep * s.tokens / p.tp * token_bytes
+    kinds = [np.equal(p.rank_buffers, kind) for kind in (RowBuffers.DEEPEP, RowBuffers.HYBRIDEP)]
+    found: Column = np.select(kinds, [rings, whole], 0.0)
+    return found
 
 
 def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:

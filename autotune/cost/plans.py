@@ -41,6 +41,26 @@ class Algorithm(IntEnum):
     TREE = 2
 
 
+class RowBuffers(IntEnum):
+    """Whose buffers for the rows of experts stay allocated, as the column `rank_buffers` holds."""
+
+    NONE = 0
+    """Rows are sent from and to tensors of the moment."""
+    DEEPEP = 1
+    HYBRIDEP = 2
+
+
+class ContextKind(IntEnum):
+    """How context parallel ranks exchange keys and values, as the column `context_kind` holds."""
+
+    RING = 0
+    """Each passes on what it has from rank to rank, beside the attention of what is there."""
+    HEADS = 1
+    """They exchange heads for tokens before the attention and after it."""
+    GATHERED = 2
+    """All are gathered before the attention."""
+
+
 class Tier(IntEnum):
     """Where offloaded states live, as the columns `optimizer_tier` and `param_tier` hold it."""
 
@@ -314,6 +334,12 @@ class Plans(PlanColumns):
     """Parameters are gathered while layers compute."""
     overlap_sends: Column = 0.0
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
+    user_buffers: Column = 0.0
+    """NCCL sends gradients and parameters from buffers that are registered with it."""
+    fixed_gather: Column = 0.0
+    """What FSDP gathers has two buffers that stay, so that it leaves no holes."""
+    context_kind: Column = 0.0
+    """A `ContextKind`."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
     expert_imbalance: Column = 1.0
@@ -334,6 +360,10 @@ class Plans(PlanColumns):
     flex_dispatch: Column = 0.0
     """A token goes once to each rank or node, whatever the number of its experts there: DeepEP,
     HybridEP. 0: each of its rows goes by an all-to-all."""
+    all_gather_dispatch: Column = 0.0
+    """All tokens go to all ranks, which take their experts' rows."""
+    rank_buffers: Column = 0.0
+    """A `RowBuffers`."""
     overlap_experts: Column = 0.0
     """Dispatch and combination run beside the layers of another micro-batch."""
     overlap_shared_experts: Column = 0.0

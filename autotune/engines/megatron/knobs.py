@@ -16,6 +16,7 @@ from autotune.engines.megatron.choices import (
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRADIENTS,
     GRAPHS,
     LAYOUTS,
     MODULES,
@@ -290,6 +291,17 @@ _MORE = (
         source=f"{_OPTIMIZER}: use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype",
     ),
     Knob(
+        name="main_grads",
+        group="precision",
+        default=GRADIENTS[0],
+        choices=GRADIENTS,
+        scope="for a job in bf16",
+        acts=_off("main_grads"),
+        changes_training="sums of gradients are rounded to 16 bits",
+        help="precision in which gradients are summed over micro-batches and reduced",
+        source=f"{_ARGUMENTS}: grad_reduce_in_bf16",
+    ),
+    Knob(
         name="optimizer_offload",
         group="memory",
         default=0.0,
@@ -393,6 +405,27 @@ _MORE = (
         acts=_off("overlap_shared_experts", _has_experts),
         help="whether shared experts compute while tokens go to the others and back",
         source=f"{_TRANSFORMER}: moe_shared_expert_overlap",
+    ),
+    Knob(
+        name="nccl_ub",
+        group="overlap",
+        default=False,
+        needs_cuda=(True,),
+        acts=_off("nccl_ub"),
+        help="whether NCCL sends gradients and parameters from buffers that are registered with "
+        "it, by fewer of the processors that layers compute on",
+        source=f"{_DATA}: nccl_ub",
+    ),
+    Knob(
+        name="fused_experts",
+        group="kernels",
+        default=False,
+        needs_cuda=(True,),
+        scope="for a mixture of experts, with fp8_recipe=mxfp8",
+        acts=_off("fused_experts", _has_experts),
+        help="whether an expert's products, its activation and the casts to fp8 are one kernel, "
+        "of Transformer Engine 2.14 on Blackwell",
+        source=f"{_TRANSFORMER}: use_transformer_engine_op_fuser",
     ),
     Knob(
         name="tp_comm_overlap",

@@ -279,6 +279,31 @@ BROKEN = {
     "etp.replicas": ({"n_experts": 4}, "tp=2 sequence_parallel=true etp=1"),
     "dispatcher.experts": ({}, "dispatcher=deepep"),
     "dispatcher.ranks": ({"n_experts": 4}, "dispatcher=deepep"),
+    "fused_experts.experts": ({}, "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8"),
+    "fused_experts.recipe": (
+        {"n_experts": 4},
+        "fused_experts=true fp8=e4m3 fp8_recipe=tensorwise",
+    ),
+    "fused_experts.split": (
+        {"n_experts": 4},
+        "tp=2 ep=2 fused_experts=true fp8=e4m3 fp8_recipe=mxfp8",
+    ),
+    "fused_experts.recompute": (
+        {"n_experts": 4},
+        "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8 recompute=selective "
+        "recompute_modules=moe_act",
+    ),
+    "fused_experts.gpu": ({"n_experts": 4, "on_cpu": True}, "fused_experts=true"),
+    "fused_experts.transformer_engine": (
+        {"n_experts": 4, "without_te": True},
+        "fused_experts=true",
+    ),
+    "fused_experts.release": (
+        {"n_experts": 4, "lacking": frozenset({"fused_experts"})},
+        "fused_experts=true",
+    ),
+    "nccl_ub.gpu": ({"on_cpu": True}, "nccl_ub=true"),
+    "main_grads.precision": ({"in_bf16": False}, "main_grads=bf16"),
     "dispatcher.precision": ({"n_experts": 4, "in_fp32": True}, "ep=2 dispatcher=hybridep"),
     "overlap_experts.ranks": ({"n_experts": 4}, "overlap_experts=true"),
     "overlap_experts.chunks": ({"n_experts": 4}, "ep=2 pp=2 overlap_experts=true"),
