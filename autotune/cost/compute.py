@@ -92,9 +92,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     projections = _product_times(p, c, _attention_products(p, s))
     width = p.shared_expert_hidden if is_mixture else s.dense_ffn_hidden
     mlp = _product_times(p, c, _mlp_products(p, s, width))
-    experts = (
-        _product_times(p, c, _expert_products(p, s, c)) if is_mixture else _NONE
-    )
+    experts = _product_times(p, c, _expert_products(p, s, c)) if is_mixture else _NONE
     products = [a + b + e for a, b, e in zip(projections, mlp, experts, strict=True)]
     routed_forward = _routed_elementwise(p, s, c) if is_mixture else 0.0
     plain_forward = _elementwise(p, s, c, width)

@@ -9,7 +9,6 @@ from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, RowBuffers, Tier
 from autotune.cost.sizes import Sizes, sizes_of
 
-
 _PINNED_SHARE = 0.5
 """Part of the activations by which CUDA graphs of everything raise the peak: what a graph works
 with stays its own. Source: NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-cuda-graphs: a

@@ -336,6 +336,8 @@ class Plans(PlanColumns):
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
     user_buffers: Column = 0.0
     """NCCL sends gradients and parameters from buffers that are registered with it."""
+    overlap_offload: Column = 0.0
+    """Gradients go to an optimizer on the host and parameters back while it updates others."""
     fixed_gather: Column = 0.0
     """What FSDP gathers has two buffers that stay, so that it leaves no holes."""
     context_kind: Column = 0.0

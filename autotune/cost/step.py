@@ -89,6 +89,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 
     gather_s, reduce_s, gather_step_s = traffic.data_s(p, s, c)
     takes = _taken_from_kernels(p)
+    update_s = optimizer_s(p, c, s.updated_params)
     sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
     prefetches = p.overlap_gather * traffic.has_room_to_prefetch(p, s)
     gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c, takes)
@@ -97,7 +98,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes)
     forward_s = of_layers(lambda layer: layer.times.forward_s)
     gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes)
-    # Copy engines move these; the kernels hardly notice.
+    # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
+    offload_step = _hidden(update_s, traffic.offload_step_s(p, s, c), p.overlap_offload, c, 0.0)
     offload_micro = micro_batches * np.maximum(
         0.0, traffic.offload_micro_batch_s(p, s, c) - mean_s
     )
@@ -109,14 +111,14 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "elementwise_s": micro_batches * of_layers(lambda layer: layer.times.elementwise_s),
         "logits_s": micro_batches * (head - heads * tensor_head_s) / p.pp,
         "recompute_s": micro_batches * of_layers(lambda layer: layer.times.recompute_s),
-        "optimizer_s": optimizer_s(p, c, s.updated_params),
+        "optimizer_s": update_s,
         "tensor_comm_s": micro_batches
         * (of_layers(lambda _: tensor_s) + heads * tensor_head_s / p.pp),
         "expert_comm_s": micro_batches * of_layers(lambda layer: layer.expert_comm_s),
         "context_comm_s": micro_batches * of_layers(lambda layer: layer.context_comm_s),
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step + traffic.owners_s(p, s, c),
-        "offload_s": offload_micro + traffic.offload_step_s(p, s, c),
+        "offload_s": offload_micro + offload_step,
         "bubble_s": bubble,
         "pages_s": micro_batches * _pages_s(p, s, c),
     }

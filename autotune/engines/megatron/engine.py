@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
-from autotune.cost.device import fp4_flops
 from autotune.cost.constants import load_constants
+from autotune.cost.device import fp4_flops
 from autotune.cost.plans import Plans, RowBuffers
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
 from autotune.cost.traits import (
@@ -490,6 +490,7 @@ class MegatronEngine(Engine):
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
             "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
             "user_buffers": rows["nccl_ub"],
+            "overlap_offload": rows["optimizer_offload_overlap"],
             "fixed_gather": rows["fsdp_double_buffer"],
             "context_kind": rows["cp_kind"],
             "all_gather_dispatch": rows["dispatcher"] == DISPATCHERS.index("allgather"),
@@ -527,9 +528,11 @@ class MegatronEngine(Engine):
         narrow = self._product_flops("fp4") if fp4.any() else 0.0
         half = self._product_flops(None)
         mixed = fp4_flops(narrow, half) if narrow else 0.0
+        narrow_rate: Any = rate
         if not self._task.has_fp4:
             by_blocks = half + BLOCKWISE_GAIN_SHARE * (rate - half)
-            rate = np.where(recipe == FP8_RECIPES.index("blockwise"), by_blocks, rate)
+            is_blockwise = recipe == FP8_RECIPES.index("blockwise")
+            narrow_rate = np.where(is_blockwise, by_blocks, rate)
         is_kept = fp8 & (rows["fp8_param_gather"] > 0)
         names = np.where(fp4, len(FP8_RECIPES), recipe)
         found: dict[str, Any] = {
@@ -539,12 +542,10 @@ class MegatronEngine(Engine):
             for column, usual in (("cast_bytes", 4.0), ("cast_kernels", 1.0))
         }
         return found | {
-            "matmul_flops": np.where(fp8, rate, np.where(fp4, mixed, half)),
+            "matmul_flops": np.where(fp8, narrow_rate, np.where(fp4, mixed, half)),
             "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
             "weight_bytes": np.where(is_kept, 1.0, 2.0),
-            "gather_bytes": np.where(
-                is_kept & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0
-            ),
+            "gather_bytes": np.where(is_kept & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0),
             "fused_experts": rows["fused_experts"],
         }
 

@@ -40,7 +40,7 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "fused_experts.split",
-        lambda fused_experts, etp, tp: (fused_experts == 0) | (np.where(etp > 0, etp, tp) == 1),
+        lambda fused_experts, etp, tp: (fused_experts == 0) | (etp == 1) | (etp == 0) & (tp == 1),
         "fused_experts computes whole experts, and etp {etp} (0: tp {tp}) splits them",
         "take etp=1, or fused_experts=false",
         _FUSED,

@@ -140,10 +140,9 @@ def _has_experts(_: Knobs, at: Context) -> bool:
 def _same_stages(value: KnobValue, values: Knobs, at: Context) -> KnobValue:
     """A written layout by its name, where it is that of a name."""
     stages = stages_of(str(value)) if value not in ("even", "balanced") else None
-    pp = int(values["pp"])
-    if stages is None or len(stages) % pp:
+    pp, vp, n_mtp_layers = int(values["pp"]), int(values["vp"]), at.model.n_mtp_layers
+    if stages is None or len(stages) != pp * vp:
         return value
-    vp, n_mtp_layers = len(stages) // pp, at.model.n_mtp_layers
     if "".join(stages)[-n_mtp_layers - 1 :] != f"{'m' * n_mtp_layers}L":
         return value
     counts, n_layers = layers_in(stages), at.model.n_layers

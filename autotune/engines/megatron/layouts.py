@@ -208,11 +208,10 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
 def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
     """Whether the experts of a row in fp8 are one kernel."""
     is_whole = np.where(rows["etp"] > 0, rows["etp"], rows["tp"]) == 1
-    found: Truth = is_whole & ~(
-        (rows["recompute"] == Recompute.SELECTIVE)
-        & has("moe_act", RECOMPUTED, rows["recompute_modules"])
-    )
-    return found & np.full(found.shape, task.fuses_experts)
+    recomputes = rows["recompute"] == Recompute.SELECTIVE
+    recomputes &= has("moe_act", RECOMPUTED, rows["recompute_modules"])
+    found: Truth = is_whole & ~recomputes & np.full(is_whole.shape, task.fuses_experts)
+    return found
 
 
 def _is_sharded(rows: Columns) -> Truth:

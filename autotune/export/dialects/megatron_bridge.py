@@ -106,9 +106,7 @@ class MegatronBridge(SectionedDialect):
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""
-        found: dict[str, Any] = {
-            "mixed_precision": _mixed_precision(run, handout.job.precision)
-        }
+        found: dict[str, Any] = {"mixed_precision": _mixed_precision(run, handout.job.precision)}
         if run.layout.get("grad_reduce_in_bf16"):
             found["grad_reduce_in_fp32"] = False
         return found
