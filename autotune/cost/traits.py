@@ -68,8 +68,8 @@ SCALINGS: Mapping[str, Mapping[str, float]] = {
 Delayed scales are those of steps before. `tensorwise` reads once more what no norm wrote, half of
 it, and finds the largest value and a scale by kernels of their own. Blocks have a scale of a byte
 for 32 elements (mxfp8) or of four for 128. nvfp4 reads once more for the scale of the tensor, and
-rotates what it casts by columns. Source: NVIDIA/TransformerEngine, transformer_engine/pytorch/csrc/
-quantizer.cpp (Float8CurrentScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer,
+rotates what it casts by columns. Source: NVIDIA/TransformerEngine, transformer_engine/pytorch/
+csrc/quantizer.cpp (Float8CurrentScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer,
 NVFP4Quantizer)."""
 BLOCKWISE_GAIN_SHARE = 0.7
 """Share of the gain of fp8 over bf16 that products with scales by blocks reach where the tensor

@@ -229,7 +229,7 @@ _MORE = (
         acts=_off("dispatcher", _has_experts),
         help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
         "hybridep, which are packages of their own, send a token once to each rank or node; "
-        "allgather sends all tokens to all, and is predicted like alltoall",
+        "allgather sends all tokens to all",
         source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
     ),
     Knob(
@@ -240,7 +240,8 @@ _MORE = (
         needs_cuda=CP_KINDS[1:],
         scope="with cp above 1",
         acts=_off("cp_kind", lambda values, _: int(values["cp"]) > 1),
-        help="how context parallel ranks exchange keys and values; predicted alike",
+        help="how context parallel ranks exchange keys and values: from rank to rank beside the "
+        "attention; heads for tokens; or all gathered before it",
         source=f"{_TRANSFORMER}: cp_comm_type",
     ),
     Knob(
@@ -274,7 +275,7 @@ _MORE = (
         scope="with fsdp",
         acts=_off("fsdp_double_buffer", lambda values, _: "fsdp" in values),
         help="whether FSDP gathers into two buffers that stay, in place of new memory for each "
-        "layer; predicted alike",
+        "layer",
         source=f"{_DATA}: fsdp_double_buffer",
     ),
     Knob(
