@@ -91,9 +91,9 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
 
     Args:
         task: What is laid out.
-        changes_training: Whether fp8 is among them, where the device has it, and for experts with
-            it gradients in 16 bits; and CUDA graphs, which trials without a checkout's training
-            loop do not capture.
+        changes_training: Whether fp8 is among them, where the device has it, and for experts
+            gradients in 16 bits; and CUDA graphs, which trials without a checkout's training loop
+            do not capture.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -187,7 +187,8 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
         keep = (rows["fp8"] == 0) | _is_sharded(rows)
     elif name == "main_grads":
         held = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
-        keep = (rows["main_grads"] == 0) | (rows["fp8"] > 0) & held
+        is_kept = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
+        keep = (rows["main_grads"] == 0) | held & is_kept
     elif name == "cuda_graphs":
         at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
         keep = (rows["cuda_graphs"] == 0) | at_once & (rows["recompute"] != Recompute.FULL)
@@ -234,7 +235,7 @@ def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
     return held
 
 
-_HEAVY_SHARE = 0.25
+_HEAVY_SHARE = 0.2
 """Part of the memory that weights and gradients take where it is worth to halve gradients."""
 _MOST_TP = 8
 """Tensor parallel degree of a mixture of experts, at most, though a rack joins more devices."""

@@ -792,10 +792,9 @@ def test_gradients_have_16_bits_only_where_they_fill_the_memory() -> None:
     columns = lay_out(MIXTURE, changes_training=True).columns
     halved = columns["main_grads"] > 0
     assert halved.any()
-    assert (columns["fp8"][halved] > 0).all()
     own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
     held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (columns["ep"] * own_tp * columns["pp"])
-    assert held[halved].min() > 2e9
+    assert held[halved].min() > 0.2 * 8e9
     roomy = dataclasses.replace(MIXTURE, memory_bytes=80e9)
     assert not lay_out(roomy, changes_training=True).columns["main_grads"].any()
 
