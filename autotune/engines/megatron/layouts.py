@@ -191,7 +191,10 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
         keep = (rows["main_grads"] == 0) | held & is_kept
     elif name == "cuda_graphs":
         at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
-        keep = (rows["cuda_graphs"] == 0) | at_once & (rows["recompute"] != Recompute.FULL)
+        at_once &= rows["recompute"] != Recompute.FULL
+        # Where all-to-alls are slow, launches have time.
+        sends_once = (rows["dispatcher"] > 0) | (rows["ep"] == 1) | (task.flex_here == 0)
+        keep = (rows["cuda_graphs"] == 0) | at_once & sends_once
     elif is_mixture and name == "tp":
         keep = rows["tp"] <= _MOST_TP
     elif is_mixture and name == "cp":
