@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,13 @@ import yaml
 from numpy.typing import NDArray
 from published_runs import SPLIT, Runs, read_runs
 
-from autotune.cost.calibrate import calibrate_constants
+from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
 from autotune.cost.constants import SHIPPED, Constants, load_constants
-from autotune.cost.errors import doubt_of
+from autotune.cost.plans import Column
 from autotune.cost.predict import Prediction, predict
 from autotune.devices import accelerators
+
+Values = NDArray[np.float64]
 
 _START = Constants(
     matmul_share=0.85,
@@ -33,7 +36,7 @@ _START = Constants(
     attention_backward_share=0.55,
     attention_start_tokens=400.0,
     memory_share=0.8,
-    unfused_traffic=2.5,
+    unfused_traffic=5.0,
     score_traffic_bytes=12.0,
     routed_traffic=1.5,
     # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.
@@ -47,13 +50,15 @@ _START = Constants(
     device_fetch_s=7e-4,
     cut_s=1e-5,
     send_s=1e-3,
-    step_s=1e-2,
+    step_s=1.5e-2,
     nvlink_share=0.75,
     network_share=0.75,
     all_to_all_share=0.75,
     host_link_share=0.8,
     nvlink_latency_s=4e-6,
     network_latency_s=1.5e-5,
+    # 1 to 2 us of overhead, three times as much for large messages: NVIDIA/nccl, tuning.cc.
+    network_step_s=6e-6,
     overlap_share=0.15,
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,
@@ -62,10 +67,11 @@ _START = Constants(
     context_bytes=1.2e9,
     communicator_bytes=8e8,
     fragmentation=0.06,
+    # nvidia-smi beside allocated bytes of one run each: foundation-model-stack/fms-acceleration.
+    logits_fragmentation=0.4,
     heap_bytes=2e8,
     heap_share=0.6,
     workspace_bytes=3e8,
-    memory_sigma=0.1,
 )
 """What is known before any run: `autotune/cost/calibrate.py` says how well."""
 _SIGMA = 0.06
@@ -76,7 +82,6 @@ _MOST_ROWS = 150
 """Rows of a source and device that are looked at; more say little, and take their time."""
 _SHARE_SIGMA = 0.12
 """How far a device is from an A100, known before any run: of the logarithm."""
-_ROUNDS = 4
 
 
 def fitted_sources() -> list[str]:
@@ -85,106 +90,105 @@ def fitted_sources() -> list[str]:
     return found
 
 
-def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]:
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Constants, and the share of its rates that each kind of device holds."""
+
+    constants: Constants
+    shares: dict[str, float]
+
+
+def fit(runs: Runs, first: Fitted | None = None) -> Fitted:
+    """All constants; those of the start where nothing ran.
+
+    Args:
+        runs: What they are fitted to.
+        first: Where the search for them begins: what was fitted to nearly the same runs.
+    """
+    if not runs.rows:
+        return Fitted(constants=_START, shares={})
+    timed = fit_time(runs, first)
+    return replace(timed, constants=fit_memory(runs, timed.constants, first))
+
+
+def fit_time(runs: Runs, first: Fitted | None = None) -> Fitted:
     """The constants of the step time, and the share that each kind of device holds.
 
-    The two are fitted in turn, since a device's share only scales what it computes. Runs with
-    states on the host are left out: their networks and hosts are not told; so are tests so small
-    that their source says the host sets their pace.
+    Runs with states on the host are left out: their networks and hosts are not told; so are tests
+    so small that their source says the host sets their pace.
     """
     ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
-    kinds = _kinds(ran)
-    shares = dict.fromkeys(np.unique(kinds).tolist(), 1.0)
-    weights = _WEIGHT * ran.weights()
-    fitted = start
-    for _ in range(_ROUNDS):
-        held = _with_shares(ran, kinds, shares)
-        fitted = calibrate_constants(held.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
-        for kind in shares:
-            if not kind.startswith("A100"):
-                shares[kind] = _fit_share(ran, kinds == kind, weights, fitted)
-    return fitted, shares
+    names = _kinds(ran)
+    of_devices = sorted({name for name in names.tolist() if not name.startswith("A100")})
+    kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
+    fitted, shares = calibrate_with_shares(
+        ran.plans,
+        ran.times_s,
+        _START,
+        kinds,
+        share_sigma=_SHARE_SIGMA,
+        sigma=_SIGMA,
+        weights=_WEIGHT * ran.weights(),
+        first=first
+        and (first.constants, np.array([first.shares.get(name, 1.0) for name in of_devices])),
+    )
+    return Fitted(constants=fitted, shares=dict(zip(of_devices, shares.tolist(), strict=True)))
 
 
-def fit_memory(runs: Runs, start: Constants) -> Constants:
+def fit_memory(runs: Runs, start: Constants, first: Fitted | None = None) -> Constants:
     """The constants of the peak memory, each row by its own meter."""
     seen = runs.part((runs.status == "ok") & np.isfinite(runs.peaks_bytes))
     if not seen.rows:
         return start
-    weights = _WEIGHT * seen.weights()
-    meters = [str(meter) for meter in seen.meters]
-    fitted = calibrate_constants(
-        seen.plans, seen.peaks_bytes, start, meters=meters, sigma=_SIGMA, weights=weights
+    return calibrate_constants(
+        seen.plans,
+        seen.peaks_bytes,
+        start,
+        meters=[str(meter) for meter in seen.meters],
+        sigma=_SIGMA,
+        weights=_WEIGHT * seen.weights(),
+        first=None if first is None else first.constants,
     )
-    peaks = peaks_by_meter(seen, predict(seen.plans, fitted))
-    # The root mean square, outliers and all: they are what runs out of memory.
-    misses = np.log(seen.peaks_bytes / peaks)
-    spread = float(np.sqrt(np.average(misses**2, weights=seen.weights())))
-    return dataclasses.replace(fitted, memory_sigma=spread)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Predictions of every run by constants that its source had no part in."""
+    """Predictions of every run by constants that its source had no part in; an element each."""
 
-    times_s: NDArray[np.float64]
-    peaks_bytes: NDArray[np.float64]
-    """By the meter of each run."""
-    doubt: NDArray[np.float64]
-    """Share of the step that is in doubt."""
-    spare: NDArray[np.float64]
-    """Factors by which peaks may lie lower, where a row leaves open what it takes."""
+    predicted: tuple[Prediction, ...]
+    """Of each source."""
+    rows: tuple[NDArray[np.intp], ...]
+    """Which runs these are."""
 
-
-def _fit(runs: Runs) -> tuple[Constants, dict[str, float]]:
-    """All constants, and the shares of devices; those of the start where nothing ran."""
-    if not runs.rows:
-        return _START, {}
-    constants, shares = fit_time(runs, _START)
-    return fit_memory(runs, constants), shares
+    def column(self, read: Callable[[Prediction], Column]) -> Values:
+        """A figure of the predictions, by run."""
+        found = np.full(sum(map(len, self.rows)), np.nan)
+        for predicted, rows in zip(self.predicted, self.rows, strict=True):
+            found[rows] = read(predicted)
+        return found
 
 
-def leave_one_out(runs: Runs) -> LeftOut:
-    """Fit on the other sources that are fitted, without each in turn.
+def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
+    """Predict each source by a fit on the other sources that are fitted.
 
-    Those that are not fitted are predicted by what was fitted on all that are.
+    Those that are not fitted are predicted by the fit on all that are, which is given; the other
+    fits begin at it.
     """
     fitted_on = np.isin(runs.sources, fitted_sources())
-    of_all: tuple[Constants, dict[str, float]] | None = None
-    times_s, peaks_bytes, doubt, spare = (np.full(len(runs.rows), np.nan) for _ in range(4))
+    predicted, rows = [], []
     for source in np.unique(runs.sources):
         here = runs.sources == source
         part = runs.part(here)
-        if fitted_on[here].any():
-            fitted, shares = _fit(runs.part(fitted_on & ~here))
-        else:
-            of_all = of_all or _fit(runs.part(fitted_on))
-            fitted, shares = of_all
+        is_fitted = bool(fitted_on[here].any())
+        fitted = fit(runs.part(fitted_on & ~here), of_all) if is_fitted else of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
-        held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **shares})
-        predicted = predict(held.plans, fitted)
-        times_s[here] = predicted.step_time_s
-        peaks_bytes[here] = peaks_by_meter(part, predicted)
-        doubt[here] = doubt_of(predicted)
-        spare[here] = part.spare(predicted)
-    return LeftOut(times_s=times_s, peaks_bytes=peaks_bytes, doubt=doubt, spare=spare)
-
-
-def beyond(
-    measured: NDArray[np.float64], predicted: NDArray[np.float64], spare: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Log of measured over predicted, beyond what a row leaves open: 0 within that."""
-    ratio = np.log(measured / predicted)
-    return np.where(ratio < 0, np.minimum(0.0, ratio + np.log(spare)), ratio)
-
-
-def peaks_by_meter(runs: Runs, predicted: Prediction) -> NDArray[np.float64]:
-    """What the meter of each run would have shown, in bytes."""
-    memory = predicted.memory
-    return np.array([getattr(memory, meter)[i] for i, meter in enumerate(runs.meters)])
+        held = _with_shares(part, kinds, fitted.shares)
+        predicted.append(predict(held.plans, fitted.constants))
+        rows.append(np.flatnonzero(here))
+    return LeftOut(predicted=tuple(predicted), rows=tuple(rows))
 
 
 def _kinds(runs: Runs) -> NDArray[np.str_]:
@@ -193,22 +197,8 @@ def _kinds(runs: Runs) -> NDArray[np.str_]:
 
 
 def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
-    column = np.array([shares[str(kind)] for kind in kinds])
+    column = np.array([shares.get(str(kind), 1.0) for kind in kinds])
     return dataclasses.replace(runs, plans=dataclasses.replace(runs.plans, sustained_share=column))
-
-
-def _fit_share(
-    runs: Runs, mask: NDArray[np.bool_], weights: NDArray[np.float64], constants: Constants
-) -> float:
-    """The best of a grid: absolute misses, and a prior that holds it near one."""
-    part = runs.part(mask)
-    best = (np.inf, 0.0)
-    for log_share in np.linspace(-0.4, 0.4, 81):
-        plans = dataclasses.replace(part.plans, sustained_share=float(np.exp(log_share)))
-        misses = np.abs(np.log(part.times_s / predict(plans, constants).step_time_s))
-        cost = float(np.sum(weights[mask] * misses)) / _SIGMA + (log_share / _SHARE_SIGMA) ** 2
-        best = min(best, (cost, float(log_share)))
-    return float(np.exp(best[1]))
 
 
 def write_constants(constants: Constants, path: Path, *, by: str) -> None:
@@ -241,16 +231,25 @@ def main() -> None:
     )
     options = parser.parse_args()
     runs = read_runs(options.published)
-    part = runs.part(np.isin(runs.sources, fitted_sources()))
-    constants, shares = _fit(part)
-    for name, value in dataclasses.asdict(constants).items():
-        print(f"{name:26} {getattr(_START, name):<10.4g} -> {value:.4g}")
-    for name, share in shares.items():
-        print(f"sustained_share of {name:14} {share:.3f}")
+    fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
+    show(fitted)
     if not options.dry_run:
-        write_constants(constants, SHIPPED, by=Path(__file__).name)
-        write_shares(shares, accelerators.SHIPPED)
-        load_constants.cache_clear()
+        write(fitted)
+
+
+def show(fitted: Fitted) -> None:
+    """Print what was fitted, beside where the fit began."""
+    for name, value in dataclasses.asdict(fitted.constants).items():
+        print(f"{name:26} {getattr(_START, name):<10.4g} -> {value:.4g}")
+    for name, share in fitted.shares.items():
+        print(f"sustained_share of {name:14} {share:.3f}")
+
+
+def write(fitted: Fitted) -> None:
+    """Write the constants and the table of accelerators."""
+    write_constants(fitted.constants, SHIPPED, by=Path(__file__).name)
+    write_shares(fitted.shares, accelerators.SHIPPED)
+    load_constants.cache_clear()
 
 
 if __name__ == "__main__":

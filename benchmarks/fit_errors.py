@@ -1,121 +1,214 @@
 """Learn how far off the cost model is on sources that it has not seen, and write it.
 
 Each source that `sources.json` lists as fitted is left out in turn: the constants are fitted on
-the others and predict it. The interval around a prediction then holds LEVEL of the rows of a new
-source, on average over sources: hierarchical conformal prediction, whose guarantee asks only that
-sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
-hierarchical data (arXiv:2306.06342), section 3. `autotune/cost/errors.yaml` is written. The
-constants are fitted once for each source: that takes minutes of one core.
+the others and predict it. Sources that are listed as held out are predicted by the fit on all that
+are fitted, and teach as well. The interval around a prediction then holds LEVEL of the rows of a
+new source, on average over sources: hierarchical conformal prediction, whose guarantee asks only
+that sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
+hierarchical data (arXiv:2306.06342), section 3. `autotune/cost/errors.yaml` is written.
+
+With `--constants` the constants are fitted and written first, as `fit_constants.py` does: the one
+command after a change of the model. It takes about a minute of one core.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
+import fit_constants
 import numpy as np
 import yaml
-from fit_constants import LeftOut, beyond, fitted_sources, leave_one_out
+from fit_constants import LeftOut, fit, fitted_sources, leave_one_out
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
-from autotune.cost.errors import LEVEL, SHIPPED, Errors, MissSizes, is_among
+from autotune.cost.errors import (
+    LEVEL,
+    METERS,
+    SHIPPED,
+    Basis,
+    Ends,
+    Errors,
+    Kinds,
+    Widths,
+    basis_of,
+)
 
 Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
-_LEAST = 0.01
-"""Least size of a miss that is expected: a published figure is no better."""
-_ENOUGH = 5
+_ENOUGH_SOURCES = 5
+"""Sources that make a kind; where fewer are of it, it counts as the next wider one."""
+_ENOUGH_RUNS = 5
 """Runs of a framework on an accelerator that make both known: a handful says little."""
-_UNKNOWN = 0.5
-"""Size where no run tells."""
+_LEAST = 0.03
+"""Least distance to an end: a published figure is no better."""
+_MOST = 1.0
+"""Larger misses count as so large where it is learned what widens intervals."""
+_MOST_WIDER = 3.0
+_MOST_SKEW = 1.5
+"""Ends are at most so many times as far on one side as on the other."""
+_TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """Sizes of log(measured / predicted) of runs left out; NaN where nothing was measured.
-
-    Those of peaks are what is beyond the values that a row leaves open.
-    """
+    """Runs that were left out: log(measured / predicted), NaN where nothing was measured."""
 
     sources: NDArray[np.str_]
-    frameworks: NDArray[np.str_]
-    peak_flops: Values
-    doubt: Values
-    is_mixture: NDArray[np.bool_]
+    basis: Basis
+    meters: NDArray[np.str_]
     times: Values
     peaks: Values
-
-    def without(self, source: str) -> "Misses":
-        """Those of all other sources."""
-        kept = self.sources != source
-        return Misses(**{name: values[kept] for name, values in vars(self).items()})
-
-    def accelerators(self) -> dict[str, list[float]]:
-        """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
-        ran = np.isfinite(self.times)
-        found = {}
-        for name in np.unique(self.frameworks):
-            peaks, rows = np.unique(
-                self.peak_flops[(self.frameworks == name) & ran].round(-11), return_counts=True
-            )
-            if often := [float(peak) / 1e12 for peak in peaks[rows >= _ENOUGH]]:
-                found[str(name)] = often
-        return found
 
 
 def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     """How far the runs are from what was predicted of them.
 
-    Formulas of papers are no runs, and tests so small that their source says the host sets their
-    pace say nothing of training.
+    Formulas of papers are no runs, and step times of tests so small that their source says the
+    host sets their pace say nothing of training.
     """
-    ran = (runs.status == "ok") & ~runs.host_bound
-    peaks = beyond(runs.peaks_bytes, left_out.peaks_bytes, left_out.spare)
+    ran = runs.status == "ok"
+    times = np.log(runs.times_s / left_out.column(lambda said: said.step_time_s))
+    by_meter = {m: left_out.column(lambda said, m=m: getattr(said.memory, m)) for m in METERS}
+    peaks = np.select([runs.meters == meter for meter in METERS], list(by_meter.values()))
     return Misses(
         sources=runs.sources,
-        frameworks=runs.frameworks,
-        peak_flops=np.array([its.peak_flops[its.half] for its in runs.accelerators]),
-        doubt=left_out.doubt,
-        is_mixture=np.greater(np.broadcast_to(runs.plans.n_experts, len(runs.rows)), 1),
-        times=np.where(ran, np.abs(np.log(runs.times_s / left_out.times_s)), np.nan),
-        peaks=np.where(ran, np.abs(peaks), np.nan),
+        basis=_basis(runs, left_out),
+        meters=runs.meters,
+        times=np.where(ran & ~runs.host_bound, times, np.nan),
+        peaks=np.where(ran, np.log(runs.peaks_bytes / peaks), np.nan),
     )
 
 
-def learn(misses: Misses) -> Errors:
-    """Intervals from the misses of all sources that are given."""
-    seen = np.zeros(len(misses.sources), bool)
-    for source in np.unique(misses.sources):
-        here = misses.sources == source
-        seen[here] = _is_among(misses, here, misses.without(source).accelerators())
-    dense, mixtures = (
-        np.where(misses.is_mixture == is_mixture, misses.times, np.nan)
-        for is_mixture in (False, True)
+def _basis(runs: Runs, left_out: LeftOut) -> Basis:
+    """What the predictions rest on: what is known of each source is from the others."""
+    parts = []
+    for said, rows in zip(left_out.predicted, left_out.rows, strict=True):
+        here = np.zeros(len(runs.rows), bool)
+        here[rows] = True
+        others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, peaks=peaks_of(runs, ~here))
+        parts.append(basis_of(said, runs.part(here).told(others)))
+    return Basis.joined(parts, left_out.rows)
+
+
+def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
+    """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
+    ran = (
+        which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
     )
+    ran = ran & ~runs.host_bound
+    flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
+    found = {}
+    for name in np.unique(runs.frameworks[ran]):
+        peaks, counts = np.unique(
+            flops[(runs.frameworks == name) & ran].round(-11), return_counts=True
+        )
+        if often := [float(peak) / 1e12 for peak in peaks[counts >= _ENOUGH_RUNS]]:
+            found[str(name)] = often
+    return found
+
+
+def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors:
+    """Intervals from the misses of some runs."""
+    basis = misses.basis
+    times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
+    memory_kinds = basis.memory_kinds(misses.meters.tolist())
     return Errors(
-        sources=len(np.unique(misses.sources)),
-        step_time=_sizes(misses, dense, seen, has_doubt=True),
-        mixture_step_time=_sizes(misses, mixtures, seen, has_doubt=True),
-        peak_memory=_sizes(misses, misses.peaks, seen, has_doubt=False),
-        peaks=misses.accelerators(),
+        sources=len(np.unique(misses.sources[which])),
+        step_time=times,
+        peak_memory=_learned(misses, which, misses.peaks, "memory", memory_kinds, _MEMORY_PARTS),
+        peaks=peaks,
     )
 
 
-def coverage(misses: Misses, here: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """What intervals learned from the other sources are worth for some rows of one.
+def _learned(
+    misses: Misses, which: Flags, missed: Values, figure: str, kinds: Kinds, names: tuple[str, ...]
+) -> Widths:
+    basis = misses.basis
+    rows = which & np.isfinite(missed)
+    # Dense models and mixtures of one source weigh as two.
+    models = np.where(basis.is_mixture, " experts", "")
+    sources, missed = np.char.add(misses.sources, models)[rows], missed[rows]
+    is_time = figure == "time"
+    low, high = basis.open_time if is_time else basis.open_memory
+    slower = np.log(basis.slower)[rows] if is_time else 0.0
+    beyond = _beyond(missed, low[rows], high[rows], slower)
+    parts = {name: basis.parts[name][rows] for name in names}
+    wider = _wider(np.minimum(np.abs(beyond), _MOST), parts, sources)
+    scaled = beyond / (1.0 + np.sum([wider[name] * parts[name] for name in names], axis=0))
+    found = {"all": _ends(scaled, sources)}
+    each = np.array(kinds.names)[kinds.which][rows]
+    prefixes = {" ".join(k.split()[:n]) for k in kinds.names for n in range(1, len(k.split()) + 1)}
+    for prefix in sorted(prefixes):
+        here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
+        if _count(sources[here]) >= _ENOUGH_SOURCES:
+            found[prefix] = _ends(scaled[here], sources[here])
+    return Widths(kinds=found, wider=wider)
 
-    Returns:
-        Shares of its step times and peaks inside, and the median factor to the end of the former.
+
+def _beyond(missed: Values, low: Values, high: Values, slower: Values | float) -> Values:
+    """Misses beyond what is open: what the learned part of an interval has to reach."""
+    up = np.maximum(missed - slower, 0.0)
+    down = np.maximum(-missed, 0.0)
+    up, down = (np.sqrt(np.maximum(x**2 - o**2, 0.0)) for x, o in ((up, high), (down, low)))
+    found: Values = up - down
+    return found
+
+
+def _wider(sizes: Values, parts: dict[str, Values], sources: NDArray[np.str_]) -> dict[str, float]:
+    """How much wider intervals are where a part holds: least squares of the sizes of misses.
+
+    Every source weighs alike, and no share is below zero: the best of all subsets of the parts.
     """
-    errors = learn(misses.without(str(misses.sources[here][0])))
-    seen = _is_among(misses, here, errors.peaks)
-    reach = errors.reach_of(seen, misses.doubt[here], misses.is_mixture[here])
-    return (
-        _share(misses.times[here], np.log(reach.step_time)),
-        _share(misses.peaks[here], np.log(reach.peak_memory)),
-        float(np.median(reach.step_time)),
+    root = np.sqrt(_weights(sources))
+    names = list(parts)
+    best, found = np.inf, dict.fromkeys(names, 0.0)
+    for n in range(len(names) + 1):
+        for kept in combinations(names, n):
+            columns = np.stack([np.ones(len(sizes)), *(parts[name] for name in kept)], axis=1)
+            some, *_ = np.linalg.lstsq(columns * root[:, None], sizes * root, rcond=None)
+            left = float(np.sum((root * (sizes - columns @ some)) ** 2))
+            if (some > 0).all() and left < best:
+                shares = np.minimum(some[1:] / some[0], _MOST_WIDER).round(3).tolist()
+                best, found = (
+                    left,
+                    {**dict.fromkeys(names, 0.0), **dict(zip(kept, shares, strict=True))},
+                )
+    return found
+
+
+def _weights(sources: NDArray[np.str_]) -> Values:
+    """Every source weighs alike."""
+    _, which, counts = np.unique(sources, return_inverse=True, return_counts=True)
+    found: Values = 1.0 / counts[which]
+    return found
+
+
+def _ends(missed: Values, sources: NDArray[np.str_]) -> Ends:
+    """Ends that hold LEVEL of a further source, as far from one another as the misses are."""
+    order = np.argsort(missed)
+    reached = np.cumsum(_weights(sources)[order])
+    reached /= reached[-1]
+    below, above = (
+        float(missed[order][min(np.searchsorted(reached, at), len(order) - 1)])
+        for at in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     )
+    low, high = max(_LEAST, -below), max(_LEAST, above)
+    low, high = max(low, high / _MOST_SKEW), max(high, low / _MOST_SKEW)
+    times = conformal(np.maximum(missed / high, -missed / low), sources, LEVEL)
+    return Ends(
+        low=round(max(_LEAST, low * times), 3),
+        high=round(max(_LEAST, high * times), 3),
+        sources=_count(sources),
+    )
+
+
+def _count(sources: NDArray[np.str_]) -> int:
+    """Sources, of whatever models."""
+    return len({source.partition(" ")[0] for source in sources.tolist()})
 
 
 def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
@@ -134,68 +227,28 @@ def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
     return float(misses[order][np.flatnonzero(reached)[0]])
 
 
-def _sizes(
-    misses: Misses, missed: Values, seen: NDArray[np.bool_], *, has_doubt: bool
-) -> MissSizes:
-    """Sizes in the proportion of the mean misses, made large enough by the conformal quantile.
-
-    The proportion is a least squares fit of the sizes of the misses, every source weighing alike;
-    no size is below zero, and where nothing was seen none is narrower for it.
-    """
-    known = np.isfinite(missed)
-    if not known.any():
-        return MissSizes(seen=_UNKNOWN, unseen=_UNKNOWN, doubtful=0.0)
-    sources, seen, size = misses.sources[known], seen[known], missed[known]
-    doubt = misses.doubt[known] * has_doubt
-    _, which, counts = np.unique(sources, return_inverse=True, return_counts=True)
-    # Sizes of the misses are 1 for everybody, more for what was not seen and for what is doubtful.
-    parts = np.stack([np.ones(len(size)), ~seen * 1.0, doubt], axis=1)
-    shares = _least_squares(parts, size, 1.0 / counts[which])
-    shares = shares if shares.any() else np.array([1.0, 0.0, 0.0])
-    expected = np.maximum(parts @ shares, _LEAST)
-    times = conformal(size / expected, sources, LEVEL)
-    least, unseen, doubtful = (round(float(share * times), 3) for share in shares)
-    return MissSizes(seen=least, unseen=round(least + unseen, 3), doubtful=doubtful)
-
-
-def _least_squares(parts: Values, size: Values, weights: Values) -> Values:
-    """Weights of the parts, none below zero: the best of all subsets of three."""
-    root = np.sqrt(weights)
-    best, found = np.inf, np.zeros(parts.shape[1])
-    for kept in ([0], [0, 1], [0, 2], [0, 1, 2]):
-        some, *_ = np.linalg.lstsq(parts[:, kept] * root[:, None], size * root, rcond=None)
-        left = float(np.sum(weights * (size - parts[:, kept] @ some) ** 2))
-        if (some >= 0).all() and left < best:
-            best, found = left, np.zeros(parts.shape[1])
-            found[kept] = some
-    return found
-
-
-def _share(misses: Values, reach: Values) -> float:
-    known = np.isfinite(misses)
-    return float(np.mean(misses[known] <= reach[known])) if known.any() else float("nan")
-
-
-def _is_among(
-    misses: Misses, here: NDArray[np.bool_], peaks: Mapping[str, Sequence[float]]
-) -> NDArray[np.bool_]:
-    """Whether rows' frameworks were seen on such accelerators."""
-    pairs = zip(misses.frameworks[here].tolist(), misses.peak_flops[here].tolist(), strict=True)
-    return np.array([is_among(peak, peaks.get(framework, ())) for framework, peak in pairs], bool)
+_NONE = Widths(kinds={"all": Ends(low=0.0, high=0.0, sources=0)}, wider={})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--constants", action="store_true", help="write the constants first")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     options = parser.parse_args()
     runs = read_runs(options.published)
-    fitted = runs.part(np.isin(runs.sources, fitted_sources()))
-    errors = learn(misses_of(fitted, leave_one_out(fitted)))
+    fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
+    if options.constants:
+        fit_constants.show(fitted)
+    misses = misses_of(runs, leave_one_out(runs, fitted))
+    errors = learn(misses, np.ones(len(runs.rows), bool), peaks_of(runs, runs.sources != ""))
     print(errors.model_dump_json(indent=2))
-    if not options.dry_run:
-        head = "# Written by benchmarks/fit_errors.py; autotune/cost/errors.py says what it is.\n"
-        SHIPPED.write_text(head + yaml.safe_dump(errors.model_dump(), sort_keys=True))
+    if options.dry_run:
+        return
+    if options.constants:
+        fit_constants.write(fitted)
+    head = "# Written by benchmarks/fit_errors.py; autotune/cost/errors.py says what it is.\n"
+    SHIPPED.write_text(head + yaml.safe_dump(errors.model_dump(), sort_keys=True))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """Published training runs for the benchmarks: what was measured, beside what is predicted."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from published import rows_to_plans
 
 from autotune.base.errors import JobError
-from autotune.cost.errors import Margin, load_errors, spare_of
+from autotune.cost.errors import Errors, Told
 from autotune.cost.plans import Plans
-from autotune.cost.predict import Prediction
-from autotune.cost.published import PublishedRows, read_table, rows_to_plans
+from autotune.cost.table import TableRows, read_table
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 
 SPLIT = Path(__file__).resolve().parent / "sources.json"
@@ -29,6 +29,8 @@ class Runs:
     plans: Plans
     fewest_logit_bytes: NDArray[np.float64]
     """Column `logit_bytes` at least, where a row leaves open how its loss is computed."""
+    open: Mapping[str, NDArray[np.bool_]]
+    """What rows leave open -> which do."""
     sources: NDArray[np.str_]
     """The repository that a row is from."""
     devices: NDArray[np.str_]
@@ -58,6 +60,7 @@ class Runs:
             rows=tuple(self.rows[i] for i in kept),
             plans=self.plans.take(kept),
             fewest_logit_bytes=self.fewest_logit_bytes[kept],
+            open={name: which[kept] for name, which in self.open.items()},
             sources=self.sources[kept],
             devices=self.devices[kept],
             times_s=self.times_s[kept],
@@ -70,13 +73,14 @@ class Runs:
             n_unpredicted=self.n_unpredicted,
         )
 
-    def reach(self, predicted: Prediction) -> Margin:
-        """How far each may be from its prediction, by the shipped errors."""
-        return load_errors().reach(self.frameworks.tolist(), self.accelerators, predicted)
-
-    def spare(self, predicted: Prediction) -> NDArray[np.float64]:
-        """Factors by which peaks may lie lower still, where a row leaves open what it takes."""
-        return spare_of(predicted, self.fewest_logit_bytes)
+    def told(self, errors: Errors) -> Told:
+        """What is known of them, to those errors."""
+        return errors.told(
+            self.frameworks.tolist(),
+            self.accelerators,
+            self.open,
+            self.fewest_logit_bytes.tolist(),
+        )
 
     def groups(self) -> list[NDArray[np.intp]]:
         """Rows of the same source, model, devices and global batch: what a search chooses from."""
@@ -121,17 +125,18 @@ def read_runs(folder: Path) -> Runs:
     return _runs(scored, read, read.plans)
 
 
-def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
+def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,
         plans=plans,
         fewest_logit_bytes=np.array(read.fewest_logit_bytes),
+        open=read.open,
         sources=np.array([_repository(row["source"]) for row in rows]),
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),
         peaks_bytes=np.array([_peak_bytes(row) for row in rows]),
-        meters=np.array([_meter(row.get("peak_mem_unit", "")) for row in rows]),
+        meters=np.array(read.meters),
         status=np.array([row.get("status", "") for row in rows]),
         offloads=np.array([row.get("offload", "").startswith("cpu") for row in rows]),
         frameworks=np.array(read.frameworks),
@@ -154,12 +159,6 @@ def _repository(source: str) -> str:
 def _peak_bytes(row: dict[str, str]) -> float:
     # GB of nvidia-smi and of torch are binary ones.
     return _float(row.get("peak_mem_gb", "")) * GIB
-
-
-def _meter(unit: str) -> str:
-    if re.search("reserved", unit):
-        return "reserved_bytes"
-    return "allocated_bytes" if re.search("allocated", unit) else "peak_bytes"
 
 
 def _float(text: str) -> float:

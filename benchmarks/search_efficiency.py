@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ from contest import (
     sampled_order,
     summarize_runs,
 )
+from published import strict_rows
 
 from autotune.base.errors import AutotuneError
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.forecast import Forecast
 from autotune.replay.groups import Group, group_rows
 from autotune.replay.problem import forecast_of
-from autotune.replay.rows import read_rows
+from autotune.replay.rows import MeasuredRow, read_rows
 
 ABOUT = {
     "random": "any row",
@@ -140,7 +142,7 @@ def find_groups(folder: Path, *, least: int) -> tuple[list[Group], dict[str, lis
     tables = sorted(folder.glob("*.csv"))
     if not tables:
         raise AutotuneError(f"{folder}: no table *.csv", "name a folder of published runs")
-    rows = [row for table in tables for row in read_rows(table)]
+    rows = [row for table in tables for row in _spelled(read_rows(table))]
     large = [group for group in group_rows(rows) if len(group.configurations) >= least]
     kept, left_out = [], {}
     for group in large:
@@ -151,6 +153,15 @@ def find_groups(folder: Path, *, least: int) -> tuple[list[Group], dict[str, lis
         else:
             kept.append(group)
     return kept, left_out
+
+
+def _spelled(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """Published rows as replays read them; those that cannot be spelled so stay as they are."""
+    spelled = strict_rows([row.cells for row in rows])
+    return [
+        row if strict.reason else replace(row, cells=strict.cells)
+        for row, strict in zip(rows, spelled, strict=True)
+    ]
 
 
 def print_table(figures: dict[str, dict[str, Any]]) -> None:

@@ -1,25 +1,27 @@
 """Predict every row of a table of training runs, and write the table with the predictions."""
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import load_errors, spare_of
+from autotune.cost.errors import basis_of, load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.published import TABLE_HINT, PublishedRows, read_table, rows_to_plans
 from autotune.cost.step import StepTimes
-from autotune.devices.accelerators import accelerators_with
+from autotune.cost.table import TABLE_HINT, TableRows, read_table, rows_to_plans
+from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
@@ -64,19 +66,29 @@ class Estimate:
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
 
+Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]
+"""Reads rows, column -> text, as candidates."""
+
+
 def estimate_rows(
-    rows: Path, out: Path, *, accelerators: Path | None = None, constants: Path | None = None
+    rows: Path,
+    out: Path,
+    *,
+    accelerators: Path | None = None,
+    constants: Path | None = None,
+    reader: Reader = rows_to_plans,
 ) -> Estimate:
     """Predict the rows of a CSV file; every row is written, in order.
 
     Columns of results in the input are kept, and never read. Memory is in GiB, as vendors' "80 GB"
-    are; it is what nvidia-smi would show, or what `peak_mem_unit` says: reserved or allocated.
+    are; it is what nvidia-smi would show, or what `memory_meter` says: reserved or allocated.
 
     Args:
         rows: The table; docs/cost.md names its columns.
         out: The file to write.
         accelerators: A file of more accelerators.
         constants: A file of other constants than the shipped ones.
+        reader: What reads the rows: by default each value has one spelling.
 
     Raises:
         JobError: A file cannot be read or written, is no table of runs, or `out` is the input.
@@ -85,7 +97,8 @@ def estimate_rows(
     _check_known(header, str(rows))
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
-    read, cells = _predicted(table, accelerators, constants)
+    read = reader(table, accelerators_with(accelerators))
+    cells = _predicted(read, constants)
     _write(out, header, table, cells)
     return Estimate(
         out=out,
@@ -114,7 +127,7 @@ def predict_frame(
         _check_known(names, "rows")
         values = rows.astype(object).itertuples(index=False, name=None)
         table = [dict(zip(names, map(_text, row), strict=True)) for row in values]
-    _, cells = _predicted(table, accelerators, constants)
+    cells = _predicted(rows_to_plans(table, accelerators_with(accelerators)), constants)
     found = pd.DataFrame(cells, columns=list(_COLUMNS), index=rows.index)
     figures = [name for name in _COLUMNS if name.startswith("pred_")]
     found[figures] = found[figures].apply(pd.to_numeric)
@@ -137,37 +150,36 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _predicted(
-    table: list[dict[str, str]], accelerators: Path | None, constants: Path | None
-) -> tuple[PublishedRows, list[dict[str, str]]]:
-    """The rows as they were read, and for each its predictions, column -> text."""
-    read = rows_to_plans(table, accelerators_with(accelerators))
-    cells: list[dict[str, str]] = [{} for _ in table]
+def _predicted(read: TableRows, constants: Path | None) -> list[dict[str, str]]:
+    """For each row its predictions, column -> text."""
+    cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:
         predicted = predict(read.plans, load_constants(constants or SHIPPED))
         for position, values in zip(
-            read.positions, _cells(read.plans, predicted, table, read), strict=True
+            read.positions, _cells(read.plans, predicted, read), strict=True
         ):
             cells[position] = values
     for position, values in enumerate(cells):
         noted = filter(None, [values.get("assumed", "")])
         values["assumed"] = "; ".join([*read.assumed[position], *noted])
         values["reason"] = read.reasons[position]
-    return read, cells
+    return cells
 
 
-def _cells(
-    plans: Plans, predicted: Prediction, table: list[dict[str, str]], read: PublishedRows
-) -> list[dict[str, str]]:
+def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[str, str]]:
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
-    reach = load_errors().reach(read.frameworks, read.accelerators, predicted)
-    low = reach.peak_memory * spare_of(predicted, read.fewest_logit_bytes)
+    errors = load_errors()
+    told = errors.told(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
+    basis = basis_of(predicted, told)
+    reach = errors.reach_of(basis)
+    predicted = reach.judge(predicted)
+    shown = errors.reach_of(basis, read.meters)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
-        "pred_step_time_low_s": predicted.step_time_s / reach.step_time,
-        "pred_step_time_high_s": predicted.step_time_s * reach.step_time * reach.slower,
+        "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
+        "pred_step_time_high_s": predicted.step_time_s * np.exp(reach.step_time.high),
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
         "pred_peak_memory_gb": predicted.peak_memory_bytes / _GIB,
         "pred_fit_probability": predicted.fit_probability,
@@ -181,17 +193,16 @@ def _cells(
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for values, position, below, above in zip(
-        found, read.positions, low, reach.peak_memory, strict=True
-    ):
-        unit = table[position].get("peak_mem_unit", "")
-        for meter in ("reserved", "allocated"):
-            if meter in unit:
-                values["pred_peak_memory_gb"] = values[f"pred_{meter}_gb"]
-                values["assumed"] = f"pred_peak_memory_gb={meter} (by peak_mem_unit)"
-        peak_gb = float(values["pred_peak_memory_gb"])
-        values["pred_peak_memory_low_gb"] = f"{peak_gb / below:.{_DIGITS}g}"
-        values["pred_peak_memory_high_gb"] = f"{peak_gb * above:.{_DIGITS}g}"
+    for index, (values, meter) in enumerate(zip(found, read.meters, strict=True)):
+        if meter != "peak_bytes":
+            name = meter.removesuffix("_bytes")
+            values["pred_peak_memory_gb"] = values[f"pred_{name}_gb"]
+        values["assumed"] = f"interval={shown.evidence_at(index)}"
+        peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
+        low_gb = peak_gb * math.exp(-spread.low[index])
+        values["pred_peak_memory_low_gb"] = f"{low_gb:.{_DIGITS}g}"
+        high_gb = peak_gb * math.exp(spread.high[index])
+        values["pred_peak_memory_high_gb"] = f"{high_gb:.{_DIGITS}g}"
     return found
 
 

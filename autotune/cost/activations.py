@@ -68,13 +68,15 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             everything = _layer_bytes(p, s, kind)
             kept = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
-            gradients = gradients + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+            gradients = gradients + _tile_share(p, s) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
-            found.append((kept * (1.0 - p.offloaded_activations), gradients + again))
+            working = gradients + again
+            found.append((kept * (1.0 - p.offloaded_activations), working, kept))
         else:
-            found.append((0.0, 0.0))
-    (dense, dense_working), (mixture, mixture_working) = found
+            found.append((0.0, 0.0, 0.0))
+    (dense, dense_working, dense_kept), (mixture, mixture_working, mixture_kept) = found
     stages = (
         (s.first.dense_layers, s.first.mixture_layers),
         (s.fullest.dense_layers, s.fullest.mixture_layers),
@@ -83,6 +85,9 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     first, fullest, last = (n * dense + m * mixture for n, m in stages)
     has_mixture = np.greater(s.n_mixture_layers, 0)
     working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
+    # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
+    on_way = np.where(has_mixture, np.maximum(mixture_kept, dense_kept), dense_kept)
+    working = working + 2.0 * p.offloaded_activations * on_way
     return first, fullest, last, working
 
 
@@ -120,8 +125,21 @@ def _layer_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     # Torch's own sequence parallelism keeps the whole inputs that it gathered; Megatron's gathers
     # them again.
     gathered = p.keeps_gathered * (1.0 - 1.0 / s.norm_split) * 2.0 * p.activation_bytes * p.hidden
-    mlp = _mlp_bytes(p, s, kind)
-    return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out)
+    mlp = _tile_share(p, s) * _mlp_bytes(p, s, kind)
+    adapters = p.adapter_bytes * p.hidden / s.norm_split
+    return s.tokens * (norms + heads + mlp + gathered + _score_bytes(p) + written_out + adapters)
+
+
+def _tile_share(p: Plans, s: Sizes) -> Column:
+    """Share of the tokens that an MLP holds at a time.
+
+    Source: Bekman et al., ALST (arXiv:2506.13996), section 3.1; DeepSpeed,
+    runtime/sequence_parallel/ulysses_sp.py (TiledMLP).
+    """
+    if not np.any(p.mlp_tile_tokens):
+        return 1.0
+    is_tiled = np.greater(p.mlp_tile_tokens, 0)
+    return np.where(is_tiled, np.minimum(1.0, p.mlp_tile_tokens / s.tokens), 1.0)
 
 
 def _latent_bytes(p: Plans, s: Sizes) -> Column:
@@ -198,7 +216,7 @@ def _written_out_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
     """
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
-    inner = copies * inner_width(p, s, kind)
+    inner = copies * inner_width(p, s, kind) * _tile_share(p, s)
     return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
 
 
@@ -207,8 +225,8 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
 
     Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
     GPT. Source: Korthikanti et al. (arXiv:2205.05198), table 2. Torch's selective checkpoints keep
-    the layer's input, the attention's result and every other matrix product's. Source: torchtitan,
-    torchtitan/distributed/activation_checkpoint.py.
+    the layer's input, the attention's result and those of some matrix products. Source:
+    torchtitan, torchtitan/distributed/activation_checkpoint.py.
     """
     input_bytes = p.activation_bytes * s.tokens * p.hidden / s.norm_split
     every = 1.0 / p.recompute_every
@@ -217,7 +235,7 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
     products = products + (1.0 + p.gated_mlp) * inner_width(p, s, kind)
     products = products + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
-        s.attention_width / p.tp + 0.5 * products
+        s.attention_width / p.tp + p.kept_products * products
     )
     dropped = p.recomputes_scores * _score_bytes(p)
     dropped = dropped + p.recomputes_norms * _norm_result_bytes(p, s)

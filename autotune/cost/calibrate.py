@@ -1,7 +1,7 @@
 """Constants that fit measured steps or peaks better, without leaving what is known of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Plans
-from autotune.cost.predict import predict
+from autotune.cost.predict import memory_by_constants, times_by_constants
 
 Values = NDArray[np.float64]
 
@@ -25,20 +25,21 @@ TIME_PRIORS: Mapping[str, float] = {
     "attention_share": 0.4,
     "attention_backward_share": 0.4,
     "attention_start_tokens": 0.5,
-    "memory_share": 0.4,
+    "memory_share": 0.1,
     "unfused_traffic": 0.1,
     "score_traffic_bytes": 0.4,
-    "launch_s": 0.15,
+    "launch_s": 0.1,
     "skew_share": 0.4,
     "micro_batch_s": 0.7,
     "cut_s": 0.5,
     "send_s": 0.7,
-    "step_s": 0.5,
+    "step_s": 0.2,
     "nvlink_share": 0.4,
     "network_share": 0.5,
     "host_link_share": 0.5,
     "nvlink_latency_s": 0.4,
     "network_latency_s": 0.4,
+    "network_step_s": 0.5,
     "overlap_share": 0.7,
     "scale_jitter": 0.6,
     "optimizer_traffic_bytes": 0.4,
@@ -51,11 +52,12 @@ MEMORY_PRIORS: Mapping[str, float] = {
     "context_bytes": 0.2,
     "communicator_bytes": 0.3,
     "fragmentation": 0.4,
+    "logits_fragmentation": 0.5,
     "workspace_bytes": 0.3,
 }
 """The same of the peak memory."""
 
-_ROUNDS = 12
+_ROUNDS = 20
 _STEP = 1e-3
 """Step of the finite differences, in the coordinates of the fit."""
 _L1_FLOOR = 0.03
@@ -72,6 +74,7 @@ def calibrate_constants(
     sigma: float = 0.05,
     weights: Values | None = None,
     priors: Mapping[str, float] | None = None,
+    first: Constants | None = None,
 ) -> Constants:
     """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
 
@@ -83,6 +86,7 @@ def calibrate_constants(
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
         priors: Which constants may move, and how far; those of the figure by default.
+        first: Where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
@@ -90,26 +94,135 @@ def calibrate_constants(
     if priors is None:
         priors = TIME_PRIORS if meters is None else MEMORY_PRIORS
 
-    def predicted(c: Constants) -> Values:
-        if meters is None:
-            return predict(plans, c).step_time_s
-        memory = predict(plans, c).memory
-        return np.array([getattr(memory, meter)[row] for row, meter in enumerate(meters)])
-
+    _check(measured)
     names = list(priors)
-    center = np.array([_to_line(name, getattr(start, name)) for name in names])
-    precision = np.array([1.0 / priors[name] ** 2 for name in names])
+    center, precision = _prior(start, priors)
+    figures = _figures_by_constants(plans, meters)
+    point = _most_probable(
+        np.log(measured),
+        lambda at: np.log(figures(_with(start, names, at))),
+        center,
+        precision,
+        first=_point(first or start, names),
+        sigma=sigma,
+        weights=weights,
+    )
+    return _with(start, names, point)
+
+
+def calibrate_with_shares(
+    plans: Plans,
+    measured_s: Values,
+    start: Constants,
+    kinds: NDArray[np.int_],
+    *,
+    share_sigma: float,
+    sigma: float = 0.05,
+    weights: Values | None = None,
+    first: tuple[Constants, Values] | None = None,
+) -> tuple[Constants, Values]:
+    """Constants of the step time, and with them the share that each kind of device holds.
+
+    Args:
+        plans: What ran, with a `sustained_share` that is not looked at.
+        measured_s: Seconds per optimizer step.
+        start: What is known before.
+        kinds: The kind of each row's device, from 0; a negative one holds all, by definition.
+        share_sigma: How far the logarithm of a kind's share may be from 0, known before.
+        sigma: Noise of log(measured / predicted) that remains.
+        weights: One per row; alike by default.
+        first: Constants and shares where the search for them begins; at `start` by default.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+    _check(measured_s)
+    names = list(TIME_PRIORS)
+    center, precision = _prior(start, TIME_PRIORS)
+    n, n_kinds = len(names), int(kinds.max(initial=-1)) + 1
+    is_of = kinds[:, None] == np.arange(n_kinds)
+
+    seconds = times_by_constants(plans)
+    begin, shares = first or (start, np.ones(n_kinds))
+
+    def log_step_s(at: Values) -> Values:
+        return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
+
+    def share_slopes(at: Values, now: Values) -> Values:
+        # A row has one share, so all of them move at once.
+        moved = at.copy()
+        moved[n:] += _STEP
+        slope: Values = ((log_step_s(moved) - now) / _STEP)[:, None] * is_of
+        return slope
+
+    point = _most_probable(
+        np.log(measured_s),
+        log_step_s,
+        np.concatenate([center, np.zeros(n_kinds)]),
+        np.concatenate([precision, np.full(n_kinds, share_sigma**-2)]),
+        first=np.concatenate([_point(begin, names), np.log(shares)]),
+        sigma=sigma,
+        weights=weights,
+        further_slopes=share_slopes,
+    )
+    return _with(start, names, point[:n]), np.exp(point[n:])
+
+
+def _check(measured: Values) -> None:
     if len(measured) == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
         raise JobError(
             f"calibration: {len(measured)} measurements, not all above zero",
             "give one positive measurement per candidate",
         )
-    target = np.log(measured)
-    row_weights = np.ones_like(target) if weights is None else weights
-    point = center.copy()
 
-    def residual(at: Values) -> Values:
-        return target - np.log(predicted(_with(start, names, at)))
+
+def _prior(start: Constants, priors: Mapping[str, float]) -> tuple[Values, Values]:
+    """Center and precision of the coordinates of the fit."""
+    return _point(start, list(priors)), np.array([sigma**-2 for sigma in priors.values()])
+
+
+def _point(constants: Constants, names: Sequence[str]) -> Values:
+    """Constants as coordinates of the fit."""
+    return np.array([_to_line(name, getattr(constants, name)) for name in names])
+
+
+def _figures_by_constants(
+    plans: Plans, meters: Sequence[str] | None
+) -> Callable[[Constants], Values]:
+    """Step times, or with `meters` what each meter shows."""
+    if meters is None:
+        seconds = times_by_constants(plans)
+        return lambda c: seconds(c, None)
+    memory_at = memory_by_constants(plans)
+    rows = {meter: np.flatnonzero(np.equal(meters, meter)) for meter in dict.fromkeys(meters)}
+
+    def read(c: Constants) -> Values:
+        memory, found = memory_at(c), np.empty(len(plans))
+        for meter, which in rows.items():
+            found[which] = np.broadcast_to(getattr(memory, meter), len(plans))[which]
+        return found
+
+    return read
+
+
+def _most_probable(
+    target: Values,
+    predicted: Callable[[Values], Values],
+    center: Values,
+    precision: Values,
+    *,
+    first: Values,
+    sigma: float,
+    weights: Values | None,
+    further_slopes: Callable[[Values, Values], Values] | None = None,
+) -> Values:
+    """The point that fits best, by logarithms of figures; the search begins at `first`.
+
+    `further_slopes` gives the slopes of the last coordinates; those of the others are finite
+    differences of `predicted`.
+    """
+    row_weights = np.ones_like(target) if weights is None else weights
+    point = first.copy()
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)
@@ -117,14 +230,17 @@ def calibrate_constants(
         distance = float(np.sum(precision * (at - center) ** 2))
         return float(np.sum(row_weights * loss)) / sigma**2 + distance
 
-    r = residual(point)
-    best = cost(point, r)
+    now = predicted(point)
+    best = cost(point, target - now)
     for _ in range(_ROUNDS):
-        slopes = np.empty((len(r), len(names)))
-        for column in range(len(names)):
+        further = further_slopes(point, now) if further_slopes else np.empty((len(now), 0))
+        slopes = np.empty((len(now), len(point) - further.shape[1]))
+        for column in range(slopes.shape[1]):
             moved = point.copy()
             moved[column] += _STEP
-            slopes[:, column] = (r - residual(moved)) / _STEP
+            slopes[:, column] = (predicted(moved) - now) / _STEP
+        slopes = np.concatenate([slopes, further], axis=1)
+        r = target - now
         robust = row_weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
         normal = slopes.T @ (robust[:, None] * slopes) + np.diag(precision)
         pull = slopes.T @ (robust * r) - precision * (point - center)
@@ -132,15 +248,15 @@ def calibrate_constants(
         gained = False
         for shorter in (1.0, 0.5, 0.25, 0.1):
             candidate = point + shorter * move
-            r_candidate = residual(candidate)
-            at = cost(candidate, r_candidate)
+            found = predicted(candidate)
+            at = cost(candidate, target - found)
             if at < best:
                 gained = best - at > 1e-4 * best
-                point, r, best = candidate, r_candidate, at
+                point, now, best = candidate, found, at
                 break
         if not gained:
             break
-    return _with(start, names, point)
+    return point
 
 
 def _with(constants: Constants, names: list[str], point: Values) -> Constants:

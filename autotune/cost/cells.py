@@ -1,22 +1,13 @@
-"""The cells of one row of a table: numbers read with suspicion, defaults written down."""
+"""The cells of one row of a table: one spelling for each value, defaults written down."""
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-_BLANK = {"", "-", "n/a", "na", "nan", "none", "null", "?"}
-
-
-_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
-"""A number with its thousands apart: 128,256."""
-_UNITS = {"params_b": ("b",), "gpu_mem_gb": ("gib", "gb", "g")}
-"""Column -> units that its name says already, in lower case."""
-_BINARY = {"seq_len"}
-"""Columns whose thousands are 1024: a sequence of 8k."""
+from autotune.base.names import did_you_mean
 
 
 class RowError(Exception):
-    """A row cannot be predicted; the text says why, with the values."""
+    """A row cannot be predicted; the text says why, with the values, and what to write."""
 
 
 class Cells:
@@ -26,37 +17,53 @@ class Cells:
         self._row = row
         self.assumed: list[str] = []
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._row
+
     def text(self, key: str) -> str:
         """A cell's text without blanks around it; empty where there is none."""
         return self._row.get(key, "").strip()
 
     def is_blank(self, key: str) -> bool:
         """Whether a cell says nothing."""
-        return self.text(key).lower() in _BLANK
+        return not self.text(key)
 
     def assume(self, key: str, value: object, why: str = "") -> None:
         """Write down what is taken for a cell that says nothing."""
         shown = f"{value:g}" if isinstance(value, float) else str(value)
         self.assumed.append(f"{key}={shown}" + (f" ({why})" if why else ""))
 
-    def number(self, key: str, default: float | None = None, why: str = "") -> float:
-        """A positive number.
+    def choice(self, key: str, allowed: Iterable[str], default: str, why: str = "") -> str:
+        """One of some words.
 
         Raises:
-            RowError: The cell is blank and there is no default, or it is no positive number.
+            RowError: The cell has another one.
+        """
+        if self.is_blank(key):
+            self.assume(key, default, why)
+            return default
+        text, words = self.text(key), list(allowed)
+        if text not in words:
+            raise self.wrong(key, f"is not {_listed(words)}", did_you_mean(text, words))
+        return text
+
+    def number(self, key: str, default: float | None = None, why: str = "") -> float:
+        """A number above zero.
+
+        Raises:
+            RowError: The cell is blank and there is no default, or it is no such number.
         """
         if self.is_blank(key):
             if default is None:
                 raise RowError(f"{key} is blank")
             self.assume(key, default, why)
             return default
-        text = self.text(key)
         try:
-            value = _read(text, key)
+            value = self._read(key)
         except ValueError:
-            raise RowError(f"{key}={text!r} is not a number") from None
+            raise self.wrong(key, "is not a number", "write digits alone: 8192") from None
         if not math.isfinite(value) or value <= 0:
-            raise RowError(f"{key}={text}: not above zero")
+            raise RowError(f"{key}={self.text(key)}: not above zero")
         return value
 
     def count(
@@ -74,17 +81,37 @@ class Cells:
             raise RowError(f"{key}={self.text(key)}: more than {most:g}")
         return float(value)
 
+    def within(self, key: str, least: float, most: float) -> float | None:
+        """A number between two bounds; None where the cell is blank.
 
-def _read(text: str, key: str) -> float:
-    """A number as people write it.
+        Raises:
+            RowError: It is not.
+        """
+        if self.is_blank(key):
+            return None
+        try:
+            value = self._read(key)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise self.wrong(key, f"is not a number from {least:g} to {most:g}")
+        return value
 
-    Raises:
-        ValueError: It is none.
-    """
-    text = text.lower()
-    for unit in _UNITS.get(key, ()):
-        text = text.removesuffix(unit).strip()
-    if _GROUPED.fullmatch(text):
-        text = text.replace(",", "")
-    thousand = 1024 if key in _BINARY else 1000
-    return float(text[:-1]) * thousand if text.endswith("k") else float(text)
+    def wrong(self, key: str, what: str, fix: str = "") -> RowError:
+        """The error about a cell: its value, what is wrong with it, and the fix."""
+        return RowError(f"{key}={self.text(key)!r} {what}" + (f"; {fix.strip()}" if fix else ""))
+
+    def _read(self, key: str) -> float:
+        """The number of a cell, which is not blank.
+
+        Raises:
+            ValueError: It is none.
+        """
+        text = self.text(key)
+        if "_" in text:
+            raise ValueError(text)
+        return float(text)
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

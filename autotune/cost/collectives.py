@@ -63,6 +63,8 @@ class RankGroup:
     """What lies between those others."""
     algorithm: Column = 0.0
     """An `Algorithm`: how all-reduces go."""
+    step_s: Column = 0.0
+    """Least time of a step of a ring that leaves a domain."""
 
     @cached_property
     def crosses(self) -> Column:
@@ -125,8 +127,14 @@ class RankGroup:
         return np.where(self.crosses, crossing, inside)
 
     def _mean_hop(self, near_s: Column, far_s: Column) -> Column:
-        """One hop in `local` leaves a domain, and one in `inside` the nodes that are close."""
+        """One hop in `local` leaves a domain, and one in `inside` the nodes that are close.
+
+        A ring that leaves a domain takes every step by the host's thread that drives the network.
+        Source: NVIDIA/nccl, src/graph/tuning.cc, "inter-node rings still have to launch nsteps *
+        net overhead".
+        """
         fabric = self.fabric
+        near_s = np.where(self.crosses, np.maximum(near_s, self.step_s), near_s)
         far_s = far_s + fabric.inside_hop_s
         beyond_s = np.greater(self.ranks, fabric.inside) * _beyond_hop_s(fabric) / fabric.inside
         leaving_s = (far_s - near_s) / self.local + beyond_s
@@ -174,6 +182,7 @@ def group(
         far=far,
         fabric=_fabric(p, ranks=ranks, stride=stride, local=local),
         algorithm=p.all_reduce_algorithm,
+        step_s=np.where(p.network_measured, 0.0, c.network_step_s),
     )
 
 

@@ -14,6 +14,9 @@ counts them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
+_STAGE_SKEW = 0.8
+"""The same as `skew_share` for each rank of a tensor parallel group whose hosts also wait for
+messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
 """Kernels that one more recomputed module takes the host as long as. Source: 0.3 to 0.9 ms a
 module on H100, NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute."""
@@ -95,7 +98,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     experts = _product_times(p, c, _expert_products(p, s, c)) if is_mixture else _NONE
     products = [a + b + e for a, b, e in zip(projections, mlp, experts, strict=True)]
     routed_forward = _routed_elementwise(p, s, c) if is_mixture else 0.0
-    plain_forward = _elementwise(p, s, c, width)
+    plain_forward = _elementwise(p, s, c, width) + _adapters(p, s, c, width)
     elementwise_forward = plain_forward + routed_forward
     # Backward reads the gradient and what was kept, and writes a gradient: half as much again.
     elementwise_backward = 1.5 * elementwise_forward
@@ -165,8 +168,10 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind)
         alone = 1.0 - p.grouped_experts
         each = alone * _KERNELS_OF_AN_EXPERT + _adds_biases(p) * _BIAS_KERNELS
         kernels = kernels + each * s.expert_share
-    kernels = kernels * (3.0 + is_full) * (1.0 + c.skew_share * (p.tp - 1.0))
-    return kernels * _attention_kernels(p)
+    waits = p.waits_for_stages * np.greater(p.pp, 1) * np.greater(p.tp, 1)
+    waits = waits * np.greater(s.world, p.devices_per_node)
+    skew = c.skew_share * (p.tp - 1.0) + _STAGE_SKEW * waits * p.tp
+    return kernels * (3.0 + is_full) * (1.0 + skew) * _attention_kernels(p)
 
 
 def _expert_launches(p: Plans, s: Sizes) -> Column:
@@ -182,16 +187,28 @@ def _expert_launches(p: Plans, s: Sizes) -> Column:
 def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Output projection and loss of one micro-batch, forward and backward.
 
-    3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss reads and writes
-    the logits a few times in 32 bit. Where it is computed chunk by chunk, each is computed again
-    backward.
+    3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss moves the
+    logits. Where it is computed chunk by chunk, each is computed again backward.
     """
     again = np.greater(p.loss_chunk_tokens, 0) * 1.0
     product_flops = (3.0 + again) * 2.0 * s.tokens * p.vocab / p.tp * p.hidden
     product = product_flops / (_half_rate(p) * c.matmul_share)
-    moved_s = 2.0 * p.logit_bytes / (p.memory_bytes_per_s * c.memory_share)
+    moved_s = _loss_bytes(p) / (p.memory_bytes_per_s * c.memory_share)
     logit_s = np.where(np.greater(p.logit_s, 0), p.logit_s, moved_s)
     return product + (1.0 + again / 3.0) * s.tokens * s.loss_vocab * logit_s
+
+
+def _loss_bytes(p: Plans) -> Column:
+    """Bytes that the loss moves per logit, forward and backward.
+
+    A loss that holds 32-bit logits goes over them kernel by kernel: cast (6 bytes), maximum (4),
+    difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
+    kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
+    NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
+    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
+    ops/cross_entropy.py.
+    """
+    return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
 
 def join_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -260,7 +277,8 @@ def _product_times(p: Plans, c: Constants, products: _Products) -> tuple[Column,
     is: 1 / efficiency = 1 + (rate / bandwidth) (1/m + 1/n + 1/k), a curve that saturates in all
     three sizes, at the balance of the device: the roofline of Williams et al. (CACM 52, 2009) with
     its corner rounded. Backward are two products of the same sizes, and the gradient of the
-    weights is added to what has been accumulated.
+    weights is added to what has been accumulated. Packed weights are unpacked for every product
+    but that one.
     """
     gain = p.matmul_flops / p.half_flops
     rate = _half_rate(p) * c.matmul_share * (1.0 + c.low_precision_share * (gain - 1.0))
@@ -270,7 +288,8 @@ def _product_times(p: Plans, c: Constants, products: _Products) -> tuple[Column,
         products.elements / np.maximum(1.0, p.operand_elements_per_s),
         c.matmul_traffic * 2.0 * products.elements / bandwidth,
     )
-    forward = products.flops / rate + moved_s
+    unpacked_s = p.dequantized_bytes * products.weights / bandwidth
+    forward = products.flops / rate + moved_s + unpacked_s
     accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * products.weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
@@ -389,17 +408,36 @@ def _elementwise(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
         + cast_bytes
         + 2.0 * p.has_dropout * p.hidden
     )
-    return _moved_s(p, s, c, moved_bytes)
+    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
+    return fusion * _moved_s(p, s, c, moved_bytes)
+
+
+def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
+    """What adapters of low rank add to one layer, forward; their own products are small.
+
+    Per element of an input in 16 bit: it is dropped out with a mask, cast and read (10 bytes); of
+    a result: written, scaled and added to that of the frozen product (14). Each of the projections
+    has its own. Source: huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward.
+    """
+    if not np.any(p.adapters):
+        return 0.0
+    gates = s.mlp_matrices - 1.0
+    inputs = 3.0 * p.hidden + s.attention_width / p.tp
+    inputs = inputs + p.adapts_mlp * (gates * p.hidden + width / p.tp)
+    results = (s.attention_width + 2.0 * s.kv_width) / p.tp + p.hidden
+    results = results + p.adapts_mlp * (gates * width / p.tp + p.hidden)
+    elements = p.adapters * s.tokens * (5.0 * inputs + 7.0 * results)
+    return _moved_s(p, s, c, p.activation_bytes * elements)
 
 
 def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     """Router, permutation of rows there and back, and the experts' activation, forward.
 
     Per row: it is permuted and sorted by expert on its way there, and back (8 h; 4 h where
-    dispatch does half of it), and activated (3 f gated). In fp8 the products' inputs are cast,
-    which nothing else does here (h + f, `cast_bytes`). Biases are added in 32 bit. Per token the
-    router passes E logits through some ten steps in 32 bit, or one kernel. Source:
-    megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
+    dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the
+    products' inputs are cast, which nothing else does here (h + f, `cast_bytes`). Biases are added
+    in 32 bit. Per token the router passes E logits through some ten steps in 32 bit, or one
+    kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
@@ -417,8 +455,7 @@ def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def _moved_s(p: Plans, s: Sizes, c: Constants, moved_bytes: Column) -> Column:
-    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
     tensor_bytes = s.tokens * p.activation_bytes * p.hidden
     is_cached = np.greater_equal(p.cache_bytes, tensor_bytes) & np.greater(p.cached_bytes_per_s, 0)
     memory_bytes_per_s = np.where(is_cached, p.cached_bytes_per_s, p.memory_bytes_per_s)
-    return fusion * moved_bytes / (memory_bytes_per_s * c.memory_share)
+    return moved_bytes / (memory_bytes_per_s * c.memory_share)

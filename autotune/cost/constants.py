@@ -93,6 +93,8 @@ class Constants:
     """Per hop of a collective."""
     network_latency_s: float
     """The same between nodes."""
+    network_step_s: float
+    """Least time of each step of a ring that leaves a node: the host's thread moves it on."""
     overlap_share: float
     """Share of the shorter of two overlapping parts that still adds to the time."""
     scale_jitter: float
@@ -110,14 +112,15 @@ class Constants:
     nearly all measured runs are in three groups, and whatever else they take counts as theirs."""
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
+    logits_fragmentation: float
+    """The same of the logits besides: the loss takes a few large tensors, for which the segments
+    that layers leave have no room."""
     heap_bytes: float
     """Memory of the set-up that a heap which gives nothing back still holds."""
     heap_share: float
     """Share of what varies over the step that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
     """Memory of the matrix product library, inside the allocator."""
-    memory_sigma: float
-    """Standard deviation of log(measured / predicted) peak memory."""
 
 
 @cache
@@ -161,4 +164,5 @@ def constants_of(environment: Environment) -> Constants:
         communicator_bytes=0.0,
         workspace_bytes=0.0,
         fragmentation=0.0,
+        logits_fragmentation=0.0,
     )

@@ -1,15 +1,20 @@
-"""How far predictions are off where nobody looked: the interval beside a predicted figure.
+"""How far measured figures lie from predicted ones: one distribution for intervals and for fits.
 
-`errors.yaml` beside this file says how far the model was off on published runs of sources whose
-rows its constants had not seen. `benchmarks/fit_errors.py` learns and writes it.
+log(measured / predicted) has its median at 0 and a normal half on either side, each with a
+deviation of its own. The ends of an interval are the quantiles of that distribution, and the
+probability that a candidate fits is its share below the memory of the device.
+
+`errors.yaml` beside this file says how wide it is, by kind of run: learned from published runs of
+sources whose rows the constants had not seen. `benchmarks/fit_errors.py` learns and writes it.
+Runs of CPU ranks have `errors_cpu.yaml`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,58 +22,273 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
+from autotune.cost.normal import below
+from autotune.cost.plans import Column, Recompute
 from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
 
 SHIPPED = Path(__file__).resolve().parent / "errors.yaml"
+SHIPPED_CPU = SHIPPED.with_name("errors_cpu.yaml")
 LEVEL = 0.9
 """Share of figures that an interval holds, on average over sources left out."""
 UPPER = 0.95
 """Quantile at the upper end of such an interval."""
+END = 1.6449
+"""The same in deviations of a normal distribution."""
+METERS = ("allocated_bytes", "reserved_bytes", "peak_bytes")
+"""Meters of memory, as `Memory` calls them; the last is what nvidia-smi shows."""
 _ALIKE = 0.2
 """Accelerators whose peaks differ by less, in logarithm, count as the same: A100 and A800."""
 _NATURAL_ROUTING = 1.5
 """Factor by which steps may take longer where the router decides alone which experts get how many
 rows, and ranks hold different ones. Predictions are of even ones, as are most published runs,
 whose routers were forced. Where both were published, steps took 1.2 to 1.5 times as long."""
+_UNKNOWN_AGE = 0.1
+"""Distance of log step time to the end of an interval where nobody says how old the software is. A
+newer container alone made published steps up to 23% faster; memory changed by less than 0.4%."""
+_OFFLOAD = 0.5
+"""The same where states or activations go to the host over a link that nobody measured: published
+steps of DeepSpeed with the optimizer on the host took 1.6 times as long as predicted."""
+_SMALL_LAYER_S = 0.012
+"""A layer that takes less, forward and backward, is small: the host soon sets the pace."""
+_SMALL_BYTES = 16 * 2**30
+"""A smaller peak is small: what processes and libraries take is much of it."""
+_HALF_LAYER_S = 0.005
+_HALF_BYTES = 4 * 2**30
+"""Layer and peak that count as half small."""
+_MODELS = ("dense", "experts")
+_EVIDENCE = ("known", "unknown")
+_SIZES = ("large", "small")
+_METER_WORDS = ("allocated", "reserved", "total")
+"""Words of kinds; the latter are those of `METERS`."""
 _HINT = "written by benchmarks/fit_errors.py"
 
 Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 _Size = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
-class MissSizes(BaseModel):
-    """Sizes of log(measured / predicted) that an interval reaches."""
+class Ends(BaseModel):
+    """Distances of log(measured / predicted) to the ends of an interval, for one kind of run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    seen: _Size
-    """Where other sources have runs of the same framework on such accelerators."""
-    unseen: _Size
-    doubtful: _Size
-    """More, for a figure that is all doubtful."""
+    low: _Size
+    high: _Size
+    sources: int
+    """Sources that it was learned from."""
+
+
+class Widths(BaseModel):
+    """Intervals of one figure."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kinds: dict[str, Ends]
+    """Kind -> its ends, before `wider`. A kind is a few words, of which fewer make a wider one:
+    `dense known large`. `all` is there; of the others those that enough sources have."""
+    wider: dict[str, _Size]
+    """Part of `Basis.parts` -> how much wider, as a share, where all of it holds."""
+
+    def ends(self, kinds: "Kinds", parts: Mapping[str, Values]) -> tuple[Values, Values]:
+        """Distances to the lower and the upper end, by row."""
+        scale = self.scale(parts)
+        found = [self.kinds[self.nearest(name)] for name in kinds.names]
+        low, high = (np.array([getattr(ends, end) for ends in found]) for end in ("low", "high"))
+        return low[kinds.which] * scale, high[kinds.which] * scale
+
+    def nearest(self, kind: str) -> str:
+        """The kind itself, or the next wider one that enough sources have."""
+        words = kind.split()
+        while words and " ".join(words) not in self.kinds:
+            words.pop()
+        return " ".join(words) or "all"
+
+    def evidence(self, kind: str) -> str:
+        """The kind that stands for one, in words."""
+        found = self.nearest(kind)
+        less = "" if found == kind else f", too few have {kind}"
+        return f"{found} ({self.kinds[found].sources} sources{less})"
+
+    def scale(self, parts: Mapping[str, Values]) -> Values:
+        """How many times as wide as of its kind each row is."""
+        wider = [size * parts[name] for name, size in self.wider.items()]
+        found: Values = 1.0 + np.sum(wider, axis=0)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """The kind of every row."""
+
+    names: tuple[str, ...]
+    which: NDArray[np.intp]
+    """Position of each row's kind among the names."""
+
+    @classmethod
+    def of(cls, *words: tuple[tuple[str, ...], NDArray[Any]]) -> Self:
+        """Kinds of one word each of several sets: the position of each row's there."""
+        sizes = [len(each) for each, _ in words]
+        codes = np.ravel_multi_index([which.astype(np.intp) for _, which in words], sizes)
+        there, which = np.unique(codes, return_inverse=True)
+        parts = zip(*np.unravel_index(there, sizes), strict=True)
+        names = tuple(
+            " ".join(each[at] for (each, _), at in zip(words, place, strict=True))
+            for place in parts
+        )
+        return cls(names=names, which=which)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What predictions rest on, an element each: which kind of run they are of."""
+
+    is_mixture: Flags
+    is_known: Flags
+    """Other sources have runs of the same framework on such accelerators."""
+    layer_s: Values
+    """Seconds of a layer and micro-batch."""
+    peak_bytes: Values
+    parts: Mapping[str, Values]
+    """What widens intervals, by name; shares of 0 to 1."""
+    is_natural: Flags
+    """The router decides alone which ranks get how many rows."""
+    open_time: tuple[Values, Values]
+    """Distances to the ends by what is left open alone: lower, upper."""
+    open_memory: tuple[Values, Values]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self], rows: Sequence[NDArray[np.intp]]) -> Self:
+        """Several together, with the rows that each is of."""
+        order = np.argsort(np.concatenate(rows))
+
+        def join(read: Callable[[Self], NDArray[Any]]) -> NDArray[Any]:
+            found: NDArray[Any] = np.concatenate([read(part) for part in parts])[order]
+            return found
+
+        return cls(
+            is_mixture=join(lambda part: part.is_mixture),
+            is_known=join(lambda part: part.is_known),
+            layer_s=join(lambda part: part.layer_s),
+            peak_bytes=join(lambda part: part.peak_bytes),
+            is_natural=join(lambda part: part.is_natural),
+            open_time=(
+                join(lambda part: part.open_time[0]),
+                join(lambda part: part.open_time[1]),
+            ),
+            open_memory=(
+                join(lambda part: part.open_memory[0]),
+                join(lambda part: part.open_memory[1]),
+            ),
+            parts={
+                name: np.concatenate([part.parts[name] for part in parts])[order]
+                for name in parts[0].parts
+            },
+        )
+
+    @property
+    def slower(self) -> Values:
+        """Factor that a step may take longer by routing that nobody forces."""
+        found: Values = np.where(self.is_natural, _NATURAL_ROUTING, 1.0)
+        return found
+
+    def time_kinds(self) -> Kinds:
+        """The kind of each step time."""
+        return Kinds.of(
+            (_MODELS, self.is_mixture),
+            (_EVIDENCE, ~self.is_known),
+            (_SIZES, self.layer_s < _SMALL_LAYER_S),
+        )
+
+    def memory_kinds(self, meters: Sequence[str]) -> Kinds:
+        """The kind of each peak, by its meter."""
+        return Kinds.of(
+            (_MODELS, self.is_mixture),
+            (_EVIDENCE, ~self.is_known),
+            (_SIZES, self.peak_bytes < _SMALL_BYTES),
+            (_METER_WORDS, np.array([METERS.index(meter) for meter in meters])),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Distances of a figure's logarithm to the ends of its interval."""
+
+    low: Values
+    high: Values
+
+    def below(self, limit: Column, predicted: Values) -> Values:
+        """The probability that a figure stays below a limit."""
+        room = np.log(limit / predicted)
+        reach = np.where(room < 0, self.low, self.high)
+        return below(END * room / np.maximum(reach, 1e-9))
+
+    def holds(self, miss: Values) -> Flags:
+        """Whether log(measured / predicted) lies inside."""
+        return (-self.low <= miss) & (miss <= self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """Factors by which measured figures may lie above the predicted ones, or below."""
+    """How far measured figures may lie from predicted ones."""
 
-    step_time: Values
-    peak_memory: Values
+    step_time: Spread
+    peak_memory: Spread
+    """Of everything that is taken from the device."""
     slower: Values | float = 1.0
-    """Beyond that, step times may lie above the predicted ones, but not below."""
+    """Factor that step times may take longer besides: routing that nobody forces."""
+    kinds: tuple[str, ...] = ()
+    """What intervals are learned from, in words."""
+    which_kind: NDArray[np.intp] | None = None
+    """Position of each row's among them; None: from trials, and nothing is to be said."""
+
+    @classmethod
+    def alike(cls, step_time: Values, peak_memory: Values) -> Self:
+        """Distances to the ends that are the same on both sides."""
+        return cls(
+            step_time=Spread(low=step_time, high=step_time),
+            peak_memory=Spread(low=peak_memory, high=peak_memory),
+        )
 
     def around(self, predicted: Prediction, index: int) -> tuple[float, float, float, float]:
         """The interval of a step time in seconds, and that of a peak in bytes."""
         seconds, peak = predicted.step_time_s[index], predicted.peak_memory_bytes[index]
-        time_by, peak_by = self.step_time[index], self.peak_memory[index]
-        slower = self.slower_at(index)
-        ends = (seconds / time_by, seconds * time_by * slower, peak / peak_by, peak * peak_by)
+        time, memory = self.step_time, self.peak_memory
+        ends = (
+            seconds * np.exp(-time.low[index]),
+            seconds * np.exp(time.high[index]),
+            peak * np.exp(-memory.low[index]),
+            peak * np.exp(memory.high[index]),
+        )
         return tuple(map(float, ends))  # type: ignore[return-value]
 
     def slower_at(self, index: int) -> float:
         """`slower` of one prediction."""
-        return float(np.broadcast_to(self.slower, self.step_time.shape)[index])
+        return float(np.broadcast_to(self.slower, self.step_time.low.shape)[index])
+
+    def evidence_at(self, index: int) -> str:
+        """What the intervals of one prediction are learned from; empty: trials."""
+        return "" if self.which_kind is None else self.kinds[self.which_kind[index]]
+
+    def judge(self, said: Prediction) -> Prediction:
+        """Predictions with the probability that each fits."""
+        fits = self.peak_memory.below(said.plans.memory_bytes, said.peak_memory_bytes)
+        return replace(said, fit_probability=fits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is known of runs beside their plans, an element each."""
+
+    is_known: Flags
+    new_framework: Flags
+    new_accelerator: Flags
+    open: Mapping[str, Flags]
+    """What nobody says -> of which runs: `zero_stage`, `recompute`, `attention`, `loss`,
+    `software`."""
+    fewest_logit_bytes: Values | None = None
+    """Column `logit_bytes` at least, where the loss is open."""
 
 
 class Errors(BaseModel):
@@ -78,54 +298,82 @@ class Errors(BaseModel):
 
     sources: int
     """Sources that were left out, one after the other."""
-    step_time: MissSizes
-    """Sizes of dense models."""
-    mixture_step_time: MissSizes
-    """Sizes of mixtures of experts."""
-    peak_memory: MissSizes
-    peaks: dict[str, list[float]]
+    step_time: Widths
+    peak_memory: Widths
+    peaks: dict[str, list[float]] = Field(default_factory=dict)
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
 
-    def is_seen(self, framework: str, accelerator: Accelerator) -> bool:
-        """Whether there are published runs of the framework on such accelerators.
+    @property
+    def widest_memory(self) -> Spread:
+        """How far a peak may be from one of which nothing but its size is known."""
+        ends = self.peak_memory.kinds["all"]
+        return Spread(low=np.array([ends.low]), high=np.array([ends.high]))
 
-        A probe of one's own stands for runs of others there.
+    def told(
+        self,
+        frameworks: Sequence[str],
+        accelerators: Sequence[Accelerator],
+        open: Mapping[str, Flags],
+        fewest_logit_bytes: Sequence[float] | None = None,
+    ) -> Told:
+        """What is known of runs by framework and accelerator, one each.
+
+        A probe of one's own stands for runs of others on such accelerators.
         """
-        known = self.peaks.get(framework, [])
-        if accelerator.measured is not None:
-            return bool(known)
-        return is_among(accelerator.peak_flops[accelerator.half], known)
+        every = [peak for known in self.peaks.values() for peak in known]
+        flags: dict[tuple[str, int], tuple[bool, bool, bool]] = {}
+        rows = []
+        for name, accelerator in zip(frameworks, accelerators, strict=True):
+            key = (name, id(accelerator))
+            if key not in flags:
+                peak = accelerator.peak_flops[accelerator.half]
+                is_probed = accelerator.measured is not None
+                seen = self.peaks.get(name, [])
+                is_known = bool(seen) and (is_probed or is_among(peak, seen))
+                flags[key] = (is_known, not seen, not is_probed and not is_among(peak, every))
+            rows.append(flags[key])
+        known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
+        return Told(
+            is_known=known,
+            new_framework=new_framework,
+            new_accelerator=new_accelerator,
+            open=open,
+            fewest_logit_bytes=(
+                None if fewest_logit_bytes is None else np.asarray(fewest_logit_bytes)
+            ),
+        )
 
-    def reach(
-        self, frameworks: Sequence[str], accelerators: Sequence[Accelerator], said: Prediction
-    ) -> Margin:
-        """How far each prediction reaches; one framework and accelerator each."""
-        pairs = zip(frameworks, accelerators, strict=True)
-        seen = np.array([self.is_seen(framework, its) for framework, its in pairs], bool)
-        return self.reach_around(seen, said)
+    def reach(self, said: Prediction, told: Told, meters: Sequence[str] | None = None) -> Margin:
+        """How far each prediction reaches; peaks by their meters, by default everything's."""
+        return self.reach_of(basis_of(said, told), meters)
 
-    def reach_around(self, seen: NDArray[np.bool_], said: Prediction) -> Margin:
-        """How far predictions reach, by whether their like was seen."""
-        p = said.plans
-        is_mixture = np.greater(p.n_experts, 1)
-        is_natural = is_mixture & np.greater(p.ep, 1) & np.less_equal(p.expert_imbalance, 1)
-        is_natural = is_natural & np.equal(p.forced_balance, 0)
-        margin = self.reach_of(seen, doubt_of(said), np.broadcast_to(is_mixture, seen.shape))
-        return replace(margin, slower=np.where(is_natural, _NATURAL_ROUTING, 1.0))
+    def reach_of(self, basis: Basis, meters: Sequence[str] | None = None) -> Margin:
+        """How far predictions reach by what they rest on."""
+        time_kinds = basis.time_kinds()
+        memory_kinds = basis.memory_kinds(meters or [METERS[-1]] * len(basis.layer_s))
+        slower = basis.slower
+        low, high = self.step_time.ends(time_kinds, basis.parts)
+        low, high = np.hypot(low, basis.open_time[0]), np.hypot(high, basis.open_time[1])
+        least, most = self.peak_memory.ends(memory_kinds, basis.parts)
+        least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
+        return Margin(
+            step_time=Spread(low=low, high=high + np.log(slower)),
+            peak_memory=Spread(low=least, high=most),
+            slower=slower,
+            **self._evidence(time_kinds, memory_kinds),
+        )
 
-    def reach_of(
-        self, seen: NDArray[np.bool_], doubt: Values, is_mixture: NDArray[np.bool_]
-    ) -> Margin:
-        """How far predictions reach: by what was seen, what is doubtful, and the kind of model."""
-
-        def factors(sizes: MissSizes) -> Values:
-            found: Values = np.exp(
-                np.where(seen, sizes.seen, sizes.unseen) + sizes.doubtful * doubt
-            )
-            return found
-
-        times = np.where(is_mixture, factors(self.mixture_step_time), factors(self.step_time))
-        return Margin(step_time=times, peak_memory=factors(self.peak_memory))
+    def _evidence(self, time_kinds: Kinds, memory_kinds: Kinds) -> dict[str, Any]:
+        """What is said of intervals."""
+        shape = (len(time_kinds.names), len(memory_kinds.names))
+        codes = np.ravel_multi_index([time_kinds.which, memory_kinds.which], shape)
+        there, which = np.unique(codes, return_inverse=True)
+        words = []
+        for time, memory in zip(*np.unravel_index(there, shape), strict=True):
+            of_time = self.step_time.evidence(time_kinds.names[time])
+            of_memory = self.peak_memory.evidence(memory_kinds.names[memory])
+            words.append(f"time of {of_time}; memory of {of_memory}")
+        return {"kinds": tuple(words), "which_kind": which}
 
 
 def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
@@ -133,30 +381,112 @@ def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
     return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
 
 
-def doubt_of(said: Prediction) -> Values:
-    """Share of each step that depends on networks and hosts, of which tables say least.
+def basis_of(said: Prediction, told: Told) -> Basis:
+    """What predictions rest on."""
+    p, shape = said.plans, said.step_time_s.shape
 
-    All of it is in doubt where states are offloaded.
-    """
-    times, plans = said.times, said.plans
+    def column(values: Column | NDArray[np.bool_]) -> Values:
+        return np.broadcast_to(np.asarray(values, np.float64), shape)
+
+    is_mixture = column(p.n_experts) > 1
+    is_natural = is_mixture & (column(p.ep) > 1) & (column(p.expert_imbalance) <= 1)
+    is_natural = is_natural & (column(p.forced_balance) == 0)
+    layer_s = said.step_time_s * column(p.pp) / (column(p.grad_accum) * column(p.n_layers))
+    parts = {
+        "experts": column(is_mixture),
+        "doubt": doubt_of(said),
+        "small_layers": 1.0 / (1.0 + layer_s / _HALF_LAYER_S),
+        "small_peak": 1.0 / (1.0 + said.peak_memory_bytes / _HALF_BYTES),
+        "new_framework": column(told.new_framework),
+        "new_accelerator": column(told.new_accelerator),
+    }
+    open_time, open_memory = _open_distances(said, told)
+    return Basis(
+        is_mixture=is_mixture,
+        is_known=told.is_known,
+        layer_s=layer_s,
+        peak_bytes=said.peak_memory_bytes,
+        parts=parts,
+        is_natural=is_natural,
+        open_time=open_time,
+        open_memory=open_memory,
+    )
+
+
+def doubt_of(said: Prediction) -> Values:
+    """Share of each step that depends on networks and hosts, of which tables say least."""
+    times = said.times
     doubtful = (
         *(times.tensor_comm_s, times.expert_comm_s, times.context_comm_s, times.pipeline_comm_s),
         *(times.data_comm_s, times.host_s, times.offload_s),
     )
     share = np.sum([np.asarray(part) for part in doubtful], axis=0) / said.step_time_s
-    offloads = np.greater(plans.optimizer_tier, 0) | np.greater(plans.param_tier, 0)
-    found: Values = np.clip(np.where(offloads, 1.0, share), 0.0, 1.0)
+    found: Values = np.clip(share, 0.0, 1.0)
     return found
 
 
-def spare_of(said: Prediction, fewest_logit_bytes: Sequence[float] | Values) -> Values:
-    """Factors by which peaks may lie below the predicted ones, none below 1.
+@dataclass
+class _Distances:
+    """Squared distances to the ends, which add up."""
 
-    Where nobody says how a loss is computed, it may hold as few bytes per logit as that.
+    low: Values
+    high: Values
+
+    def reach(self, log_ratio: Values) -> None:
+        """Let the end on its side reach a figure that is as likely."""
+        self.low += np.minimum(log_ratio, 0.0) ** 2
+        self.high += np.maximum(log_ratio, 0.0) ** 2
+
+    def ends(self) -> tuple[Values, Values]:
+        return np.sqrt(self.low), np.sqrt(self.high)
+
+
+def _open_distances(
+    said: Prediction, told: Told
+) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+    """Distances to the ends of time and memory by what is left open.
+
+    They reach what would be predicted if it were the other way.
     """
-    least = replace(said.plans, logit_bytes=np.asarray(fewest_logit_bytes))
-    peaks = predict(least, said.constants).peak_memory_bytes
-    found: Values = np.maximum(1.0, said.peak_memory_bytes / peaks)
+    n = len(said.step_time_s)
+    time, memory = (_Distances(np.zeros(n), np.zeros(n)) for _ in range(2))
+    p = said.plans
+    offloads = np.greater(p.optimizer_tier, 0) | np.greater(p.param_tier, 0)
+    offloads = offloads | np.greater(p.offloaded_activations, 0)
+    offloads = offloads | np.greater(p.optimizer_host_share, 0)
+    unknown_price = np.where(offloads & np.equal(p.host_link_measured, 0), _OFFLOAD, 0.0)
+    age = np.where(told.open.get("software", np.zeros(n, bool)), _UNKNOWN_AGE, 0.0)
+    for distance in (unknown_price, age):
+        time.reach(distance)
+        time.reach(-distance)
+    for name, column, value in _other_ways(said, told):
+        rows = np.flatnonzero(told.open.get(name, np.zeros(n, bool)))
+        if not len(rows):
+            continue
+        values = np.broadcast_to(np.asarray(value, np.float64), (n,))[rows]
+        other = predict(replace(p.take(rows), **{column: values}), said.constants)
+        log_time, log_peak = np.zeros(n), np.zeros(n)
+        log_time[rows] = np.log(other.step_time_s / said.step_time_s[rows])
+        log_peak[rows] = np.log(other.peak_memory_bytes / said.peak_memory_bytes[rows])
+        time.reach(log_time)
+        memory.reach(log_peak)
+    return time.ends(), memory.ends()
+
+
+def _other_ways(said: Prediction, told: Told) -> list[tuple[str, str, Column]]:
+    """What is open, with the column of `Plans` that says it and its value the other way."""
+    p = said.plans
+    recomputes = np.greater(p.recompute, 0)
+    stage = np.asarray(p.zero_stage)
+    other_stage = np.where(stage <= 1, 1.0 - stage, stage)
+    found: list[tuple[str, str, Column]] = [
+        ("recompute", "recompute", np.where(recomputes, Recompute.NONE, Recompute.FULL) * 1.0),
+        ("zero_stage", "zero_stage", other_stage),
+        # Where scores are assumed to be written, a fused kernel may not write them.
+        ("attention", "flash_attention", 1.0),
+    ]
+    if told.fewest_logit_bytes is not None:
+        found.append(("loss", "logit_bytes", told.fewest_logit_bytes))
     return found
 
 
@@ -173,3 +503,8 @@ def load_errors(path: Path = SHIPPED) -> Errors:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise JobError(f"{path}: {key}: {first['msg']}", _HINT) from error
+
+
+def errors_of(environment: Environment) -> Errors:
+    """The shipped errors of the environment's accelerators."""
+    return load_errors(SHIPPED_CPU if environment.accelerator == "cpu" else SHIPPED)

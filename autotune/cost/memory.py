@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, RowBuffers, Tier
+from autotune.cost.plans import Column, Plans, RowBuffers, Tier, Watched
 from autotune.cost.sizes import Sizes, sizes_of
 
 _PINNED_SHARE = 0.5
@@ -28,6 +28,7 @@ class Memory:
     gathered_bytes: Column
     """Parameters that stage 3 or FSDP holds whole at the moment."""
     workspace_bytes: Column
+    """Of the matrix product library, and what the optimizer's step takes for the moment."""
     fragmentation_bytes: Column
     context_bytes: Column
     """Driver and NCCL, outside of the allocator."""
@@ -41,16 +42,25 @@ class Memory:
     """Offloaded states of one rank."""
 
 
-def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
+def memory_of(
+    p: Plans, s: Sizes, a: Activations, c: Constants, *, watched: bool = False
+) -> Memory:
     """Peak memory of the fullest rank: on the first or the last stage, or on one between.
+
+    With `watched`, that of the stage which a published figure is of.
 
     The states of a stage are its layers' and its embedding's. ZeRO splits the optimizer's from
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
     parameter in mixed precision. Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5
     and figure 1. Offloaded states leave the device; their gradients leave it with them
-    (Ren et al., ZeRO-Offload, arXiv:2101.06840). With FSDP gradients come while activations go: at
-    the loss there are none yet, and at the end of the backward pass nothing else. Those of earlier
-    micro-batches stay. Source: torch, optim/optimizer.py, zero_grad(set_to_none=True).
+    (Ren et al., ZeRO-Offload, arXiv:2101.06840).
+
+    The peak is that of the fullest of three moments, for nothing has all at once. The loss has all
+    kept activations and the logits. The first layers of the backward pass have the activations and
+    what a layer works with. The optimizer's step has all gradients and its temporaries, and no
+    activations. With FSDP gradients come while activations go: at the first two moments there are
+    none yet, but for those of earlier micro-batches. Source: torch, optim/optimizer.py,
+    zero_grad(set_to_none=True).
     """
     has_pipeline = np.greater(p.pp, 1)
     positions = p.learned_positions * p.seq_len * p.hidden
@@ -63,13 +73,19 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
         fullest = s.fullest.params - s.held_vocab_params * has_pipeline
         ends.append((s.fullest, fullest, a.middle_stage_bytes, 0.0))
     parts = [
-        _stage(p, s, c, dense, stage.expert_params, activations + a.working_bytes, logits)
-        for stage, dense, activations, logits in ends
+        _stage(
+            p, s, c, dense, stage.expert_params, kept=kept, working=a.working_bytes, logits=logits
+        )
+        for stage, dense, kept, logits in ends
     ]
     worst = parts[0]
     for other in parts[1:]:
         is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
         worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
+    if watched and np.any(p.watched_stage):
+        for stage, which in enumerate((Watched.FIRST, Watched.LAST)):
+            is_it = np.equal(p.watched_stage, which)
+            worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
     return Memory(**worst)
 
 
@@ -100,26 +116,15 @@ def memory_of_traced(p: Plans, c: Constants, held: Held) -> Memory:
         c,
         held.n_params,
         0.0,
-        held.activations_bytes,
-        held.logits_bytes,
-        grads_share=held.grads_share,
+        kept=held.activations_bytes,
+        working=0.0,
+        logits=held.logits_bytes,
+        traced_grads_share=held.grads_share,
     )
     fullest = int(np.argmax(moments["peak_bytes"]))
     return Memory(
         **{name: float(np.resize(part, fullest + 1)[fullest]) for name, part in moments.items()}
     )
-
-
-def fit_probability(p: Plans, c: Constants, peak_bytes: Column) -> Column:
-    """Probability that the peak stays within the device's memory.
-
-    log(true peak / predicted peak) is taken as normal with standard deviation `memory_sigma`. The
-    normal distribution is 1 / (1 + exp(-x (1.5976 + 0.070566 x^2))), within 0.0002. Source: Page,
-    Applied Statistics 26 (1977), page 75.
-    """
-    x = np.log(p.memory_bytes / peak_bytes) / c.memory_sigma
-    x = np.clip(x, -8.0, 8.0)
-    return 1.0 / (1.0 + np.exp(-x * (1.5976 + 0.070566 * x * x)))
 
 
 def _stage(
@@ -128,11 +133,13 @@ def _stage(
     c: Constants,
     dense: Column,
     experts: Column,
-    activations: Column,
-    logits: Column,
     *,
-    grads_share: Column = 1.0,
+    kept: Column,
+    working: Column,
+    logits: Column,
+    traced_grads_share: Column | None = None,
 ) -> dict[str, Column]:
+    """Parts of one stage's peak; where gradients are traced, of the traced moments alone."""
     sharded_1 = np.greater_equal(p.zero_stage, 1)
     sharded_2 = np.greater_equal(p.zero_stage, 2)
     sharded_3 = np.greater_equal(p.zero_stage, 3)
@@ -144,26 +151,43 @@ def _stage(
     params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
     # Stages 1 and 2 of DeepSpeed hand gradients to the host as they come where Adam runs there.
     grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
-    grads = grads_held * p.grad_bytes * trained * grads_share
-    is_fresh = p.layer_wise_gather * np.less_equal(p.grad_accum, 1) * np.less_equal(p.pp, 1)
-    grads = np.where(is_fresh, np.maximum(0.0, grads - activations - logits), grads)
+    all_grads = grads_held * p.grad_bytes * trained
+    if traced_grads_share is None:
+        is_fresh = np.greater(p.layer_wise_gather + p.fresh_grads, 0)
+        is_fresh = is_fresh * np.less_equal(p.grad_accum, 1) * np.less_equal(p.pp, 1)
+        grads = all_grads * (1.0 - is_fresh)
+    else:
+        grads = all_grads * traced_grads_share
     updated = np.where(sharded_1, shard, whole) * trained
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
-    activations = activations * (1.0 + _PINNED_SHARE * p.graph_share)
-    varying = activations + logits + gathered * (1.0 - p.fixed_gather)
-    fixed = gathered * p.fixed_gather
+    kept = kept * (1.0 + _PINNED_SHARE * p.graph_share)
+    at_loss = kept + logits
+    is_loss = np.greater_equal(logits, working)
+    activations = np.where(is_loss, kept, kept + working)
+    loss_bytes = logits
+    logits = np.where(is_loss, logits, 0.0)
+    varying = np.maximum(at_loss, kept + working) + gathered
+    moves = varying - p.fixed_gather * gathered
+    spilled = c.fragmentation * (moves + buckets) + c.logits_fragmentation * loss_bytes
+    temporary = p.optimizer_temporary_bytes * updated * kept_share
+    at_step = (all_grads + temporary) * (traced_grads_share is None)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
-    workspace = c.workspace_bytes
     heap = p.keeps_heap * (c.heap_bytes + c.heap_share * varying)
-    fragmentation = p.fragments * (c.fragmentation * (varying + buckets) + upcast) + heap
+    fragmentation = p.fragments * (spilled + upcast) + heap
+    is_step = np.greater(at_step, grads + varying)
+    grads = np.where(is_step, all_grads, grads)
+    activations, logits, gathered = (
+        np.where(is_step, 0.0, part) for part in (activations, logits, gathered)
+    )
+    workspace = c.workspace_bytes + is_step * temporary
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
     context = process + c.communicator_bytes * n_groups + _row_buffers(p, s)
-    allocated = params + grads + optimizer + buckets + varying + fixed + workspace
+    allocated = params + grads + optimizer + buckets + activations + logits + gathered + workspace
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)
@@ -238,5 +262,7 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     by_layer = np.where(stays, whole, 2.0 * layer + embeddings)
     elements = np.where(p.layer_wise_gather, by_layer, live)
     whole_grads = np.where(stays, whole, layer + embeddings)
-    grads = p.layer_wise_gather * whole_grads * p.reduce_bytes
-    return buckets, is_3 * (elements * p.activation_bytes + grads)
+    grads = p.layer_wise_gather * whole_grads * p.reduce_bytes * p.trained_share
+    # Frozen weights of 4 bits are gathered as they are.
+    gathered_bytes = np.minimum(p.activation_bytes, p.weight_bytes)
+    return buckets, is_3 * (elements * gathered_bytes + grads)

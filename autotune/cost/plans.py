@@ -69,6 +69,16 @@ class Tier(IntEnum):
     NVME = 2
 
 
+class Watched(IntEnum):
+    """The pipeline stage whose memory a table tells, as the column `watched_stage` holds it."""
+
+    FULLEST = 0
+    FIRST = 1
+    """Rank 0 alone."""
+    LAST = 2
+    """The last rank alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanColumns:
     """A dataclass of columns with a row each for many things; the rest is alike for all rows."""
@@ -155,6 +165,12 @@ class Plans(PlanColumns):
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
+    adapters: Column = 0.0
+    """Adapters of low rank beside each frozen projection; fewer where one has several of them."""
+    adapts_mlp: Column = 0.0
+    """Whether the MLP's matrices have adapters too, not the attention's alone."""
+    dequantized_bytes: Column = 0.0
+    """Moved per frozen weight each time that it is unpacked for a product; 0: it is not packed."""
 
     # The device and its links. Rates are per device, links per direction.
     matmul_flops: Column
@@ -249,6 +265,8 @@ class Plans(PlanColumns):
     """Layers of the stage with the embedding, where they are not split evenly; 0: they are."""
     last_stage_layers: Column = 0.0
     """Layers of the stage with the head, where they are not split evenly; 0: they are."""
+    balances_stages: Column = 0.0
+    """Layers go to the stages by what they and the head take, not by their number: nanotron's."""
     stages_before_replicas: Column = 0.0
     """Whether the stages of a pipeline are nearer to one another than a stage's replicas."""
     sequence_parallel: Column = 0.0
@@ -262,6 +280,9 @@ class Plans(PlanColumns):
     """A `Recompute`."""
     recompute_every: Column = 1.0
     """One layer in this many is recomputed, with full recomputation."""
+    kept_products: Column = 0.5
+    """Share of the matrix products whose results checkpoints by operator keep: torch's keep every
+    other one."""
     recomputes_scores: Column = 1.0
     """Whether selective recomputation takes the attention's core."""
     recomputes_norms: Column = 0.0
@@ -377,6 +398,14 @@ class Plans(PlanColumns):
     DeepSpeed's AutoTP with the head of Hugging Face's models."""
     loss_chunk_tokens: Column = 0.0
     """Tokens whose logits are there at a time; 0: all of a micro-batch."""
+    mlp_tile_tokens: Column = 0.0
+    """Tokens that an MLP works on at a time, computed again in the backward pass; 0: all of a
+    micro-batch."""
+    adapter_bytes: Column = 0.0
+    """What the adapters of a layer keep of a token, over the hidden size: inputs that they drop or
+    cast for themselves."""
+    watched_stage: Column = 0.0
+    """A `Watched`: the pipeline stage that a published peak is of."""
     reduces_every_micro_batch: Column = 0.0
     """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
     gather_bytes: Column = 2.0
@@ -389,6 +418,8 @@ class Plans(PlanColumns):
     cuts_by_rank: Column = 0.0
     """The host cuts each tensor that is gathered or reduced into a part per rank, one at a time:
     DeepSpeed's stage 3."""
+    waits_for_stages: Column = 0.0
+    """The host waits for every message of a pipeline between nodes, in Python: nanotron's."""
     sends_by_owner: Column = 0.0
     """Parameters that stages 1 and 2 updated are sent to all by calls of each rank's own, one
     after the other: InternEvo."""
@@ -417,6 +448,12 @@ class Plans(PlanColumns):
     """Inputs that sequence parallel ranks gathered stay whole until the backward pass."""
     upcasts_grads: Column = 0.0
     """Before Adam runs, 16-bit gradients become 32-bit ones, all of a shard at once."""
+    fresh_grads: Column = 0.0
+    """Gradients are made anew by each backward pass, and freed after the step: torch's engines
+    without buckets that stay. Where a step has one micro-batch there are none at the loss."""
+    optimizer_temporary_bytes: Column = 0.0
+    """Bytes per updated parameter that the optimizer's step takes for the moment: torch's
+    `foreach` Adam holds the roots of all second moments at once; fused kernels hold nothing."""
     accumulate_bytes: Column = 0.0
     """Moved per parameter and micro-batch beside the sum itself: copies into those buffers."""
 

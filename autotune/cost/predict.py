@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants, load_constants
-from autotune.cost.memory import Memory, fit_probability, memory_of
+from autotune.cost.memory import Memory, memory_of
 from autotune.cost.plans import Column, PlanColumns, Plans
 from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
@@ -28,7 +28,8 @@ class Prediction(PlanColumns):
     peak_memory_bytes: Values
     """Peak of the fullest device, everything counted: what nvidia-smi would show."""
     fit_probability: Values
-    """Probability that the peak stays within the device's memory."""
+    """Probability that the peak stays within the device's memory: 0 or 1 by the peak alone, until
+    `Margin.judge` says how far it may be off."""
     host_memory_bytes: Values
     """Memory of offloaded states, on one node."""
     plans: Plans
@@ -41,11 +42,14 @@ class Prediction(PlanColumns):
 
     @cached_property
     def memory(self) -> Memory:
-        """The peak by part; arrays. Worked out when it is first asked for."""
+        """The peak by part, of the stage that a published figure is of; arrays.
+
+        Worked out when it is first asked for.
+        """
 
         def work(p: Plans) -> dict[str, Column]:
             s = sizes_of(p)
-            return vars(memory_of(p, s, activations_of(p, s), self.constants))
+            return vars(memory_of(p, s, activations_of(p, s), self.constants, watched=True))
 
         return Memory(**_by_chunk(self.plans, work))
 
@@ -60,18 +64,46 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
         return {
             "step_time_s": _times(p, c).step_s,
             "peak_memory_bytes": memory.peak_bytes,
-            "fit_probability": fit_probability(p, c, memory.peak_bytes),
+            "fit_probability": np.less_equal(memory.peak_bytes, p.memory_bytes) * 1.0,
             "host_memory_bytes": memory.host_bytes * p.devices_per_node,
         }
 
     return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
 
 
+def times_by_constants(plans: Plans) -> Callable[[Constants, Column | None], Values]:
+    """Step times in seconds as a function of the constants: what they do not move is kept.
+
+    Its second argument stands for the column `sustained_share`; None: as the plans have it.
+    """
+    p = _padded(plans)
+    s = sizes_of(p)
+
+    def seconds(c: Constants, sustained_share: Column | None = None) -> Values:
+        held = p if sustained_share is None else replace(p, sustained_share=sustained_share)
+        return np.broadcast_to(step_times(held, s, c).step_s, len(plans))
+
+    return seconds
+
+
+def memory_by_constants(plans: Plans) -> Callable[[Constants], Memory]:
+    """The peak by part as a function of the constants."""
+    s = sizes_of(plans)
+    a = activations_of(plans, s)
+    return lambda c: memory_of(plans, s, a, c)
+
+
 def _times(p: Plans, c: Constants) -> StepTimes:
-    """The step by part; of samples of several lengths, with those of mean padded length."""
-    if np.any(p.padded_seq_len):
-        p = replace(p, seq_len=np.where(p.padded_seq_len, p.padded_seq_len, p.seq_len))
+    """The step by part."""
+    p = _padded(p)
     return step_times(p, sizes_of(p), c)
+
+
+def _padded(p: Plans) -> Plans:
+    """The plans as time goes by them: samples of several lengths have the mean padded one."""
+    if not np.any(p.padded_seq_len):
+        return p
+    return replace(p, seq_len=np.where(p.padded_seq_len, p.padded_seq_len, p.seq_len))
 
 
 def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[str, Values]:

@@ -155,11 +155,11 @@ class ResidualPrior:
 
 
 TIME_PRIOR = ResidualPrior(
-    everywhere=0.3,
+    everywhere=0.15,
     study=0.1,
     share=Scale(median=0.3, spread=0.6),
     position=Scale(median=0.03, spread=0.7),
-    rough=Scale(median=0.08, spread=0.7),
+    rough=Scale(median=0.1, spread=1.0),
     reach=Scale(median=0.7, spread=0.4),
     noise=Scale(median=0.02, spread=0.5),
 )
@@ -170,9 +170,9 @@ links reach their peaks unequally; the noise is that of a run among equals on a 
 MEMORY_PRIOR = ResidualPrior(
     everywhere=0.12,
     study=0.05,
-    share=Scale(median=0.2, spread=0.6),
+    share=Scale(median=0.3, spread=0.6),
     position=Scale(median=0.01, spread=0.5),
-    rough=Scale(median=0.05, spread=0.7),
+    rough=Scale(median=0.1, spread=0.7),
     reach=Scale(median=2.0, spread=0.4),
     noise=Scale(median=0.02, spread=0.5),
 )

@@ -1,69 +1,71 @@
-"""One row of a table of training runs, as the columns of `Plans`."""
+"""One row of a table of training runs, as the columns of `Plans`: one spelling for each value."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, fp4_flops, link_columns
 from autotune.cost.plans import Plans, Recompute, Tier
-from autotune.cost.row_choices import choice_columns, fewest_logit_bytes
-from autotune.cost.row_mixture import (
-    lists_modules,
-    mixture_columns,
+from autotune.cost.row_adapters import adapter_columns
+from autotune.cost.row_choices import (
+    choice_columns,
+    fewest_logit_bytes,
     recomputed_modules,
-    scaling_of,
+    setting_columns,
 )
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import ASSUMED, SCALINGS, Traits, traits_of
+from autotune.cost.traits import (
+    ASSUMED,
+    FRAMEWORKS,
+    GROWING_SEGMENTS,
+    PURE_16_BIT,
+    Meter,
+    Traits,
+)
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
+OPEN = ("zero_stage", "recompute", "attention", "loss", "software")
+"""Columns that a row may leave open, so that its forecast is less certain. `software` is its age:
+a year or a container's release."""
 _MAX_DEVICES = 262_144
 """More than anybody has trained one model on."""
+_ENDS = 2.0
+"""Chunks of a pipeline without a layer: the embedding and the loss can have one each. Source:
+Megatron-LM, --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split."""
 _GIGABIT = 1e9 / 8
-_PER_NODE = (
-    # 8x200Gb HDR IB per node; 8x100Gb NIC per node; 8xHDR200 IB/node
-    re.compile(r"(?P<n>\d+)\s*x\s*(?:HDR|NDR|EDR)?\s*(?P<gbit>\d+)\s*(?:Gb|G|IB|$)?", re.I),
-    # RoCE 1600Gbps/node
-    re.compile(r"(?P<n>)(?P<gbit>\d+)\s*Gb(?:ps|/s)?\s*(?:/|per)\s*node", re.I),
-)
-_PER_DEVICE = re.compile(r"(?P<gbit>\d+)\s*Gb(?:ps|/s)\b[^,]*per GPU", re.I)
-_NETWORK_WORDS = re.compile(r"node|IB|RoCE|Omni|NIC|RDMA|network", re.I)
-_PRECISIONS = (
-    (re.compile(r"fp4"), "fp4"),
-    (re.compile(r"fp8|float8"), "fp8"),
-    (re.compile(r"bf16|bfloat16|amp"), "bf16"),
-    (re.compile(r"fp16|float16|half"), "fp16"),
-    (re.compile(r"fp32|float32|tf32"), "fp32"),
-)
+_AGE = re.compile(r"20[12]\d|\d\d\.\d\d")
+LINKS = re.compile(r"(?P<n>\d{1,4})x(?P<gbit>\d{1,6})Gb")
+"""Network of a node: its links, and the bits that each moves in a second."""
+_PRECISIONS = {
+    **{"fp8-rowwise": "fp8", "tf32": "fp32", "pure-bf16": "bf16", "pure-fp16": "fp16"},
+}
+"""Words for a precision beside the device's own -> that of the device. Pure ones have no copy in
+32 bits."""
 _PRODUCTS = ("matmul_flops", "half_flops")
 """Columns of `Plans` with the rate of matrix products."""
-_STAGES = (
-    ("grad_op", 2.0),  # FSDP's SHARD_GRAD_OP
-    ("no_shard", 0.0),
-    ("shard|fsdp", 3.0),
-    ("dist-opt|distributed.?opt", 1.0),
-    ("^(ddp|none|no)$", 0.0),
-)
-_NUMBERED = re.compile(r"(?:zero|stage|z)?[ _-]*(?:stage[ _-]*)?([0-3])(?:\.0)?(?!\d)")
-"""A stage as people write it: 3, zero-3, ZeRO3, stage 2."""
-_ANY_TORCH = re.compile(
-    r"\bhf\b|hugging|transformers|accelerate|trainer|\btrl\b|lightning|axolotl|llama.?factory"
-    r"|^(py)?torch$"
-)
-"""Names of what runs on the assumed framework, FSDP or DDP, as the stage tells."""
-_YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
-_NO = frozenset({"none", "no", "false", "off", "0", "0.0", "selective:[]"})
+_OFFLOADS: Mapping[str, Mapping[str, Tier]] = {
+    "none": {},
+    "cpu(optimizer)": {"optimizer_tier": Tier.CPU},
+    "cpu(optimizer+param)": {"optimizer_tier": Tier.CPU, "param_tier": Tier.CPU},
+    "cpu(param)": {"param_tier": Tier.CPU},
+    "nvme(optimizer)": {"optimizer_tier": Tier.NVME},
+    "nvme(optimizer+param)": {"optimizer_tier": Tier.NVME, "param_tier": Tier.NVME},
+    "nvme(param)": {"param_tier": Tier.NVME},
+}
+METERS: Mapping[str, Meter] = {
+    "device": "peak_bytes",
+    "reserved": "reserved_bytes",
+    "allocated": "allocated_bytes",
+}
+"""Words of the column `memory_meter`: what nvidia-smi shows, what torch's allocator has reserved,
+and what it has handed out of that."""
+_ALLOCATORS = ("default", "expandable_segments")
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
-_QLORA_BYTES = 0.52
-"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
-(arXiv:2305.14314), section 3."""
-_LORA_SHARE = 0.01
-"""Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +76,13 @@ class ReadRow:
     """Columns of `Plans`, among others; those that are left out have their defaults."""
     fewest_logit_bytes: float
     """Column `logit_bytes` at least, where the row leaves open how its loss is computed."""
+    open: frozenset[str]
+    """What of `OPEN` the row does not say."""
     framework: str
     """Name of its `Traits`."""
     accelerator: Accelerator
+    meter: Meter
+    """Which memory its peak is compared with."""
 
 
 def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
@@ -86,15 +92,17 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         RowError: It cannot be predicted.
     """
     traits = _framework(cells)
-    model = read_model(cells)
+    model = read_model(cells, builds_mtp=traits.mixture_columns.get("grouped_experts", 1.0) > 0)
     layout = _layout(cells, traits, model)
     accelerator = _accelerator(cells, table)
     precision = _precision(cells, accelerator)
+    _check_software(cells)
     if traits.splits_local_batch and layout["pp"] > 1:
         # There, the pipeline's micro-batches are single samples of what a rank is given.
         layout["grad_accum"] *= layout["micro_batch"]
         layout["micro_batch"] = 1.0
         cells.assume("micro_batch", 1, f"{traits.name} splits the local batch")
+    is_hopper = "fp8" in accelerator.peak_flops
     columns = {
         # Fetched module by module, where the framework says nothing else.
         "gather_calls_per_layer": 4.0,
@@ -102,30 +110,24 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **layout,
         **_device(cells, accelerator, precision, layout["n_gpus"]),
         **traits.columns,
-        **(
-            {"attention_speed": traits.attention_on_hopper}
-            if "fp8" in accelerator.peak_flops
-            else {}
-        ),
+        **({"attention_speed": traits.attention_on_hopper} if is_hopper else {}),
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
-        **(SCALINGS[scaling_of(cells)] if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
-        **_dtypes(precision, traits),
+        **_dtypes(cells, precision, traits),
         **_zero(cells, traits, layout, precision),
-        **_kept(cells, traits, model),
+        **_kept(cells, traits),
     }
-    is_hopper = "fp8" in accelerator.peak_flops
-    columns |= choice_columns(cells, columns, is_hopper=is_hopper, framework=traits.name)
+    if layout["tp"] > 1 and traits.parallel_logit_bytes:
+        columns["logit_bytes"] = traits.parallel_logit_bytes
+    columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
     if model["n_experts"] > 1:
-        columns |= mixture_columns(cells, layout, traits.mixture_columns)
+        columns |= _mixture(cells, traits)
+    columns |= adapter_columns(cells, traits, columns, precision)
+    columns |= setting_columns(cells)
     if model["gated_mlp"]:
         columns["has_dropout"] = 0.0  # such models are trained without
-    if "lora" in cells.text("task").lower():
-        columns["trained_share"] = _LORA_SHARE
-        cells.assume("trained_share", _LORA_SHARE, "LoRA")
-        is_quantized = "qlora" in cells.text("task").lower()
-        frozen_bytes = _QLORA_BYTES if is_quantized else columns.get("activation_bytes", 2.0)
-        columns["weight_bytes"] = min(frozen_bytes, columns.get("weight_bytes", frozen_bytes))
+    if _unless_blank(cells, "allocator", _ALLOCATORS, "default") == "expandable_segments":
+        columns["fragments"] = GROWING_SEGMENTS
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
     if columns["zero_stage"] < 1:
@@ -138,26 +140,36 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     return ReadRow(
         columns=columns,
         fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
+        open=frozenset(name for name in OPEN if cells.is_blank(name)),
         framework=traits.name,
         accelerator=accelerator,
+        meter=METERS[_unless_blank(cells, "memory_meter", METERS, "device")],
     )
 
 
+def _unless_blank(cells: Cells, key: str, allowed: Iterable[str], default: str) -> str:
+    """A word of a column whose default needs no note."""
+    return default if cells.is_blank(key) else cells.choice(key, allowed, default)
+
+
+def _check_software(cells: Cells) -> None:
+    if not cells.is_blank("software") and not _AGE.fullmatch(cells.text("software")):
+        raise cells.wrong("software", "is no year and no release, such as 2025 or 25.04")
+
+
 def _framework(cells: Cells) -> Traits:
-    framework = cells.text("framework") or ASSUMED
-    if cells.is_blank("framework"):
-        cells.assume("framework", framework)
-    traits = traits_of(framework)
-    if traits is None and _ANY_TORCH.search(framework.lower()):
-        stage = (cells.text("zero_equiv") or cells.text("zero_stage")).lower()
-        runs_on = "fsdp" if "shard" in stage or "fsdp" in stage else "ddp"
-        numbered = _NUMBERED.match(stage)
-        runs_on = ASSUMED if numbered and numbered[1] != "0" else runs_on
-        cells.assume("framework", runs_on, "as zero_stage tells")
-        traits = traits_of(runs_on)
-    if traits is None:
-        raise RowError(f"framework={framework!r} is not known")
-    return traits
+    word = cells.choice("framework", [traits.word for traits in FRAMEWORKS], ASSUMED)
+    return next(traits for traits in FRAMEWORKS if traits.word == word)
+
+
+def _mixture(cells: Cells, traits: Traits) -> dict[str, float]:
+    """What the framework usually does with experts."""
+    usual = dict(traits.mixture_columns)
+    if "flex_dispatch" in usual and cells.is_blank("flex_dispatch"):
+        cells.assume("flex_dispatch", usual["flex_dispatch"], f"as {traits.word}")
+    if cells.is_blank("expert_imbalance") and cells.is_blank("forced_balance"):
+        cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
+    return usual
 
 
 def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
@@ -181,10 +193,11 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
     layers, heads, seq_len = model["n_layers"], model["n_heads"], model["seq_len"]
     if heads % tp:
         raise RowError(f"n_heads={heads:g} is no multiple of tp={tp:g}")
-    if pp * vp > layers:
+    if pp > layers or pp * vp > layers + _ENDS:
         raise RowError(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
     if seq_len % (cp * ulysses):
         raise RowError(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
+    _check_experts(model, n_gpus, tp, pp)
     micro_batch = cells.count("micro_batch")
     global_batch = cells.count("global_batch", most=1e12)
     if global_batch % (micro_batch * dp):
@@ -203,43 +216,45 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
         "micro_batch": micro_batch,
         "grad_accum": global_batch / (micro_batch * dp),
         "sequence_parallel": _sequence_parallel(cells, traits, tp),
-        **_stages(cells, layers, pp, vp),
-        **_expert_ranks(cells, model, n_gpus, tp, pp),
+        **_stages(cells, traits, model, pp, vp),
     }
 
 
-def _expert_ranks(
-    cells: Cells, model: Mapping[str, float], n_gpus: float, tp: float, pp: float
-) -> dict[str, float]:
-    """Check the ranks of experts: ep x etp x pp divide the world, and etp an expert.
-
-    Experts are split by tp where a row leaves it open, unless only whole ones fit the world.
-    """
+def _check_experts(model: Mapping[str, float], n_gpus: float, tp: float, pp: float) -> None:
+    """Check the ranks of experts: ep x etp x pp divide the world, and etp an expert."""
     ep, ffn_hidden = model["ep"], model["ffn_hidden"]
-    if ep == 1:
-        return {}
     etp = model.get("expert_tp", tp)
-    columns = {}
-    if "expert_tp" not in model and n_gpus % (ep * etp * pp):
-        cells.assume("etp", 1, f"ep {ep:g} x tp {tp:g} x pp {pp:g} do not fit n_gpus")
-        etp = columns["expert_tp"] = 1.0
     split = ep * etp * pp
-    if n_gpus % split:
+    if ep > 1 and n_gpus % split:
         raise RowError(
             f"ep {ep:g} x etp {etp:g} x pp {pp:g} = {split:g} does not divide n_gpus={n_gpus:g}"
+            + ("" if "expert_tp" in model else "; a blank etp is tp, set etp=1 for whole experts")
         )
-    if ffn_hidden % etp:
+    if ep > 1 and ffn_hidden % etp:
         raise RowError(f"ffn_hidden={ffn_hidden:g} is no multiple of etp={etp:g}")
-    return columns
 
 
-def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, float]:
+def _stages(
+    cells: Cells, traits: Traits, model: Mapping[str, float], pp: float, vp: float
+) -> dict[str, float]:
     """Layers of the stages where they do not split evenly.
 
-    Engines then leave layers out of the ends, which have the embedding and the loss besides:
+    A framework that weighs the head by its parameters gives layers of the last stage to others.
+    Engines otherwise leave layers out of the ends, which have the embedding and the loss besides:
     Megatron's `--account-for-*-in-pipeline-split`, `--decoder-last-pipeline-num-layers`, and
     layouts.
     """
+    layers = model["n_layers"]
+    if traits.weighs_head and pp > 1:
+        heads = 2.0 * (model["n_heads"] + model["n_kv_heads"]) * model["head_dim"]
+        layer = heads + (2.0 + model["gated_mlp"]) * model["ffn_hidden"]
+        first = min(layers, math.ceil((layers + model["vocab"] / layer) / pp))
+        last = max(1.0, layers - (pp - 1) * first)
+        cells.assume("stages", f"{first:g} to {last:g} layers", f"{traits.name} weighs the head")
+        return {
+            **{"most_stage_layers": float(first), "first_stage_layers": float(first)},
+            "last_stage_layers": last,
+        }
     if layers % (pp * vp) == 0:
         return {}
     if layers % pp == 0:
@@ -248,31 +263,26 @@ def _stages(cells: Cells, layers: float, pp: float, vp: float) -> dict[str, floa
     most = math.ceil(layers / pp)
     n_missing = most * pp - layers
     first = most - float(n_missing >= 2)
-    last = most - float(min(n_missing, 2 if n_missing > 2 else 1))
+    last = max(1.0, most - float(min(n_missing, 2 if n_missing > 2 else 1)))
     cells.assume("stages", f"{first:g} to {most:g} to {last:g} layers", f"{layers:g} on pp {pp:g}")
     return {"most_stage_layers": most, "first_stage_layers": first, "last_stage_layers": last}
 
 
 def _ulysses(cells: Cells) -> float:
-    found = re.fullmatch(r"ulysses\s*=\s*(\d{1,9})", cells.text("sp").lower())
-    degree = float(found[1]) if found else 1.0
-    if degree < 1:
-        raise RowError(f"sp={cells.text('sp')}: below one")
-    return degree
+    found = re.fullmatch(r"ulysses=([1-9]\d{0,8})", cells.text("sp"))
+    return float(found[1]) if found else 1.0
 
 
 def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
-    text = cells.text("sp").lower()
+    text = cells.text("sp")
+    if text not in ("", "yes", "no") and not text.startswith("ulysses="):
+        raise cells.wrong("sp", "is not yes, no or ulysses=N")
+    if text.startswith("ulysses=") and not re.fullmatch(r"ulysses=[1-9]\d{0,8}", text):
+        raise cells.wrong("sp", "has no degree of at least 1, such as ulysses=8")
     if tp == 1 or text.startswith("ulysses"):
         return 0.0
-    if text in {"yes", "true", "1", "1.0", "on"}:
-        return 1.0
-    if text in {"no", "false", "0", "0.0", "off"}:
-        return 0.0
-    if text:
-        raise RowError(f"sp={text!r} is not yes, no or ulysses=N")
-    cells.assume("sp", "yes" if traits.sequence_parallel else "no", f"as {traits.name}")
-    return float(traits.sequence_parallel)
+    usual = "yes" if traits.sequence_parallel else "no"
+    return float(cells.choice("sp", ("yes", "no"), usual, f"as {traits.name}") == "yes")
 
 
 def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
@@ -289,14 +299,10 @@ def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
 
 
 def _precision(cells: Cells, accelerator: Accelerator) -> str:
-    text = cells.text("precision").lower()
     default = "bf16" if "fp8" in accelerator.peak_flops else "fp16"
-    if cells.is_blank("precision"):
-        cells.assume("precision", default)
-    spelled = default if cells.is_blank("precision") else text
-    precision = next((name for pattern, name in _PRECISIONS if pattern.search(spelled)), None)
-    if precision is None:
-        raise RowError(f"precision={text!r} is not fp32, fp16, bf16, fp8 or fp4")
+    words = ("fp32", "tf32", "fp16", "bf16", "pure-fp16", "pure-bf16", "fp8", "fp8-rowwise", "fp4")
+    word = cells.choice("precision", words, default)
+    precision = _PRECISIONS.get(word, word)
     if precision not in accelerator.peak_flops:
         known = ", ".join(accelerator.peak_flops)
         raise RowError(f"precision={precision}: {accelerator.name} has {known}")
@@ -310,7 +316,7 @@ def _device(
     per_node = cells.count("gpus_per_node", default_nodes, accelerator.name, most=1024)
     per_node = min(per_node, n_gpus)
     columns = device_columns(accelerator, precision, per_node)
-    if precision == "fp32" and "tf32" in cells.text("precision").lower():
+    if cells.text("precision") == "tf32":
         # Matrix products of fp32 at half of the 16-bit rate: NVIDIA, A100 and later datasheets.
         columns |= dict.fromkeys(_PRODUCTS, accelerator.rate(accelerator.half) / 2.0)
     return {
@@ -330,7 +336,7 @@ def _matmul_flops(
     narrow, wide = columns["matmul_flops"], columns["half_flops"]
     if precision == "fp4":
         return fp4_flops(narrow, wide)
-    if precision == "fp8" and "rowwise" in cells.text("precision"):
+    if cells.text("precision") == "fp8-rowwise":
         cells.assume("matmul_flops", accelerator.half, "scales by row gain nothing")
         return wide
     return narrow
@@ -340,27 +346,20 @@ def _network(
     cells: Cells, bytes_per_s: float, accelerator: Accelerator, per_node: float
 ) -> dict[str, float]:
     """Change of a device's share by the cell `interconnect`; blank, it is as in the table."""
-    text = cells.text("interconnect")
-    device = _PER_DEVICE.search(text)
-    if device:
-        return _described(cells, float(device["gbit"]) * _GIGABIT)
-    if _NETWORK_WORDS.search(text):
-        for pattern in reversed(_PER_NODE):
-            found = pattern.search(text)
-            if found:
-                links = float(found["n"] or 1)
-                return _described(cells, links * float(found["gbit"]) * _GIGABIT / per_node)
-    cells.assume("network", f"{bytes_per_s / 1e9:g} GB/s per device", accelerator.name)
-    return {}
+    if cells.is_blank("interconnect"):
+        cells.assume("network", f"{bytes_per_s / 1e9:g} GB/s per device", accelerator.name)
+        return {}
+    found = LINKS.fullmatch(cells.text("interconnect"))
+    rate = float(found["n"]) * float(found["gbit"]) * _GIGABIT / per_node if found else 0.0
+    if rate <= 0:
+        raise cells.wrong("interconnect", "is not a node's links and their rate, such as 8x200Gb")
+    return {"network_bytes_per_s": rate, **link_columns("network", None)}
 
 
-def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
-    if not 0 < bytes_per_s < math.inf:
-        raise RowError(f"interconnect={cells.text('interconnect')!r}: no rate above 0")
-    return {"network_bytes_per_s": bytes_per_s, **link_columns("network", None)}
-
-
-def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
+def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
+    if cells.text("precision").startswith("pure-"):
+        temporary = traits.columns.get("optimizer_temporary_bytes", 0.0)
+        return {**PURE_16_BIT, "optimizer_temporary_bytes": temporary / 2.0}
     if precision == "fp32":
         of_elements = ("weight", "grad", "reduce", "gather", "activation", "product_input")
         return {**{f"{name}_bytes": 4.0 for name in of_elements}, "optimizer_bytes": 8.0}
@@ -371,25 +370,17 @@ def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
 def _zero(
     cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str
 ) -> dict[str, float]:
-    text = cells.text("zero_stage").lower()
-    stated = cells.text("zero_equiv").lower() or text
-    ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
-    found = _NUMBERED.match(stated)
-    stage = next((stage for words, stage in _STAGES if re.search(words, stated)), None)
-    if found:
-        stage = float(found[1])
-    elif not stated:
+    stage = cells.within("zero_stage", 0, 3)
+    if stage is None:
         stage = float(traits.zero_stage)
-        cells.assume("zero_stage", traits.zero_stage, f"as {traits.name}")
-    elif stage is None:
-        raise RowError(f"zero_stage={text!r} is not 0 to 3, fsdp or ddp")
-    group = re.search(r"group (\d+)", text)
-    shard_group = 0.0
-    if group:
-        shard_group = min(float(group[1]), ranks)
-        if shard_group < 1 or ranks % shard_group:
-            raise RowError(f"zero_stage={text!r}: groups of {group[1]} do not tile dp={ranks:g}")
-    columns = {"zero_stage": stage, "shard_group": shard_group}
+        cells.assume("zero_stage", stage, f"as {traits.name}")
+    elif stage != int(stage):
+        raise cells.wrong("zero_stage", "is not 0, 1, 2 or 3")
+    ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
+    group = cells.within("shard_group", 0, _MAX_DEVICES) or 0.0
+    if group and ranks % group:
+        raise RowError(f"shard_group={group:g}: groups of that many do not tile {ranks:g} ranks")
+    columns = {"zero_stage": stage}
     if stage >= 2:
         columns["reduces_every_micro_batch"] = 1.0
     if stage == 3:
@@ -400,62 +391,32 @@ def _zero(
     return columns
 
 
-def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
+def _kept(cells: Cells, traits: Traits) -> dict[str, float]:
     """Columns of recomputation and offload."""
-    text = cells.text("recompute").lower()
-    if not text:
-        cells.assume("recompute", traits.recompute, f"as {traits.name}")
-        text = traits.recompute
-    every = re.search(r"every[ _-]?(\d{1,9})\b", text)
-    recompute = Recompute.NONE
-    if every or _YES.search(text):
+    text = cells.text("recompute")
+    every = re.fullmatch(r"every_([1-9]\d{0,8})", text)
+    modules = recomputed_modules(cells)
+    if every:
         recompute = Recompute.FULL
-    elif lists_modules(text) or (text.startswith("selective") and not text.endswith(":[]")):
-        recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
-    elif text not in _NO:
-        if "not set" not in text:
-            raise RowError(f"recompute={text!r} is not none, selective, full or every_N")
-        cells.assume("recompute", "none", text)
-    if text.endswith("?"):
-        cells.assume("recompute", text.rstrip("?"))
+    elif modules:
+        recompute = Recompute.SELECTIVE
+    else:
+        words = {
+            "none": Recompute.NONE,
+            "selective": (
+                Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
+            ),
+            "full": Recompute.FULL,
+        }
+        if text and text not in words:
+            raise cells.wrong(
+                "recompute", "is not none, selective, full, every_2 or selective: [MODULE, ...]"
+            )
+        recompute = words[cells.choice("recompute", words, traits.recompute, f"as {traits.name}")]
+    tiers = _OFFLOADS[cells.choice("offload", _OFFLOADS, "none")]
     return {
         "recompute": float(recompute),
-        **(recomputed_modules(cells) if recompute == Recompute.SELECTIVE else {}),
-        "recompute_every": float(every[1]) if every and int(every[1]) > 0 else 1.0,
-        **_offload(cells, model),
-    }
-
-
-def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
-    text = cells.text("offload").lower()
-    if not text or "not set" in text:
-        cells.assume("offload", "none", text)
-        return {}
-    if text in {"none", "no", "false"}:
-        return {}
-    host_share = re.fullmatch(r"(?:cpu[ (]*)?optimizer[ (]*(\d{1,3})\s*%\)*", text)
-    if host_share:
-        return {"optimizer_host_share": min(1.0, float(host_share[1]) / 100.0)}
-    share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
-    if share:
-        return {"offloaded_activations": min(1.0, float(share[1]))}
-    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)|act\w* of (\d+) layers", text)
-    if layers:
-        return {
-            "offloaded_activations": min(1.0, float(layers[1] or layers[2]) / model["n_layers"])
-        }
-    if text.startswith("act") and not re.search("optim|param", text):
-        cells.assume("offloaded_activations", 1, text)
-        return {"offloaded_activations": 1.0}
-    tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
-    if tier is None:
-        raise RowError(f"offload={text!r} names neither cpu nor nvme")
-    if "full" in text:
-        cells.assume("offloaded_activations", 1, text)
-    has_params = "param" in text
-    has_optimizer = "optim" in text or not has_params
-    return {
-        "optimizer_tier": float(tier) if has_optimizer else 0.0,
-        "param_tier": float(tier) if has_params else 0.0,
-        "offloaded_activations": float("full" in text),
+        "recompute_every": float(every[1]) if every else 1.0,
+        **modules,
+        **{column: float(tier) for column, tier in tiers.items()},
     }

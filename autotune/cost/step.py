@@ -93,6 +93,9 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
     prefetches = p.overlap_gather * traffic.has_room_to_prefetch(p, s)
     gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c, takes)
+    # Parameters come from the host before they are gathered, and hide behind the same kernels.
+    fetched_s = gather_s + traffic.offloaded_params_s(p, s, c)
+    fetch = micro_batches * _hidden(mean_s, fetched_s, prefetches, c, takes) - gather
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
     backward_s = of_layers(lambda layer: layer.times.backward_s)
     reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes)
@@ -101,7 +104,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
     offload_step = _hidden(update_s, traffic.offload_step_s(p, s, c), p.overlap_offload, c, 0.0)
     offload_micro = micro_batches * np.maximum(
-        0.0, traffic.offload_micro_batch_s(p, s, c) - mean_s
+        0.0, traffic.offloaded_activations_s(p, s, c) - mean_s
     )
 
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
@@ -118,7 +121,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "context_comm_s": micro_batches * of_layers(lambda layer: layer.context_comm_s),
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step + traffic.owners_s(p, s, c),
-        "offload_s": offload_micro + offload_step,
+        "offload_s": fetch + offload_micro + offload_step,
         "bubble_s": bubble,
         "pages_s": micro_batches * _pages_s(p, s, c),
     }
@@ -209,7 +212,10 @@ def _stages_s(
         stage_s = stage.dense_layers * dense_s + stage.mixture_layers * mixture_s
         slowest = np.maximum(slowest, stage_s)
     total_s = s.n_dense_layers * dense_s + s.n_mixture_layers * mixture_s + head_s
-    return slowest, total_s
+    # Whole layers are dealt out until a stage has its share: half a layer too much on average.
+    layer_s = (total_s - head_s) / p.n_layers
+    dealt_s = np.maximum(head_s, total_s / p.pp + 0.5 * layer_s)
+    return np.where(p.balances_stages, np.minimum(slowest, dealt_s), slowest), total_s
 
 
 def _pages_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -40,7 +40,8 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
 
     def reduced_s(of: collectives.RankGroup, params: Column) -> Column:
         grads_bytes = params * p.reduce_bytes * p.trained_share
-        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(params / largest)))
+        trained = params * p.trained_share
+        calls = np.where(p.layer_wise_gather, layers, np.maximum(1.0, np.ceil(trained / largest)))
         bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
         calls = np.where(is_3, calls, np.maximum(1.0, np.ceil(grads_bytes / bucket_bytes)))
         scatters = is_sharded * (1.0 - p.reduces_whole)
@@ -51,8 +52,9 @@ def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
         )
 
     def gathered_step_s(of: collectives.RankGroup, params: Column) -> Column:
-        calls = np.maximum(1.0, np.ceil(params / p.gather_bucket_elements))
-        size_bytes = params * p.gather_bytes * p.trained_share
+        trained = params * p.trained_share
+        calls = np.maximum(1.0, np.ceil(trained / p.gather_bucket_elements))
+        size_bytes = trained * p.gather_bytes
         return collectives.gather_s(of, size_bytes / calls, calls)
 
     whole = s.stage_params + s.stage_expert_params
@@ -262,21 +264,29 @@ def pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return collectives.send_s(g, size_bytes, 2.0 * p.vp)
 
 
-def offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Parameters up twice, and the offloaded activations down and up; per micro-batch.
+def offloaded_params_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Parameters up from the host, for the forward pass, for the backward pass and again.
 
-    Each rank brings its own shard over its own link and gathers the rest from the others. Source:
-    Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 6.1.
+    Each rank brings its own shard over its own link, just before it gathers the rest from the
+    others, on the same stream. The ranks of a node share its memory. Source: Rajbhandari et al.,
+    ZeRO-Infinity (arXiv:2104.07857), section 6.1; DeepSpeed, runtime/zero/
+    partition_parameters.py, _all_gather_coalesced.
     """
-    link = _host_link(p, c)
+    link = np.minimum(_host_link(p, c), p.host_memory_bytes_per_s / p.devices_per_node)
     drive = p.nvme_bytes_per_s / p.devices_per_node
     source = np.where(np.equal(p.param_tier, Tier.NVME), np.minimum(link, drive), link)
     is_offloaded = np.greater(p.param_tier, Tier.DEVICE) * np.greater_equal(p.zero_stage, 3)
-    params = is_offloaded * 2.0 * s.updated_params * p.gather_bytes / source
+    fetches = 2.0 + _fetched_again(p, s)
+    return is_offloaded * fetches * s.updated_params * p.gather_bytes / source
+
+
+def offloaded_activations_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Activations down to the host and up again, per micro-batch."""
+    link = _host_link(p, c)
     width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
     width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
     kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
-    return params + 2.0 * p.offloaded_activations * kept_bytes / link
+    return 2.0 * p.offloaded_activations * kept_bytes / link
 
 
 def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -34,6 +34,7 @@ from autotune.job.model_families import (
     is_split_by_ulysses,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
+from autotune.job.published import unsaid_layers
 
 __all__ = [
     "Model",
@@ -117,6 +118,12 @@ def load_model(text: str) -> Model:
     if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
         return _built(text.rpartition(":")[2], source, where=text)
+    if unsaid := unsaid_layers(text):
+        raise JobError(
+            f"model: {text!r} is no preset: its {unsaid} cannot be predicted",
+            "name its config.json, or its Hub name once that is in the cache: `estimate --trace` "
+            "counts its memory, and `search --engine deepspeed` trains it",
+        )
     raise JobError(
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
         did_you_mean(text, presets(), alike=0.4) + "`autotune models` lists the presets",

@@ -6,7 +6,6 @@ language: DeepSeek-V3's and GLM-4.5's layer for the prediction of further tokens
 scales of weights in 8 or 4 bits. A test holds the presets to them.
 """
 
-import functools
 import json
 import re
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ llama-3.1-8b       meta-llama/Llama-3.1-8B            8,030,261,248
 llama-3.2-1b       meta-llama/Llama-3.2-1B            1,235,814,400
 llama-3.2-3b       meta-llama/Llama-3.2-3B            3,212,749,824
 llama-3.3-70b      meta-llama/Llama-3.3-70B-Instruct  70,553,706,496
-llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E  400,711,848,960
+llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E-Instruct  400,711,848,960
 llama-4-scout      meta-llama/Llama-4-Scout-17B-16E   107,769,861,120
 minimax-m2         MiniMaxAI/MiniMax-M2               228,689,748,992
 mistral-7b         mistralai/Mistral-7B-v0.1          7,241,732,096
@@ -125,7 +124,7 @@ _SAME_SHAPE = {
 }
 """Other repositories with the sizes of a preset, whose names do not show it: the owner and the
 letters and digits of the name."""
-_STAGES = re.compile(
+STAGES_OF_TRAINING = re.compile(
     r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|fp8|bf16"
     r"|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
     r"(?=[-_ ]|$)",
@@ -133,10 +132,6 @@ _STAGES = re.compile(
 )
 """Parts of a name that say how a model was trained on, when, or how its weights are stored: its
 sizes stay the same."""
-_NO_SIZES = re.compile(r"\b(moe|mla|truncated|reduced|nvidia|meta)\b", re.I)
-"""Words of tables' names that say nothing of which model it is."""
-_TOTAL = re.compile(r"(?<![\dx.])(\d+(?:\.\d+)?)b", re.I)
-
 
 _UNSAID = (
     (r"nemotron.?(h\b|v?3(?!\d)|nano.*v2)", "Mamba layers"),
@@ -159,7 +154,7 @@ def preset_of_repository(repository: str) -> str | None:
     Repositories of the same owner that differ by the stage of training have the same shape.
     """
     owner, _, name = repository.partition("/")
-    wanted = _plain(_STAGES.sub("", name))
+    wanted = letters(STAGES_OF_TRAINING.sub("", name))
     if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
         return preset
     return next(
@@ -167,45 +162,14 @@ def preset_of_repository(repository: str) -> str | None:
             preset
             for preset, it in PUBLISHED.items()
             if it.repository.partition("/")[0].lower() == owner.lower()
-            and _plain(_STAGES.sub("", it.repository.partition("/")[2])) == wanted
+            and letters(STAGES_OF_TRAINING.sub("", it.repository.partition("/")[2])) == wanted
         ),
         None,
     )
 
 
-def preset_spelled(text: str) -> str | None:
-    """The preset that a table's `model` or `model_name` means, however it spells it; None: none.
-
-    `DeepSeek-V3-671B`, `Qwen3_30B_a3B`, `GPT OSS 120B` and `meta-llama/Llama-3.1-8B-Instruct` are
-    names of presets; a name with a word more than these is none.
-    """
-    if found := preset_of_repository(text):
-        return found
-    name = _NO_SIZES.sub(" ", _STAGES.sub("", text.rpartition("/")[2]))
-    presets = _spellings()
-    if found := presets.get(_plain(name)):
-        return found
-    for size in _TOTAL.finditer(name):
-        rest = _plain(name[: size.start()] + " " + name[size.end() :])
-        found = presets.get(rest)
-        if found and abs(float(size[1]) * 1e9 / PUBLISHED[found].n_params - 1) < 0.05:
-            return found
-    return None
-
-
-@functools.cache
-def _spellings() -> dict[str, str]:
-    """Letters and digits of every name of a preset -> the preset."""
-    found: dict[str, str] = {}
-    for preset, it in PUBLISHED.items():
-        for name in (preset, _STAGES.sub("", it.repository.partition("/")[2])):
-            # What is active of a mixture is often left out: Qwen3-30B for Qwen3-30B-A3B.
-            for spelled in (name, re.sub(r"-a\d+(\.\d+)?b$", "", name, flags=re.I)):
-                found.setdefault(_plain(_NO_SIZES.sub(" ", spelled)), preset)
-    return found
-
-
-def _plain(name: str) -> str:
+def letters(name: str) -> str:
+    """The letters, digits and points of a name, in lower case."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 

@@ -13,7 +13,6 @@ from autotune.cost.constants import Constants
 from autotune.cost.errors import Margin
 from autotune.cost.forecast import forecast_of
 from autotune.cost.knowledge import Lesson, Recalled, Situation, is_of_job, recall_lessons
-from autotune.cost.normal import below
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction
 from autotune.cost.residual import (
@@ -52,22 +51,21 @@ class Learned:
         times = which.spread(calibrate(known.features, self.recalled.times, TIME_PRIOR))
         peaks = which.spread(calibrate(peak_features, self.recalled.peaks, MEMORY_PRIOR))
         peak_bytes = said.peak_memory_bytes * np.exp(peaks.mean)
-        room = np.log(np.asarray(said.plans.memory_bytes) / peak_bytes)
-        corrected = dataclasses.replace(
-            said,
-            step_time_s=said.step_time_s * np.exp(times.mean),
-            peak_memory_bytes=peak_bytes,
-            fit_probability=below(room / np.hypot(peaks.deviation, MEMORY_VARIATION)),
-            host_memory_bytes=said.host_memory_bytes * np.exp(peaks.mean),
-        )
         run = math.hypot(VARIATION, TIME_PRIOR.noise.median)
         n_times, n_peaks = (
             int((of.study == 0).sum()) for of in (self.recalled.times, self.recalled.peaks)
         )
-        return corrected, Margin(
-            step_time=np.exp(reach_of(times.deviation, run, n_measured=n_times)),
-            peak_memory=np.exp(reach_of(peaks.deviation, MEMORY_VARIATION, n_measured=n_peaks)),
+        margin = Margin.alike(
+            reach_of(times.deviation, run, n_measured=n_times),
+            reach_of(peaks.deviation, MEMORY_VARIATION, n_measured=n_peaks),
         )
+        corrected = dataclasses.replace(
+            said,
+            step_time_s=said.step_time_s * np.exp(times.mean),
+            peak_memory_bytes=peak_bytes,
+            host_memory_bytes=said.host_memory_bytes * np.exp(peaks.mean),
+        )
+        return margin.judge(corrected), margin
 
 
 def learned_from(

@@ -14,7 +14,7 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.cost.errors import Margin, load_errors
+from autotune.cost.errors import Margin, errors_of
 from autotune.cost.knowledge import Lesson
 from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
@@ -153,10 +153,13 @@ class Outlook:
         said = predict(plans, constants_of(self.environment))
         if self.learned is not None:
             return self.learned.correct(said)
+        errors, n = errors_of(self.environment), len(said.step_time_s)
         accelerator = accelerator_of(self.environment, self.table)
-        is_seen = load_errors().is_seen(self.job.engine, accelerator)
-        seen = np.full(len(said.step_time_s), is_seen)
-        return said, load_errors().reach_around(seen, said)
+        # Releases that are installed say how old the software is; nobody says it of other nodes.
+        is_old = np.full(n, not self.environment.torch_version)
+        told = errors.told([self.job.engine] * n, [accelerator] * n, {"software": is_old})
+        margin = errors.reach(said, told)
+        return margin.judge(said), margin
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

@@ -92,6 +92,8 @@ class Ranking:
     variants: tuple[Variant, ...]
     needs: Callable[[Candidate], tuple[str, ...]]
     """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
+    no_files: str = ""
+    """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
     other_batch: OtherBatch | None = None
@@ -152,6 +154,7 @@ def rank_lattice(
         price_per_hour=price_per_hour,
         reach=reach,
         needs=outlook.needs,
+        no_files=outlook.engine.no_files(),
         learned=outlook.learned,
         other_batch=_other_batch(outlook, float(found.step_time_s[order[0]]), min_fit=min_fit),
         baseline=_baseline(outlook),

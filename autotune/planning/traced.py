@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.cost.constants import constants_of
-from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
+from autotune.cost.errors import errors_of
+from autotune.cost.memory import Held, Memory, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
 from autotune.planning.explained import Estimated, JudgedCandidate, estimate_candidate, judged
@@ -58,14 +59,16 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
         phase: memory_of_traced(plans, constants, _held(trace.traced, phase))
         for phase in dict.fromkeys(part.phase for part in trace.traced.parts)
     }
-    peak_bytes = max(memory.peak_bytes for memory in phases.values())
+    peaks = np.array([max(float(memory.peak_bytes) for memory in phases.values())])
+    errors = errors_of(environment)
+    spread = outlook.predict_plans(plans)[1].peak_memory if is_seen else errors.widest_memory
     said = judged(outlook, candidate, notes)
     return TracedEstimate(
         **said,
         analytic=estimate_candidate(outlook, settings) if is_seen else None,
         trace=trace,
         phases=phases,
-        fit_probability=float(np.squeeze(fit_probability(plans, constants, peak_bytes))),
+        fit_probability=float(np.squeeze(spread.below(plans.memory_bytes, peaks))),
     )
 
 

@@ -19,7 +19,7 @@ from autotune.contract import METER_SLACK, KnobValue, Outcome, is_count
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.plans import Plans
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.replay.groups import Configuration, Group, group_rows
 from autotune.replay.rows import MeasuredRow, read_rows

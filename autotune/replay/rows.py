@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.base.errors import JobError
 from autotune.contract import Outcome
-from autotune.cost.published import read_table
+from autotune.cost.table import read_table
 
 MODEL_COLUMNS = (
     "model_name",

@@ -14,6 +14,7 @@ from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     DistributedDataParallelConfig,
+    DistributedInitConfig,
     GPTDatasetConfig,
     LoggerConfig,
     OptimizerConfig,
@@ -40,6 +41,7 @@ SECTIONS = {
     "tokenizer": TokenizerConfig,
     "checkpoint": CheckpointConfig,
     "rng": RNGConfig,
+    "dist": DistributedInitConfig,
 }
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -61,6 +63,9 @@ def configuration(path: Path) -> ConfigContainer:
     model["activation_func"] = ACTIVATIONS[model["activation_func"]]
     if "window_size" in model:
         model["window_size"] = tuple(model["window_size"])
+    for moment in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if moment in data["optimizer"]:
+            data["optimizer"][moment] = getattr(torch, data["optimizer"][moment])
     latent = {"model": MLAModelProvider} if model.get("multi_latent_attention") else {}
     if precision is None:
         data["model"]["pipeline_dtype"] = torch.float32

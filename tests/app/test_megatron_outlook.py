@@ -13,7 +13,8 @@ from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
-from autotune.report.candidates.ranking import ranking_as_dict
+from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from tests.app.test_planning import printed
 from tests.command_line import autotune
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
@@ -50,6 +51,32 @@ def test_rows_are_told_as_layouts(outlook):
     assert f"tp={knobs['tp']} pp={knobs['pp']}" in said
     assert said.endswith(f"dp={64 // (knobs['tp'] * knobs['pp'] * knobs['cp'])}")
     json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "a gemma2")]
+)
+def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, why):
+    there = opened(model=model)
+    found = rank_lattice(there)
+    assert why in found.no_files
+    assert ranking_as_dict(found, [1])["no_files"] == found.no_files
+    told = " ".join(printed(print_ranking, found, top=1).split())
+    assert "no files are made for this, it is a forecast alone" in told
+    estimated = estimate_candidate(there, ["tp=2", "micro_batch=1"])
+    assert why in estimate_as_dict(estimated)["no_files"]
+    with pytest.raises(JobError, match=why):
+        export_ranked(there, found, 1, tmp_path / "out", "megatron")
+
+
+def test_a_search_of_such_a_model_is_refused_at_once(tmp_path):
+    flags = ("--seq-len", "64", "--global-batch", "8", "--world", "2", "--precision", "fp32")
+    done = autotune(
+        *("search", "--engine", "megatron", "--model", "minimax-m2", "--dry-run", *flags),
+        folder=tmp_path,
+    )
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "of all heads together" in " ".join(done.stderr.split())
 
 
 def test_no_two_layouts_read_alike(outlook):

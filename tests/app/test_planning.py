@@ -95,8 +95,8 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
     assert ratio == pytest.approx(1.3, rel=0.03)
     assert after.prediction.peak_memory_bytes[best] > before.prediction.peak_memory_bytes[best]
     # As narrow as a search's own, and narrower than what others' runs promise.
-    assert 1 < after.reach.step_time[best] < 1.15
-    assert after.reach.step_time[best] < before.reach.step_time[best]
+    assert 0 < after.reach.step_time.high[best] < 0.14
+    assert after.reach.step_time.high[best] < before.reach.step_time.high[best]
     assert after.learned.n_here == len(ran)
     shown = ranking_as_dict(after, [1])
     assert shown["n_trials_of_this_job"] == len(ran)
@@ -106,7 +106,7 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
     other = lessons(here, 1.3, grad_accum=64.0)
     akin = rank_lattice(dataclasses.replace(outlook, lessons=other))
     assert akin.learned.n_here == 0
-    assert akin.reach.step_time[best] > after.reach.step_time[best]
+    assert akin.reach.step_time.high[best] > after.reach.step_time.high[best]
     # Other devices teach nothing of these.
     elsewhere = lessons(dataclasses.replace(here, device="A100"), 1.3)
     assert rank_lattice(dataclasses.replace(outlook, lessons=elsewhere)).learned is None
@@ -223,14 +223,15 @@ def test_the_price_follows_from_time(outlook):
 
 
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
-    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
+    min_fit = 0.6
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"], min_fit=min_fit)
     assert not found.violations
     everyone = outlook.predict(outlook.lattice.candidates)
     order = ranked(
         everyone.step_time_s,
         everyone.peak_memory_bytes,
         everyone.fit_probability,
-        min_fit=0.9,
+        min_fit=min_fit,
     )
     place = int(np.flatnonzero(order == found.index)[0]) + 1
     assert found.is_in_lattice
@@ -238,9 +239,9 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
     assert change is not None
-    assert change.fit_probability >= 0.9
+    assert change.fit_probability >= min_fit
     assert not change.violations
-    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= 0.9]
+    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= min_fit]
     assert change.step_time_s == min(n.step_time_s for n in fitting)
     micro_batches = {n.value for n in found.neighbours if n.knob == "micro_batch"}
     assert {2, 8} <= micro_batches
@@ -378,7 +379,7 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     keys = {"model": "deepseek-v2-lite", "seq_len": 4096, "global_batch": 64, "world": 8}
     there, space = FleetWishes(gpu="A100-80GB"), tmp_path / "space.yaml"
     space.write_text("name: mine\ndescription: few\nknobs:\n  zero.stage: 3\n  recompute: full\n")
-    found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there))
+    found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there), min_fit=0.6)
     assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
     assert min(each.speedup for each in found.spread_experts) > 1.3
     told = " ".join(printed(print_ranking, found, top=1).split())
@@ -387,7 +388,9 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     assert spread.spread_experts == ()
     first = ranking_as_dict(spread, [1])["candidates"][0]
     assert first["changes_training"] == []
-    assert [text.split(";")[0] for text in first["assumed"]] == ["give all experts as many tokens"]
+    router, intervals = first["assumed"]
+    assert router.startswith("give all experts as many tokens;")
+    assert intervals.startswith("intervals: time of ")
 
 
 def test_nothing_is_told_that_cannot_train_the_mixture(tmp_path):

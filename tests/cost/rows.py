@@ -1,22 +1,23 @@
-"""A row of a table of training runs, as people publish them, for the tests to change."""
+"""A row of a table of training runs, for the tests to change."""
 
 ROW = {
     "id": "a-1",
     "source": "someone/somewhere@1 README.md:1",
     "model_name": "GPT-8B",
-    "params_b": "8.3",
     "n_layers": "40.0",
     "hidden": "4096.0",
     "ffn_hidden": "16384",
     "n_heads": "32",
     "n_kv_heads": "32",
-    "vocab": "50k",
+    "vocab": "50000",
+    "gated_mlp": "no",
+    "tied_embeddings": "yes",
     "seq_len": "2048",
     "gpu_type": "A100",
     "gpu_mem_gb": "80",
     "n_gpus": "64",
     "gpus_per_node": "8",
-    "interconnect": "8x200Gb HDR IB per node",
+    "interconnect": "8x200Gb",
     "tp": "4",
     "pp": "2",
     "vp": "1",

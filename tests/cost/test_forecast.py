@@ -5,7 +5,7 @@ import pytest
 
 from autotune.cost.forecast import forecast
 from autotune.cost.predict import predict
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from tests.replay.tables import sweep
 

@@ -25,7 +25,7 @@ from autotune.cost.knowledge import (
     study_name,
 )
 from autotune.cost.plans import Plans
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from tests.replay.tables import sweep
 

@@ -7,9 +7,9 @@ import pytest
 
 from autotune.cost import Plans, Tier, load_constants, predict
 from autotune.cost.activations import activations_of
-from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
+from autotune.cost.memory import Held, Memory, memory_of_traced
 from autotune.cost.sizes import sizes_of
-from tests.cost.plans import GIB, plans
+from tests.cost.plans import plans
 
 STAGES = np.array([0.0, 1.0, 2.0, 3.0])
 
@@ -116,20 +116,62 @@ def test_a_bucket_that_gradients_are_copied_into_is_there_whatever_the_model() -
         assert predict(flattened).memory.buckets_bytes == pytest.approx(held, rel=0.01)
 
 
+def test_the_peak_is_that_of_the_fullest_of_three_moments() -> None:
+    # Of 1 and of 64 sequences, recomputed, with a loss in chunks; states in 32 bits on 16 ranks.
+    sharded = {"zero_stage": 3.0, "dp": 16.0, "layer_wise_gather": 1.0}
+    sharded |= {"recompute": 2.0, "loss_chunk_tokens": 1.0}
+    fp32 = {"weight_bytes": 4.0, "grad_bytes": 4.0, "optimizer_bytes": 8.0}
+    p = plans(**sharded, **fp32, optimizer_temporary_bytes=4.0, micro_batch=np.array([1.0, 64.0]))
+    memory = vars(predict(p).memory)
+    few, many = ({name: float(part[i]) for name, part in memory.items()} for i in (0, 1))
+    # Weights, gradients, two moments and their roots; measured: fms-acceleration, Llama-3-8B on
+    # four devices, 37.41 GiB of 8.03 billion parameters.
+    step = few["allocated_bytes"] - load_constants().workspace_bytes
+    assert step == pytest.approx(20 * parameters(plans()) / 16, rel=1e-3)
+    assert few["activations_bytes"] == few["logits_bytes"] == few["gathered_bytes"] == 0
+    # No gradients yet, and no logits any more.
+    assert many["grads_bytes"] == 0
+    assert many["logits_bytes"] == 0
+    s = sizes_of(p)
+    a = activations_of(p, s)
+    kept = np.maximum(a.first_stage_bytes, a.last_stage_bytes)
+    assert many["activations_bytes"] == pytest.approx((kept + a.working_bytes)[1])
+    # With more micro-batches there are gradients of the one before.
+    later = predict(dataclasses.replace(p, grad_accum=2.0)).memory.grads_bytes
+    assert np.all(later > 0)
+
+
+def test_a_published_peak_may_be_of_the_first_or_the_last_rank_alone() -> None:
+    p = plans(pp=4.0, grad_accum=4.0, vocab=1e6, watched_stage=np.array([0.0, 1.0, 2.0]))
+    predicted = predict(p)
+    fullest, first, last = predicted.memory.peak_bytes
+    assert fullest == max(first, last)
+    assert first != last
+    # What fits is decided by the fullest.
+    assert np.ptp(predicted.peak_memory_bytes) == 0
+
+
+def test_tiles_of_an_mlp_hold_what_they_work_on() -> None:
+    tiled = np.array([0.0, 256.0])
+    a = activations_of(plans(mlp_tile_tokens=tiled), sizes_of(plans()))
+    whole, tile = np.broadcast_to(a.first_stage_bytes, 2)
+    inner = 2 * 2.0 * 49152.0 * 2048 * 96
+    assert whole - tile == pytest.approx(inner * (1 - 256 / 2048))
+
+
+def test_frozen_weights_are_gathered_without_gradients_and_in_their_four_bits() -> None:
+    def gathered(**changes: float) -> float:
+        p = plans(zero_stage=3.0, dp=8.0, layer_wise_gather=1.0, trained_share=0.0, **changes)
+        return float(np.broadcast_to(predict(p).memory.gathered_bytes, 1)[0])
+
+    assert gathered(weight_bytes=0.5) == pytest.approx(gathered(weight_bytes=2.0) / 4)
+
+
 def test_last_stage_can_be_the_worst() -> None:
     # A vocabulary of a million makes the logits more than what the first stage keeps.
     p = plans(pp=4.0, grad_accum=4.0, recompute=2.0, vocab=np.array([1e3, 1e6]))
     logits = predict(p).memory.logits_bytes
     assert logits == pytest.approx([0, 2048 * 1e6 * 12])
-
-
-def test_probability_is_one_half_at_the_limit_and_a_normal_distribution_beside() -> None:
-    c = load_constants()
-    p = plans()
-    sigma = c.memory_sigma
-    peaks = np.array([-1.6449, -1.0, 0.0, 1.0, 1.6449])
-    found = fit_probability(p, c, 80 * GIB * np.exp(peaks * sigma))
-    assert found == pytest.approx([0.95, 0.8413, 0.5, 0.1587, 0.05], abs=5e-4)
 
 
 def test_host_holds_what_the_device_does_not() -> None:
@@ -152,11 +194,12 @@ def test_a_trace_of_what_is_counted_changes_nothing() -> None:
     p = plans(zero_stage=np.array([2.0]), dp=64.0, flat_buffers=1.0)
     counted = predict(p)
     activations = activations_of(p, sizes_of(p))
+    kept = max(float(activations.first_stage_bytes), float(activations.last_stage_bytes))
     held = Held(
         n_params=float(counted.memory.params_bytes[0]) / 2,
-        activations_bytes=np.maximum(activations.first_stage_bytes, activations.last_stage_bytes)
-        + activations.working_bytes,
-        logits_bytes=activations.logits_bytes,
+        # The loss; and the backward pass, where no logits are left.
+        activations_bytes=kept + np.array([0.0, float(activations.working_bytes)]),
+        logits_bytes=np.array([float(activations.logits_bytes), 0.0]),
         grads_share=1.0,
     )
     traced = memory_of_traced(p, load_constants(), held)

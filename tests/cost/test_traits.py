@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Plans, Recompute, predict
-from autotune.cost.published import rows_to_plans
-from autotune.cost.traits import FRAMEWORKS, Traits, traits_of
+from autotune.cost.table import rows_to_plans
+from autotune.cost.traits import FRAMEWORKS, Traits
 from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from tests.cost.rows import row
 
@@ -28,30 +28,9 @@ def test_traits_are_columns_and_rows_are_predicted_with_them(traits: Traits) -> 
         traits.low_precision_columns,
     ):
         assert columns.keys() <= COLUMNS
-    spelled = traits.spelled or traits.name
-    assert traits_of(spelled) is traits
-    plans = plans_of(framework=spelled, zero_stage="", sp="")
+    plans = plans_of(framework=traits.word, zero_stage="", sp="")
     assert plans.zero_stage[0] == traits.zero_stage  # type: ignore[index]
     assert predict(plans).step_time_s[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("framework", "name"),
-    [
-        ("megatron", "megatron"),
-        ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("megatron(kwai)", "megatron-kwai"),
-        ("hf+deepspeed", "deepspeed"),
-        ("fsdp(torchtitan)", "torchtitan"),
-        ("fsdp", "fsdp"),
-        ("nemo(megatron-bridge)", "nemo"),
-        ("hf(ddp)", "ddp"),
-    ],
-)
-def test_frameworks_as_people_name_them(framework: str, name: str) -> None:
-    traits = traits_of(framework)
-    assert traits is not None
-    assert traits.name == name
 
 
 def test_torchtitan_takes_the_local_batch_sample_by_sample() -> None:

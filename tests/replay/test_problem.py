@@ -32,7 +32,7 @@ def test_rows_are_candidates_of_the_knobs_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "model_type"),
-    [({}, "gpt2"), ({"model_name": "Llama-2-7B", "ffn_hidden": 2816}, "llama")],
+    [({}, "gpt2"), ({"gated_mlp": "yes", "ffn_hidden": 2816}, "llama")],
 )
 def test_the_model_has_the_tables_sizes(
     tmp_path: Path, changes: dict[str, Any], model_type: str

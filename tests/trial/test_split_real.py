@@ -60,7 +60,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": _EXPERTS | _SHARED,
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "head_dim": 8},
     "deepseek_v3": _LATENT | {"routed_scaling_factor": 2.5},
-    "glm4_moe": _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1},
+    "glm4_moe": _ROUTED
+    | {"head_dim": 16, "n_group": 1, "topk_group": 1}
+    | {"pad_token_id": 1},  # a row of padding, which stage 3 has not where it is drawn
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "qwen3_5_moe_text": _EXPERTS | _SHARED | _LINEAR | {"head_dim": 16},
     "minimax_m3_vl_text": {

@@ -12,7 +12,7 @@ from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.problem import fleet_columns, model_columns, unseen_model_columns
-from autotune.cost.traits import FRAMEWORKS
+from autotune.cost.traits import FRAMEWORKS, GROWING_SEGMENTS
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
@@ -52,9 +52,6 @@ _COMPILED_LOGIT_BYTES = {"fp32": 8.0}
 """Held per logit at the peak where torch compiles the loss with the model: a logit and its
 gradient. In 16 bits 4; two trials in results/recorded/gpu/h100-1b-search.csv hold 4.2 and 4.9.
 Nobody has measured DeepCompile."""
-_GROWING_SEGMENTS = 0.1
-"""Part of the fragmentation that is left with expandable segments. In the same two trials 1.0% and
-1.7% of what the allocator held was free at the peak; 13% without them."""
 _HAS_GROUPED_PRODUCTS = re.compile(r"\bG?[HB]\d{2,3}\b")
 """Names of devices of NVIDIA from Hopper on."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
@@ -308,7 +305,7 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
         "logit_bytes": _each(candidates, lambda c: _logit_bytes(c, job)),
         "fragments": _each(
             candidates,
-            lambda c: _GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
+            lambda c: GROWING_SEGMENTS if c.get("allocator") == "expandable_segments" else 1.0,
         ),
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": _each(candidates, lambda c: copies if c.pp == 1 else 0.0),

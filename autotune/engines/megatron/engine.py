@@ -82,6 +82,7 @@ from autotune.engines.megatron.model_arguments import (
     dense_layers,
     has_layer_norm,
     has_sinks,
+    model_arguments,
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
@@ -138,6 +139,8 @@ _LIVE_MORE = frozenset(
             "tp_comm_overlap",
             "overlap_p2p",
         ),
+        *("overlap_experts", "delay_weight_grads", "overlap_shared_experts"),
+        *("fsdp_double_buffer", "adam_moments", "optimizer_offload_overlap"),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
         *("main_grads", "nccl_ub", "fused_experts"),
@@ -268,7 +271,7 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"]:
+        if row["first_stage_layers"] or row["last_stage_layers"] or row["ends_as_layers"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
         if row["stages"]:
@@ -337,20 +340,32 @@ class MegatronEngine(Engine):
             )
         return ""
 
+    def no_files(self) -> str:
+        """See `Engine.no_files`: Megatron's GPT model is not every model."""
+        try:
+            model_arguments(self._job.model, self._job.seq_len)
+            self._check_release()
+        except JobError as error:
+            return error.message
+        return ""
+
+    def _check_release(self) -> None:
+        is_script = self._job.megatron_path is not None
+        check_release(self._job.model, self._task.release, by_script=is_script)
+
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
 
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
-        is_script = self._job.megatron_path is not None
-        check_release(self._job.model, self._task.release, by_script=is_script)
+        self._check_release()
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
-        if self._environment.accelerator == "cpu" and is_script:
+        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 

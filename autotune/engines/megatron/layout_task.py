@@ -160,10 +160,14 @@ def written_stages(stages: int) -> Stages:
 
 
 def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
-    """Layers of each pipeline rank of a legal layout that `ends_as_layers` does not shift."""
+    """Layers of each pipeline rank of a legal layout."""
     if row["stages"]:
         counts = placed(task, row["pp"], row["vp"], row["stages"])
         return [sum(counts[rank :: row["pp"]]) for rank in range(row["pp"])]
+    if row["ends_as_layers"]:
+        inner = [(task.n_layers + 2) // row["pp"]] * (row["pp"] - 2)
+        ends = (task.n_layers - sum(inner)) // 2
+        return [ends, *inner, ends]
     first, last = row["first_stage_layers"], row["last_stage_layers"]
     rest, stages = task.n_layers - first - last, row["pp"] - (first > 0) - (last > 0)
     middle = [rest // stages] * stages if stages else []

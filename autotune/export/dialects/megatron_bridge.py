@@ -9,7 +9,7 @@ from autotune.engines.megatron.engine import PADDED_TO
 from autotune.engines.megatron.model_arguments import Arguments
 from autotune.export.base import Handout
 from autotune.export.megatron import MegatronRun
-from autotune.export.megatron_sections import SectionedDialect, Sections, say
+from autotune.export.megatron_sections import MOMENT_DTYPES, SectionedDialect, Sections, say
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
@@ -27,9 +27,11 @@ _ELSEWHERE = {
         (
             *("optimizer_cpu_offload", "optimizer_offload_fraction"),
             *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+            *MOMENT_DTYPES,
         ),
         "optimizer",
     ),
+    "use_tp_pp_dp_mapping": "dist",
     "lr_decay_style": "scheduler",
     "seed": "rng",
 }
@@ -79,6 +81,7 @@ class MegatronBridge(SectionedDialect):
             "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": run.vocab},
             "checkpoint": {},
             "rng": {},
+            "dist": {},
         }
         for name, value in {**_with_yarn(run.model), **run.layout}.items():
             self.say(found, name, value)

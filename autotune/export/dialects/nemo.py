@@ -8,7 +8,7 @@ import numpy as np
 from autotune.engines.megatron.engine import PADDED_TO, padded_vocab
 from autotune.export.base import Handout
 from autotune.export.megatron import MegatronRun
-from autotune.export.megatron_sections import SectionedDialect, Sections, say
+from autotune.export.megatron_sections import MOMENT_DTYPES, SectionedDialect, Sections, say
 
 FIELDS_FILE = Path(__file__).parents[1] / "nemo_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_nemo_fields`."""
@@ -28,7 +28,7 @@ _ELSEWHERE = {
     **dict.fromkeys(
         (
             *("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"),
-            *("data_parallel_sharding_strategy", "fp8_param_gather"),
+            *("data_parallel_sharding_strategy", "fp8_param_gather", "fsdp_double_buffer"),
         ),
         "ddp",
     ),
@@ -36,6 +36,7 @@ _ELSEWHERE = {
         (
             *("optimizer_cpu_offload", "optimizer_offload_fraction"),
             *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+            *MOMENT_DTYPES,
         ),
         "optimizer",
     ),

@@ -13,14 +13,15 @@ from autotune.report.candidates.ranking import (
     assumptions,
     changing_knobs,
     figures_as_dict,
+    forecast_facts,
     host_facts,
     learned_as_dict,
     lengths_facts,
     needs_facts,
+    no_files_facts,
     parts_as_dict,
     parts_of,
     rank_facts,
-    routing_facts,
     said_held,
     shares,
     training_facts,
@@ -43,6 +44,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "notes": list(found.notes),
         "violations": _violations(found.violations),
         "needs": list(found.needs),
+        "no_files": found.no_files,
     }
 
 
@@ -122,10 +124,11 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
         ),
         *host_facts(found.prediction, 0),
         ("intervals", f"hold {said_held(found.learned)}"),
-        *routing_facts(found.reach, 0),
+        *forecast_facts(found.reach, 0),
         *lengths_facts(found.job),
         *training_facts(found.candidate, found.job.engine),
         *needs_facts(found.needs),
+        *no_files_facts(found.no_files),
     ]
 
 

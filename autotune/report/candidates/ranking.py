@@ -65,6 +65,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
         "n_likely_to_fit": ranking.n_likely,
+        "no_files": ranking.no_files,
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
@@ -94,6 +95,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
         print_facts(console, [("too large", _too_large(ranking))])
+    print_facts(console, no_files_facts(ranking.no_files))
     if (other := ranking.other_batch) is not None:
         print_facts(console, [("global batch", _dear_batch(job, other))])
     for there in ranking.spread_experts:
@@ -108,7 +110,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 ("memory of 1", shares(sizes)),
                 *host_facts(ranking.prediction, index),
                 ("interval of 1", _interval(ranking, index)),
-                *routing_facts(ranking.reach, index),
+                *forecast_facts(ranking.reach, index),
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
@@ -180,12 +182,20 @@ def lengths_facts(job: Job) -> list[tuple[str, str]]:
     return [("lengths", text)] if text else []
 
 
-def routing_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
-    """What is assumed of the router, where it may send more rows to some ranks than to others."""
-    return [("routing", f"assumed to {text}") for text in assumptions(reach, index)]
+def forecast_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
+    """What a forecast assumes, and what its intervals rest on."""
+    facts = [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
+    evidence = reach.evidence_at(index)
+    return facts + ([("intervals", f"learned from {evidence}")] if evidence else [])
 
 
 def assumptions(reach: Margin, index: int) -> list[str]:
+    """The same for programs."""
+    evidence = reach.evidence_at(index)
+    return _of_router(reach, index) + ([f"intervals: {evidence}"] if evidence else [])
+
+
+def _of_router(reach: Margin, index: int) -> list[str]:
     """What a forecast takes the router to do; empty where nothing depends on it."""
     slower = reach.slower_at(index)
     if slower <= 1:
@@ -236,6 +246,11 @@ def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
     """What nodes must have that nobody looked at; nothing for this machine."""
     return [("nodes need", ", ".join(packages))] if packages else []
+
+
+def no_files_facts(why: str) -> list[tuple[str, str]]:
+    """Why a forecast is all that there is."""
+    return [("no files", f"are made for this, it is a forecast alone: {why}")] if why else []
 
 
 def _interval(ranking: Ranking, index: int) -> str:

@@ -159,6 +159,8 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
             stack.enter_context(default_dtype(dtype))
         if "factory" in settings.source:
             return from_factory(settings.source)
+        if is_sharded:
+            stack.enter_context(left_undrawn())
         model = from_config(settings.source["config"], dtype, settings.attention)
     draw_weights(model, settings.seed)
     return model
@@ -174,6 +176,28 @@ def sharding(ds_config: Mapping[str, Any]) -> Any:
     size = ds_config["zero_optimization"].get("mics_shard_size", -1)
     init = deepspeed.zero.MiCS_Init if size > 0 else deepspeed.zero.Init
     return init(config_dict_or_path=ds_config)
+
+
+@contextlib.contextmanager
+def left_undrawn() -> Iterator[None]:
+    """Leave weights that stage 3 has sharded to `draw_weights`.
+
+    transformers zeroes the row of padding, which the empty weight of a sharded embedding has not
+    (transformers 5.23: IndexError for a config with `pad_token_id`, such as Gemma's and OLMoE's).
+    """
+    from transformers import PreTrainedModel
+
+    initialize = PreTrainedModel._initialize_weights
+
+    def whole_ones(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not any(hasattr(p, "ds_id") for p in module.parameters(recurse=False)):
+            initialize(self, module, *args, **kwargs)
+
+    PreTrainedModel._initialize_weights = whole_ones
+    try:
+        yield
+    finally:
+        PreTrainedModel._initialize_weights = initialize
 
 
 def compress(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ beside it, and `megatron_cpu.py` on CPU ranks.
 """
 
 import argparse
+import copy
 import dataclasses
 import importlib
 import json
@@ -437,10 +438,12 @@ def mtp_spec(config: Any, layers: Any, has_te: bool, number: int | None) -> Any:
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     like = layers
-    if hasattr(specs, "get_gpt_decoder_layer_specs"):  # 0.15 on; a stage may have no layer there
-        like = specs.get_gpt_decoder_layer_specs(config, has_te, config.normalization)[-1]
-    elif not layers.layer_specs:
-        return None
+    if not layers.layer_specs:  # a stage may have no other layer
+        alone = copy.copy(config)
+        alone.pipeline_model_parallel_size = 1
+        alone.virtual_pipeline_model_parallel_size = alone.pipeline_model_parallel_layout = None
+        alone.num_layers_in_first_pipeline_stage = alone.num_layers_in_last_pipeline_stage = None
+        like = specs.get_gpt_decoder_block_spec(alone, has_te, normalization=config.normalization)
     return specs.get_gpt_mtp_block_spec(config, like, has_te, vp_stage=number)
 
 

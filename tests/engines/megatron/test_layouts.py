@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import FleetError, JobError, NothingFeasibleError
 from autotune.cost import Recompute, predict
-from autotune.cost.published import rows_to_plans
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron import knobs
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
@@ -555,6 +555,38 @@ def test_what_only_a_gpu_does_has_to_be_seen_in_the_live_engine(tmp_path, name, 
     assert name not in engine.expected(one(task_of(job(tmp_path), A100), "tp=1 cp=2"))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("overlap_experts", "ep=2 overlap_experts=true"),
+        ("delay_weight_grads", "ep=2 overlap_experts=true delay_weight_grads=true"),
+        ("overlap_shared_experts", "ep=2 overlap_shared_experts=true"),
+        ("adam_moments", "distributed_optimizer=true adam_moments=bf16"),
+        ("fsdp_double_buffer", "distributed_optimizer=true fsdp=optim fsdp_double_buffer=true"),
+        ("optimizer_offload_overlap", "optimizer_offload=0.5 optimizer_offload_overlap=true"),
+    ],
+)
+def test_overlap_and_moments_are_read_back_where_they_are_off_their_default(
+    tmp_path, name, settings
+):
+    asked = job(tmp_path, model="tiny-deepseek-v3")
+    engine, task = MegatronEngine(asked, A100), task_of(asked, A100)
+    candidate = one(task, settings)
+    assert engine.expected(candidate)[name] == candidate[name]
+    assert name not in engine.expected(one(task, "tp=1"))
+
+
+def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
+    asked = job(tmp_path, model="llama-2-7b", world=4)  # 32 layers, and the ends
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=2 ends_as_layers=true")
+    assert engine.expected(candidate)["stage_layers"] == [16, 16]
+    asked = dataclasses.replace(asked, model=asked.model_with(10))
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=4 ends_as_layers=true")
+    assert engine.expected(candidate)["stage_layers"] == [2, 3, 3, 2]
+
+
 def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
     asked = job(tmp_path)
     task = task_of(asked, dataclasses.replace(A100, has_transformer_engine=True))
@@ -628,7 +660,7 @@ def as_row(layout):
     own = {name: str(layout[name]) for name in ("tp", "pp", "vp", "cp", "dp", "micro_batch")}
     return row(
         **own,
-        **{"model_name": "Llama", "params_b": "", "n_layers": "3", "hidden": "64"},
+        **{"gated_mlp": "yes", "tied_embeddings": "no", "n_layers": "3", "hidden": "64"},
         **{"ffn_hidden": "128", "n_heads": "4", "n_kv_heads": "4", "seq_len": "16"},
         **{"n_gpus": "16", "gpu_type": "A100", "gpu_mem_gb": "80", "interconnect": ""},
         vocab=str(int(padded_vocab(256, np.array([layout["tp"]]))[0])),

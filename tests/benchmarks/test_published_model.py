@@ -2,9 +2,10 @@
 
 import pytest
 
-from autotune.cost.published import PublishedRows, rows_to_plans
+from autotune.cost.table import TableRows
 from autotune.devices.accelerators import shipped_accelerators
-from tests.cost.rows import row
+from benchmarks.published import rows_to_plans
+from tests.benchmarks.rows import row
 
 TABLE = shipped_accelerators()
 BLANK = dict.fromkeys(
@@ -20,7 +21,7 @@ V3 = {
 }
 
 
-def read(changes: dict[str, str]) -> PublishedRows:
+def read(changes: dict[str, str]) -> TableRows:
     return rows_to_plans([row(**changes)], TABLE)
 
 
@@ -128,7 +129,7 @@ def test_61_layers_run_with_a_layout(
             {"etp": "3", "n_gpus": "192", "dp": "", "global_batch": "96"},
             "ffn_hidden=2048 is no multiple of etp=3",
         ),
-        ({"model_name": "Foo-MoE", "model": "Foo-MoE"}, "model='Foo-MoE' is no preset"),
+        ({"model_name": "Foo-MoE", "model": "Foo-MoE"}, "n_layers is blank, and the model's name"),
     ],
 )
 def test_sizes_that_do_not_fit_together_say_which(changes: dict[str, str], expected: str) -> None:

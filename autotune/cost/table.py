@@ -1,4 +1,4 @@
-"""Reads tables of training runs, as people publish them, into `Plans`.
+"""Reads tables of training runs into `Plans`.
 
 Results in such a table are never looked at: only the model, the hardware and the layout are read.
 Whatever a row leaves open gets a documented default, which is listed; a row that cannot be
@@ -7,40 +7,41 @@ predicted gets the reason.
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
-from autotune.cost.row import ReadRow, read_row
+from autotune.cost.row import OPEN, ReadRow, read_row
+from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
 
-RESULT_COLUMNS = frozenset(
-    {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
-    | {"samples_per_s", "peak_mem_gb", "status"}
-)
-"""Columns of results, which are never read. Of `notes`, words about the model and
-its settings are."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedRows:
+class TableRows:
     """A table's rows as candidates; `assumed` and `reasons` have an element for every row."""
 
     plans: Plans | None
     """Columns of the rows that can be predicted, in order; None if there is none."""
     fewest_logit_bytes: tuple[float, ...]
     """Their `logit_bytes` at least, where a row leaves open how its loss is computed."""
+    open: Mapping[str, NDArray[np.bool_]]
+    """What rows leave open -> which of those rows do."""
     positions: tuple[int, ...]
     """Positions of those rows in the table."""
     frameworks: tuple[str, ...]
     """Names of their frameworks, as `autotune.cost.traits` has them."""
+    meters: tuple[Meter, ...]
+    """Which memory their peaks are compared with."""
     accelerators: tuple[Accelerator, ...]
     """Their accelerators."""
     assumed: tuple[tuple[str, ...], ...]
@@ -84,16 +85,14 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     return header, rows
 
 
-def rows_to_plans(
-    rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]
-) -> PublishedRows:
+def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]) -> TableRows:
     """Read each row, column -> text; columns that are not known are left alone."""
     found: list[ReadRow] = []
     positions: list[int] = []
     assumed: list[tuple[str, ...]] = []
     reasons: list[str] = []
-    for position, row in enumerate(_resolved(rows)):
-        cells = Cells({name: text for name, text in row.items() if name not in RESULT_COLUMNS})
+    for position, row in enumerate(rows):
+        cells = Cells(row)
         reason = ""
         try:
             found.append(read_row(cells, table))
@@ -102,25 +101,14 @@ def rows_to_plans(
             reason = str(error)
         assumed.append(tuple(cells.assumed))
         reasons.append(reason)
-    return PublishedRows(
+    return TableRows(
         plans=Plans.of_rows([row.columns for row in found]) if found else None,
         fewest_logit_bytes=tuple(row.fewest_logit_bytes for row in found),
+        open={name: np.array([name in row.open for row in found], bool) for name in OPEN},
         positions=tuple(positions),
         frameworks=tuple(row.framework for row in found),
+        meters=tuple(row.meter for row in found),
         accelerators=tuple(row.accelerator for row in found),
         assumed=tuple(assumed),
         reasons=tuple(reasons),
     )
-
-
-def _resolved(rows: Sequence[Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
-    """Rows whose notes say their settings, also where they are those of the row above."""
-    above = ""
-    for row in rows:
-        notes = row.get("notes", "")
-        clauses = [clause.strip().lower() for clause in notes.split(";")]
-        if "the same" in clauses:
-            notes = f"{above}; {notes}"
-            row = {**row, "notes": notes}
-        above = notes
-        yield row

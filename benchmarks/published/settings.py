@@ -1,15 +1,15 @@
-"""What a row of a table says of its mixture of experts, as columns of `Plans`.
+"""Settings that a published row names in `settings`, `kernels` or `notes`, as columns.
 
-The cell `recompute` is read, and words of `kernels`, `settings` and `notes` that name
-a setting: most tables have no columns for a dispatcher or for CUDA graphs. Of `notes` nothing else
-is read, and nothing of a clause that compares with another run.
+Most tables have no columns for a dispatcher or for CUDA graphs. Of `notes` nothing else is read,
+and nothing of a clause that compares with another run. A new setting is a line of `_SETTINGS`.
 """
 
 import re
 from collections.abc import Mapping
 
-from autotune.cost.cells import Cells, RowError
-from autotune.cost.traits import CAPTURED_SHARES, RECOMPUTED_MODULES
+from autotune.cost.traits import CAPTURED_SHARES, SCALINGS
+
+from .cells import PublishedCells
 
 _TEXTS = ("settings", "kernels", "notes")
 _OTHER_RUN = re.compile(r"\bthe same layout\b|\bpredicts\b|\bother commits\b", re.I)
@@ -68,81 +68,46 @@ _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
 
 
-def recomputed_modules(cells: Cells) -> dict[str, float]:
-    """Columns of the modules that a `recompute` cell lists: `selective: [mla_up_proj, mlp]`.
+def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, str]:
+    """Columns of `autotune` for a mixture of experts.
 
-    Empty where it lists none: `selective` alone is the attention's core.
-
-    Raises:
-        RowError: A list in brackets has something else.
+    Args:
+        cells: The row.
+        chunks_overlap: Whether the pipeline has one stage, or several chunks in each.
     """
-    text = cells.text("recompute").lower()
-    listed = re.search(r"\[(.*)\]", text)
-    unknown = _words(listed[1]) - set(RECOMPUTED_MODULES) if listed else set()
-    if unknown:
-        raise RowError(
-            f"recompute={text!r}: {', '.join(sorted(unknown))} is none of "
-            f"{', '.join(RECOMPUTED_MODULES)}"
-        )
-    named = _words(text) & set(RECOMPUTED_MODULES)
-    return (
-        {column: float(module in named) for module, column in RECOMPUTED_MODULES.items()}
-        if named
-        else {}
-    )
-
-
-def lists_modules(text: str) -> bool:
-    """Whether a `recompute` cell names modules and nothing else: `mla_up_proj, mlp`."""
-    words = _words(text)
-    return bool(words) and words <= set(RECOMPUTED_MODULES)
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z_]+", text.lower()))
-
-
-def mixture_columns(
-    cells: Cells, layout: Mapping[str, float], usual: Mapping[str, float]
-) -> dict[str, float]:
-    """Columns of experts: what the framework usually does, changed by what the row says."""
-    found = dict(usual)
+    found: dict[str, float] = {}
     text = _settings_text(cells)
     release = _RELEASE.search(text)
-    is_micro_scaled = re.search("mx|fp4", cells.text("precision").lower())
+    is_micro_scaled = re.search("mx|fp4", cells.words("precision"))
     is_newest = release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled
-    can_overlap = float(layout["pp"] == 1 or layout["vp"] > 1)
     if is_newest:
         # Recipes overlap from there on, where chunks of the pipeline allow it.
-        found["overlap_experts"] = can_overlap
-    elif release and "flex_dispatch" in usual:
-        found |= _older_dispatch(cells, can_overlap)
+        found["overlap_experts"] = float(chunks_overlap)
+    elif release and "bridge" in cells.words("framework"):
+        found |= _older_dispatch(cells, float(chunks_overlap))
     for pattern, columns in _SETTINGS:
         if re.search(pattern, text):
             found |= columns
-    if "flex_dispatch" in usual and not re.search(r"dispatch|hybrid-?ep|deep-?ep", text):
-        cells.assume("dispatcher", "flex" if found["flex_dispatch"] else "alltoall")
-    if not {"expert_imbalance", "forced_balance"} & set(found):
-        cells.assume("expert_imbalance", 1, "as if forced; else steps are up to 1.5 times slower")
     if _GRAPHS.search(text):
         captured = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
         found |= {"launch_free": captured, "graph_share": captured}
     if is_newest:
         found |= _NEWEST
-    return found
+    return {name: f"{value:g}" for name, value in found.items()}
 
 
-def scaling_of(cells: Cells) -> str:
-    """How a row's fp8 or fp4 chooses its scales, as `SCALINGS` names it."""
-    text = f"{cells.text('precision')}; {cells.text('notes')}".lower()
-    precision = cells.text("precision").lower()
+def scaling_cells(cells: PublishedCells) -> dict[str, str]:
+    """Columns of how a row's fp8 or fp4 chooses its scales; of a recipe that its notes name too."""
+    precision, notes = cells.words("precision"), cells.text("notes").lower()
+    if not re.search("fp8|float8|fp4", precision):
+        return {}
     for words, name in _RECIPES:
-        if words.search(precision) or (name == "tensorwise" and words.search(text)):
-            return name
-    return "delayed"
+        if words.search(precision) or (name == "tensorwise" and words.search(notes)):
+            return {column: f"{value:g}" for column, value in SCALINGS[name].items()}
+    return {}
 
 
-def _older_dispatch(cells: Cells, can_overlap: float) -> dict[str, float]:
+def _older_dispatch(cells: PublishedCells, can_overlap: float) -> dict[str, float]:
     everywhere, on_hopper = _BY_ALL_TO_ALL
     name = f"{cells.text('model')} {cells.text('model_name')}"
     if everywhere.search(name):
@@ -156,7 +121,7 @@ def _older_dispatch(cells: Cells, can_overlap: float) -> dict[str, float]:
     return {}
 
 
-def _settings_text(cells: Cells) -> str:
+def _settings_text(cells: PublishedCells) -> str:
     clauses = [clause for name in _TEXTS for clause in cells.text(name).split(";")]
     return "; ".join(clause.lower() for clause in clauses if not _OTHER_RUN.search(clause))
 

@@ -1,0 +1,83 @@
+"""Adapters beside frozen weights (LoRA) in a table's row, as columns of `Plans`."""
+
+from collections.abc import Mapping
+
+from autotune.cost.cells import Cells
+from autotune.cost.traits import Traits
+
+_TASKS = ("full", "lora", "qlora")
+_QLORA_BYTES = 0.52
+"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
+(arXiv:2305.14314), section 3."""
+_UNPACKED_BY_KERNEL = 2.5
+"""Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
+csrc/kernels.cu, kDequantizeBlockwise."""
+_USUAL_RANK = 16.0
+"""Of adapters, where a row does not say."""
+
+
+def adapter_columns(
+    cells: Cells, traits: Traits, columns: Mapping[str, float], precision: str
+) -> dict[str, float]:
+    """Columns of the adapters, and of the frozen weights beside them; empty without any.
+
+    Weights of 4 bits leave embeddings as they are: bitsandbytes and GPTQ quantise linear layers
+    alone.
+
+    Raises:
+        RowError: A word is not known.
+    """
+    task = "full" if cells.is_blank("task") else cells.choice("task", _TASKS, "full")
+    if task == "full":
+        return {}
+    rank = cells.count("lora_rank", _USUAL_RANK, "of the adapters", most=100_000)
+    adapts_mlp = cells.within("adapts_mlp", 0, 1)
+    if adapts_mlp is None:
+        adapts_mlp = 0.0
+        cells.assume("adapters", "of the attention alone")
+    layers, embeddings = _layer_params(columns) * columns["n_layers"], _embedding_params(columns)
+    share = min(1.0, rank * columns["n_layers"] * _widths(columns, adapts_mlp) / _total(columns))
+    frozen = columns.get("activation_bytes", 2.0)
+    if precision in ("fp8", "fp4"):
+        frozen = 1.0
+        cells.assume("weight_bytes", 1, "frozen weights lie in fp8")
+    unpacked = {}
+    if task == "qlora":
+        frozen = (_QLORA_BYTES * layers + frozen * embeddings) / _total(columns)
+        unpacked = {"dequantized_bytes": _UNPACKED_BY_KERNEL}
+    return {
+        "adapters": traits.adapters,
+        "adapts_mlp": adapts_mlp,
+        "trained_share": share,
+        "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
+        **unpacked,
+        **traits.adapter_columns,
+    }
+
+
+def _widths(columns: Mapping[str, float], adapts_mlp: float) -> float:
+    """Inputs and results of a layer's adapted projections: rank r adds r (n + m) to a matrix.
+
+    Source: Hu et al., LoRA (arXiv:2106.09685), section 4.1.
+    """
+    hidden, width = columns["hidden"], columns["n_heads"] * columns["head_dim"]
+    kv_width = columns["n_kv_heads"] * columns["head_dim"]
+    matrices = (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
+    mlp = matrices * (hidden + columns["ffn_hidden"])
+    return 4.0 * hidden + 2.0 * width + 2.0 * kv_width + adapts_mlp * mlp
+
+
+def _layer_params(columns: Mapping[str, float]) -> float:
+    hidden = columns["hidden"]
+    heads = columns["n_heads"] + columns["n_kv_heads"]
+    matrices = (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
+    attention = 2.0 * hidden * heads * columns["head_dim"]
+    return attention + matrices * hidden * columns["ffn_hidden"]
+
+
+def _embedding_params(columns: Mapping[str, float]) -> float:
+    return (2.0 - columns["tied_embeddings"]) * columns["vocab"] * columns["hidden"]
+
+
+def _total(columns: Mapping[str, float]) -> float:
+    return columns["n_layers"] * _layer_params(columns) + _embedding_params(columns)

@@ -1,0 +1,51 @@
+"""The table of public recipes, and how a recipe is found in the plan of its job."""
+
+import csv
+
+from benchmarks.recipes import RECIPES, in_words, place_of
+
+ROW = {
+    "name": "GPT-2 on 8 V100",
+    "engine": "deepspeed",
+    "model": "gpt2-xl",
+    "gpu": "V100-32GB",
+    "world": "8",
+    "seq_len": "1024",
+    "global_batch": "8",
+    "precision": "fp16",
+    "recipe": "zero.stage=1 micro_batch=1 offload.optimizer=none",
+    "tokens_per_s_per_gpu": "512",
+    "source": "somebody/guide README.md",
+    "reason": "",
+}
+
+
+def test_every_recipe_has_a_source_and_a_layout() -> None:
+    with RECIPES.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 30
+    assert len({row["name"] for row in rows}) == len(rows)
+    assert all(" " in row["source"] for row in rows)
+    assert {row["engine"] for row in rows} == {"deepspeed", "megatron"}
+    for row in rows:
+        assert all("=" in pair for pair in row["recipe"].split()), row["name"]
+
+
+def test_a_recipe_is_found_and_compared() -> None:
+    near = place_of(ROW)
+    assert near.published_s == 2.0
+    assert near.place is not None
+    assert near.behind is not None
+    assert f"{near.place} of {near.candidates}" in in_words(near)
+    slow = place_of({**ROW, "recipe": "zero.stage=3 micro_batch=1 recompute=full"})
+    assert slow.behind is not None
+    assert slow.behind > near.behind
+    assert slow.step.startswith(("zero.stage 3 -> ", "recompute full -> "))
+    assert (slow.verdict, place_of({**ROW, "reason": "x"}).verdict) == ("far", near.verdict)
+
+
+def test_a_recipe_that_is_no_candidate_is_said() -> None:
+    odd = place_of({**ROW, "recipe": "zero.stage=1 micro_batch=1000"})
+    assert (odd.place, odd.verdict) == (None, "not in the plan")
+    assert place_of({**ROW, "world": "7"}).verdict in ("no plan", "not in the plan")
+    assert place_of({**ROW, "reason": "tried", "recipe": "tp=3"}).verdict == "explained"

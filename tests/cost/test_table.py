@@ -1,0 +1,175 @@
+"""Tables of runs: one spelling for each value, and an error that says which."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.base.errors import JobError
+from autotune.cost import Recompute, Tier, predict
+from autotune.cost.row_choices import SETTINGS
+from autotune.cost.table import TableRows, read_table, rows_to_plans
+from autotune.devices.accelerators import shipped_accelerators
+from tests.cost.rows import ROW, csv_text, row
+
+TABLE = shipped_accelerators()
+SIZES = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab")
+NAMED = {**dict.fromkeys((*SIZES, "gated_mlp", "tied_embeddings"), ""), "model": "deepseek-v3"}
+NAMED |= {"pp": "8", "vp": "4", "tp": "1", "dp": "8", "ep": "8"}
+NAMED |= {"gpu_type": "H100", "micro_batch": "1", "global_batch": "64", "framework": "bridge"}
+
+
+def read(**changes: str) -> TableRows:
+    return rows_to_plans([row(**changes)], TABLE)
+
+
+def column(name: str, **changes: str) -> float:
+    rows = read(**changes)
+    assert rows.plans is not None, rows.reasons
+    return float(getattr(rows.plans, name)[0])
+
+
+def test_a_full_row_leaves_nothing_open() -> None:
+    rows = read(loss="eager")
+    assert (rows.reasons, rows.assumed) == (("",), ((),))
+    assert column("grad_accum") == 128 / (2 * 8)
+    assert column("network_bytes_per_s") == 8 * 200e9 / 8 / 8
+    assert column("recompute") == Recompute.FULL
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "expected"),
+    [
+        ({"zero_stage": "3"}, "zero_stage", 3),
+        ({"shard_group": "4"}, "shard_group", 4),
+        ({"recompute": "every_2"}, "recompute_every", 2),
+        ({"recompute": "selective: [mlp, layernorm]"}, "recomputes_mlp", 1),
+        ({"offload": "cpu(optimizer)"}, "optimizer_tier", Tier.CPU),
+        ({"offload": "nvme(optimizer+param)"}, "param_tier", Tier.NVME),
+        ({"offloaded_activations": "0.25"}, "offloaded_activations", 0.25),
+        ({"sp": "ulysses=2", "dp": "4"}, "ulysses", 2),
+        ({"loss": "chunked 2048"}, "loss_chunk_tokens", 2048),
+        ({"attention": "flash 1"}, "attention_speed", 0.55),
+        ({"optimizer": "adamw 8-bit"}, "optimizer_bytes", 6),
+        ({"task": "lora", "trained_share": "0.02"}, "trained_share", 0.02),
+        ({"precision": "pure-bf16"}, "optimizer_bytes", 4),
+        ({"allocator": "expandable_segments"}, "fragments", 0.1),
+        ({"n_experts": "0"}, "n_experts", 0),
+        ({"n_experts": "8", "ep": "4", "flex_dispatch": "1"}, "flex_dispatch", 1),
+        ({"gpu_mem_gb": "40"}, "memory_bytes", 39.4 * 2**30),
+    ],
+)
+def test_each_value_has_a_column(changes: dict[str, str], name: str, expected: float) -> None:
+    assert column(name, **changes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"zero_stage": "ZeRO-3"}, "zero_stage='ZeRO-3' is not a number from 0 to 3"),
+        ({"zero_stage": "1.5"}, "zero_stage='1.5' is not 0, 1, 2 or 3"),
+        ({"vocab": "128,256"}, "vocab='128,256' is not a number; write digits alone"),
+        ({"seq_len": "8k"}, "seq_len='8k' is not a number"),
+        ({"seq_len": ""}, "seq_len is blank"),
+        ({"hidden": "1_024"}, "hidden='1_024' is not a number"),
+        ({"framework": "Megatron"}, "framework='Megatron' is not torchtune, prime-rl, unsloth"),
+        ({"recompute": "yes"}, "recompute='yes' is not none, selective, full, every_2 or"),
+        ({"recompute": "selective: [foo]"}, "has foo, which is none of core_attn, layernorm"),
+        ({"offload": "cpu"}, "offload='cpu' is not none, cpu(optimizer), cpu(optimizer+param)"),
+        ({"precision": "int3"}, "precision='int3' is not fp32, tf32, fp16, bf16, pure-fp16"),
+        ({"precision": "fp8"}, "precision=fp8: A100-80GB has fp32, fp16, bf16"),
+        ({"sp": "True"}, "sp='True' is not yes, no or ulysses=N"),
+        ({"sp": "ulysses=0"}, "has no degree of at least 1"),
+        ({"interconnect": "RoCE"}, "is not a node's links and their rate, such as 8x200Gb"),
+        ({"loss": "liger"}, "loss='liger' is not eager, fused, fused after a cast or chunked"),
+        ({"attention": "te"}, "attention='te' is not eager, flash 1, flash or flash 3"),
+        ({"kernels": "inductor"}, "kernels='inductor' is not eager, compiled, fused or graphs"),
+        ({"optimizer": "AdamW"}, "optimizer='AdamW' is not adamw, adamw 8-bit, adafactor"),
+        ({"task": "sft"}, "task='sft' is not full, lora or qlora"),
+        ({"gated_mlp": "1"}, "gated_mlp='1' is not yes or no"),
+        ({"launch_free": "2"}, "launch_free='2' is not a number from 0 to 1"),
+        ({"memory_meter": "GiB"}, "memory_meter='GiB' is not device, reserved or allocated"),
+        ({"dp": "4"}, "= 32, not n_gpus=64"),
+        ({"global_batch": "100"}, "global_batch=100 is no multiple of micro_batch 2 x dp 8"),
+        ({"hidden": "4100"}, "hidden=4100 is no multiple of n_heads=32"),
+        ({"shard_group": "3"}, "shard_group=3: groups of that many do not tile 8 ranks"),
+        ({"ep": "8"}, "ep=8, and n_experts is not given"),
+        ({"n_experts": "64", "ep": "64"}, "a blank etp is tp, set etp=1 for whole experts"),
+        ({"model": "a.b:c"}, "model='a.b:c': code is not run for a table"),
+        ({"model": "lama-3-8b"}, "model: 'lama-3-8b' is no preset"),
+        ({"model": "llama-3.1-8b"}, ""),
+        ({"model": "llama-3.1-70b"}, "hidden=4096.0: llama-3.1-70b has 8192; leave `model` blank"),
+    ],
+)
+def test_another_spelling_is_refused_with_what_is_allowed(
+    changes: dict[str, str], reason: str
+) -> None:
+    found = read(**changes)
+    assert reason in found.reasons[0]
+    assert (found.plans is None) == bool(reason)
+
+
+def test_a_model_gives_the_shape() -> None:
+    sizes = ("n_layers", "hidden", "n_experts", "n_dense_layers", "latent_kv_rank")
+    assert [column(name, **NAMED) for name in sizes] == [61, 7168, 256, 3, 512]
+    assert column("n_mtp_layers", **NAMED) == 1
+    assert column("n_mtp_layers", **{**NAMED, "n_mtp_layers": "0"}) == 0
+    assert column("n_mtp_layers", **{**NAMED, "framework": "deepspeed"}) == 0
+    assert column("n_layers", **{**NAMED, "n_layers": "32"}) == 32
+    assert column("hidden", **{**NAMED, "model": "deepseek-ai/DeepSeek-V3"}) == 7168
+
+
+def test_chunks_of_a_pipeline_may_hold_embedding_or_loss_alone() -> None:
+    assert read(n_layers="30", pp="4", vp="8", dp="4").reasons == ("",)
+    assert "more than n_layers=29" in read(n_layers="29", pp="4", vp="8", dp="4").reasons[0]
+
+
+NUMBERS = ("", "0", "-1", "1e400", "nan", "1", "2", "7", "8.0", "3.5", "64", "1e6", "9" * 400)
+WORDS = ("full", "every_0", "fsdp", "ulysses=0", "yes", "none", "fp8", "bf16", "H100", "V100")
+CELLS = st.one_of(st.sampled_from(NUMBERS + WORDS), st.text(max_size=12))
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*ROW, *SETTINGS})), CELLS, max_size=6))
+@settings(deadline=None, max_examples=200)
+def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]) -> None:
+    rows = read(**changes)
+    if rows.plans is None:
+        assert rows.reasons[0]
+        return
+    predicted = predict(rows.plans)
+    assert np.all(np.isfinite(predicted.step_time_s) & (predicted.step_time_s > 0))
+    assert np.all(np.isfinite(predicted.peak_memory_bytes))
+    assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no header"),
+        ("id,id\n1,2\n", "column id is there twice"),
+        ("id,tp\n1,2,3\n", "row 2 has 3 cells, the header 2"),
+        ('id,tp\n1,"2\n', "cannot be read"),
+    ],
+)
+def test_a_broken_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobError, match=message):
+        read_table(path)
+
+
+def test_a_table_is_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + csv_text(row(), row(id="a-2")).encode())
+    header, rows = read_table(path)
+    assert header == tuple(ROW)
+    assert [one["id"] for one in rows] == ["a-1", "a-2"]
+
+
+def test_binary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match="is no text: byte 1 is not UTF-8"):
+        read_table(path)
