@@ -97,7 +97,7 @@ def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, s
 
 
 def scaling_cells(cells: PublishedCells) -> dict[str, str]:
-    """Columns of how a row's fp8 or fp4 chooses its scales; of a recipe that its notes name too."""
+    """Columns of how a row's fp8 or fp4 chooses its scales, as its precision or notes name it."""
     precision, notes = cells.words("precision"), cells.text("notes").lower()
     if not re.search("fp8|float8|fp4", precision):
         return {}
