@@ -458,6 +458,7 @@ def _expert_fields(mixture: _Mixture) -> dict[str, Any]:
         "dense_layers": () if is_first else dense,
         "dense_ffn_hidden": mixture.dense_ffn if dense else 0,
         "shared_expert_hidden": mixture.shared,
+        "expert_biases": mixture.expert_biases,
     }
 
 

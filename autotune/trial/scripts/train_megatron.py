@@ -467,8 +467,9 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
     is_overlapped = arguments.get("overlap_grad_reduce", False)
     bucket = max(_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK * settings.dp)
     return DistributedDataParallelConfig(
-        # Megatron-LM forces it for bf16.
-        grad_reduce_in_fp32=arguments.get("bf16", False),
+        # Megatron-LM forces it for bf16, unless it is told not to.
+        grad_reduce_in_fp32=arguments.get("bf16", False)
+        and not arguments.get("grad_reduce_in_bf16", False),
         overlap_grad_reduce=is_overlapped,
         overlap_param_gather=arguments.get("overlap_param_gather", False),
         use_distributed_optimizer=arguments.get("use_distributed_optimizer", False),
@@ -477,6 +478,7 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
             "data_parallel_sharding_strategy", "no_shard"
         ),
         fp8_param_gather=arguments.get("fp8_param_gather", False),
+        nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,
     )
