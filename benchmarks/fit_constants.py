@@ -65,7 +65,7 @@ _START = Constants(
     page_s=2e-6,
     host_optimizer_share=0.5,
     context_bytes=1.2e9,
-    # What nvidia-smi shows beyond one device's runs where there are two to four, in one group each:
+    # What nvidia-smi shows on two to four devices, in one group, beyond one device alone:
     # foundation-model-stack/fms-acceleration.
     communicator_bytes=1.2e9,
     fragmentation=0.06,
