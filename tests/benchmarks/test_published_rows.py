@@ -291,6 +291,11 @@ def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
         ("notes", "transformer-impl local", {"flash_attention": 0.0}),
         ("notes", "expandable_segments:True", {"fragments": 0.1}),
         ("kernels", "tiled MLP", {"mlp_tile_tokens": 4096.0}),
+        (
+            "offload",
+            "cpu(optimizer)+act_cpu",
+            {"offloaded_activations": 1.0, "optimizer_tier": Tier.CPU, "param_tier": Tier.DEVICE},
+        ),
         ("attention", "eager", {"flash_attention": 0.0}),
         ("attention", "flash_attention_2", {"flash_attention": 1.0, "attention_speed": 1.0}),
         ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
