@@ -303,6 +303,7 @@ FRAMEWORKS = (
         spelled="kwai",
         zero_stage=1,
         columns={**_MEGATRON, "kept_products": 1.0},
+        sequence_parallel=True,
         eager_logit_bytes=_MEGATRON["logit_bytes"],
         selective_operators=True,
     ),
