@@ -97,6 +97,12 @@ def runs_here(name: str, value: Any) -> bool:
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
+def acts_here(name: str) -> bool:
+    """Whether two CPU ranks can run what a knob needs of others to act."""
+    needed = KNOBS[name].when.items()
+    return all(any(runs_here(other, value) for value in values) for other, values in needed)
+
+
 def here(space: Space) -> Space:
     """A space with the values alone that two CPU ranks can run: a tenth of its combinations."""
     domains = {
@@ -137,6 +143,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         and runs_here(name, value)
         and not (KNOBS[name].gone_since and value == KNOBS[name].default)
         and (SWAPS or name not in ONLY_SWAPPING)
+        and acts_here(name)
     }
 
 
