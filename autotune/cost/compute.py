@@ -124,6 +124,9 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     else:
         again = again + is_selective * p.recomputes_mlp * mlp[0]
         modules = modules + p.recomputes_mlp
+        if np.any(p.mlp_tile_tokens):
+            inner = plain_forward - _elementwise(p, s, c, 0.0) - _adapters(p, s, c, width)
+            again = again + np.greater(p.mlp_tile_tokens, 0) * (mlp[0] + inner)
     forward = products[0] + attention_forward + elementwise_forward
     backward = products[1] + attention_backward + elementwise_backward
     launch_s = np.where(np.greater(p.layer_host_s, 0), _measured_launch_s(p, c), c.launch_s)

@@ -113,8 +113,8 @@ class Constants:
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
     logits_fragmentation: float
-    """The same of the logits besides: the loss takes a few large tensors, for which the segments
-    that layers leave have no room."""
+    """The same of the logits besides, where there is room: the loss takes a few large tensors, for
+    which the segments that layers leave are too small."""
     heap_bytes: float
     """Memory of the set-up that a heap which gives nothing back still holds."""
     heap_share: float

@@ -6,9 +6,12 @@ import numpy as np
 
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, RowBuffers, Tier, Watched
+from autotune.cost.plans import Column, LoggedStage, Plans, RowBuffers, Tier
 from autotune.cost.sizes import Sizes, sizes_of
 
+_ROOM_SHARE = 0.5
+"""Most of the room that is left which cached segments count with, so that what fits is decided by
+what cannot be given back."""
 _PINNED_SHARE = 0.5
 """Part of the activations by which CUDA graphs of everything raise the peak: what a graph works
 with stays its own. Source: NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-cuda-graphs: a
@@ -28,7 +31,7 @@ class Memory:
     gathered_bytes: Column
     """Parameters that stage 3 or FSDP holds whole at the moment."""
     workspace_bytes: Column
-    """Of the matrix product library, and what the optimizer's step takes for the moment."""
+    """Memory of the matrix product library, and what the optimizer's step takes for the moment."""
     fragmentation_bytes: Column
     context_bytes: Column
     """Driver and NCCL, outside of the allocator."""
@@ -39,7 +42,7 @@ class Memory:
     reserved_bytes: Column
     """Bytes that the allocator holds: without the context."""
     host_bytes: Column
-    """Offloaded states of one rank."""
+    """Offloaded states and activations of one rank."""
 
 
 def memory_of(
@@ -83,9 +86,10 @@ def memory_of(
         is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
         worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
     if watched and np.any(p.watched_stage):
-        for stage, which in enumerate((Watched.FIRST, Watched.LAST)):
+        for stage, which in enumerate((LoggedStage.FIRST, LoggedStage.LAST)):
             is_it = np.equal(p.watched_stage, which)
             worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
+    worst["host_bytes"] = worst["host_bytes"] + a.host_bytes
     return Memory(**worst)
 
 
@@ -170,7 +174,7 @@ def _stage(
     logits = np.where(is_loss, logits, 0.0)
     varying = np.maximum(at_loss, kept + working) + gathered
     moves = varying - p.fixed_gather * gathered
-    spilled = c.fragmentation * (moves + buckets) + c.logits_fragmentation * loss_bytes
+    spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share
     at_step = (all_grads + temporary) * (traced_grads_share is None)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
@@ -188,6 +192,11 @@ def _stage(
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
     context = process + c.communicator_bytes * n_groups + _row_buffers(p, s)
     allocated = params + grads + optimizer + buckets + activations + logits + gathered + workspace
+    # What the loss leaves are whole segments, which the allocator gives back where room is short.
+    # Source: torch, c10/cuda/CUDACachingAllocator.cpp (release_cached_blocks).
+    room = np.maximum(0.0, p.memory_bytes - allocated - fragmentation - context)
+    cached = p.fragments * c.logits_fragmentation * loss_bytes
+    fragmentation = fragmentation + np.minimum(cached, _ROOM_SHARE * room)
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)

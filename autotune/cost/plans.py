@@ -69,7 +69,7 @@ class Tier(IntEnum):
     NVME = 2
 
 
-class Watched(IntEnum):
+class LoggedStage(IntEnum):
     """The pipeline stage whose memory a table tells, as the column `watched_stage` holds it."""
 
     FULLEST = 0
@@ -401,11 +401,13 @@ class Plans(PlanColumns):
     mlp_tile_tokens: Column = 0.0
     """Tokens that an MLP works on at a time, computed again in the backward pass; 0: all of a
     micro-batch."""
+    mlp_grads_in_place: Column = 0.0
+    """Gradients of an MLP's inner width overwrite what the forward pass kept there."""
     adapter_bytes: Column = 0.0
     """What the adapters of a layer keep of a token, over the hidden size: inputs that they drop or
     cast for themselves."""
     watched_stage: Column = 0.0
-    """A `Watched`: the pipeline stage that a published peak is of."""
+    """A `LoggedStage`: the pipeline stage that a published peak is of."""
     reduces_every_micro_batch: Column = 0.0
     """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
     gather_bytes: Column = 2.0

@@ -3,6 +3,7 @@
 import numpy as np
 
 from autotune.cost import collectives
+from autotune.cost.activations import kept_bytes
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, ContextKind, Plans, Recompute, Tier
 from autotune.cost.sizes import Sizes
@@ -282,11 +283,9 @@ def offloaded_params_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 def offloaded_activations_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Activations down to the host and up again, per micro-batch."""
-    link = _host_link(p, c)
-    width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
-    width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
-    kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
-    return 2.0 * p.offloaded_activations * kept_bytes / link
+    if not np.any(p.offloaded_activations):
+        return 0.0
+    return 2.0 * p.offloaded_activations * kept_bytes(p, s) / _host_link(p, c)
 
 
 def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:

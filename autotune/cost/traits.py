@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 
 Meter = Literal["peak_bytes", "reserved_bytes", "allocated_bytes"]
 """A field of `Memory`: what nvidia-smi shows, what the allocator holds, or has handed out."""
@@ -60,7 +60,7 @@ class Traits:
     """Stages are balanced by parameters, those of the head among them."""
     meter: Meter = "peak_bytes"
     """Meter of memory that its log prints, for tables that do not name theirs."""
-    watched_stage: Watched = Watched.FULLEST
+    watched_stage: LoggedStage = LoggedStage.FULLEST
     """Stage whose memory its log prints."""
 
     @property
@@ -157,12 +157,13 @@ one device, which holds 64 less."""
 
 FRAMEWORKS = (
     Traits(
-        # torchtune: all in bf16, fused AdamW, a loss in eight chunks whose 16-bit logits are all
-        # there. Source: pytorch/torchtune, recipes/configs/ and modules/loss/.
+        # torchtune: all in bf16, fused AdamW, a loss whose 16-bit logits are all there, and one in
+        # eight of them in 32 bits at a time: 2 + 12 / 8. Source: pytorch/torchtune,
+        # recipes/configs/, modules/loss/.
         name="torchtune",
         zero_stage=0,
-        columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 5.0},
-        chunked_loss={"logit_bytes": 5.0, "loss_chunk_tokens": 0.0},
+        columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 3.5},
+        chunked_loss={"logit_bytes": 3.5, "loss_chunk_tokens": 0.0},
         meter="allocated_bytes",
     ),
     Traits(
@@ -175,12 +176,13 @@ FRAMEWORKS = (
         meter="reserved_bytes",
     ),
     Traits(
-        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks. Source:
-        # unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/cross_entropy_loss.py.
+        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks, kernels work in
+        # place. Source: unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/;
+        # unslothai/unsloth, unsloth/kernels/swiglu.py.
         name="unsloth",
         zero_stage=0,
         columns={
-            "fused_kernels": 0.7,
+            "mlp_grads_in_place": 1.0,
             "fresh_grads": 1.0,
             "offloaded_activations": 1.0,
             "loss_chunk_tokens": 4096.0,
@@ -344,7 +346,7 @@ FRAMEWORKS = (
         eager_logit_bytes=6.0,
         weighs_head=True,
         meter="allocated_bytes",
-        watched_stage=Watched.FIRST,
+        watched_stage=LoggedStage.FIRST,
     ),
     Traits(
         # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.

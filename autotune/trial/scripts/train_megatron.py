@@ -10,6 +10,7 @@ import argparse
 import copy
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import os
@@ -443,7 +444,10 @@ def mtp_spec(config: Any, layers: Any, has_te: bool, number: int | None) -> Any:
         alone.pipeline_model_parallel_size = 1
         alone.virtual_pipeline_model_parallel_size = alone.pipeline_model_parallel_layout = None
         alone.num_layers_in_first_pipeline_stage = alone.num_layers_in_last_pipeline_stage = None
-        like = specs.get_gpt_decoder_block_spec(alone, has_te, normalization=config.normalization)
+        make = specs.get_gpt_decoder_block_spec
+        knows_rank = "pp_rank" in inspect.signature(make).parameters  # 0.15 on
+        of_rank = {} if knows_rank else {"vp_stage": number}
+        like = make(alone, has_te, normalization=config.normalization, **of_rank)
     return specs.get_gpt_mtp_block_spec(config, like, has_te, vp_stage=number)
 
 
