@@ -37,6 +37,10 @@ _BIAS_KERNELS = 3.0
 """Kernels of that for each expert, forward."""
 _CAST_BYTES = 4.0
 """Part of `cast_bytes` that `low_precision_share` has in it, for products outside of experts."""
+_ADAM_IN_STEPS_BYTES = 80.0
+"""Moved per parameter by torch's AdamW in 32 bits on the host, whose eight steps each read and
+write: what Megatron's hybrid optimizer runs there. Source: torch, optim/adamw.py,
+_single_tensor_adamw; NVIDIA/Megatron-LM, megatron/core/optimizer/cpu_offloading."""
 _PRODUCTS = 4.0
 """Products of a layer outside of experts whose inputs are cast."""
 _EXPONENTIAL_BALANCE = 1.6e15
@@ -237,9 +241,10 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
     on_host = states_bytes / host_share
     on_drive = 2.0 * params * p.optimizer_bytes / drive_share
     share = p.optimizer_host_share
+    in_steps = params * p.trained_share * _ADAM_IN_STEPS_BYTES / host_share
     return np.where(
         np.equal(p.optimizer_tier, Tier.DEVICE),
-        np.maximum((1.0 - share) * on_device, share * on_host),
+        np.maximum((1.0 - share) * on_device, share * in_steps),
         on_host + np.equal(p.optimizer_tier, Tier.NVME) * on_drive,
     )
 
