@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
 from autotune.cost.constants import Constants, load_constants
-from autotune.cost.errors import Errors, Margin, Spread, load_errors
+from autotune.cost.errors import Errors, Margin, LogSpread, load_errors
 from autotune.cost.forecast import forecast_of
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.residual import (
@@ -64,9 +64,9 @@ class Judged:
 
     runs: Runs
     misses: Misses
-    step_time: Spread
+    step_time: LogSpread
     """How far step times may be from what was predicted."""
-    peak_memory: Spread
+    peak_memory: LogSpread
     """How far peaks may be, each by its meter."""
     fits: Values
     step_time_s: Values
@@ -123,8 +123,8 @@ def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> J
     return Judged(
         runs=runs,
         misses=misses,
-        step_time=Spread(low=low, high=high),
-        peak_memory=Spread(low=least, high=most),
+        step_time=LogSpread(low=low, high=high),
+        peak_memory=LogSpread(low=least, high=most),
         fits=fits,
         step_time_s=left_out.column(lambda said: said.step_time_s),
         predicted=tuple(zip(left_out.predicted, left_out.rows, strict=True)),
