@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
 from autotune.cost.constants import Constants, load_constants
-from autotune.cost.errors import Errors, Margin, LogSpread, load_errors
+from autotune.cost.errors import Errors, LogSpread, Margin, load_errors
 from autotune.cost.forecast import forecast_of
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.residual import (
