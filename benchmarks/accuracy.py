@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
 from autotune.cost.constants import Constants, load_constants
-from autotune.cost.errors import Errors, Margin, Spread, load_errors
+from autotune.cost.errors import Errors, LogSpread, Margin, load_errors
 from autotune.cost.forecast import forecast_of
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.residual import (
@@ -64,9 +64,9 @@ class Judged:
 
     runs: Runs
     misses: Misses
-    step_time: Spread
+    step_time: LogSpread
     """How far step times may be from what was predicted."""
-    peak_memory: Spread
+    peak_memory: LogSpread
     """How far peaks may be, each by its meter."""
     fits: Values
     step_time_s: Values
@@ -123,8 +123,8 @@ def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> J
     return Judged(
         runs=runs,
         misses=misses,
-        step_time=Spread(low=low, high=high),
-        peak_memory=Spread(low=least, high=most),
+        step_time=LogSpread(low=low, high=high),
+        peak_memory=LogSpread(low=least, high=most),
         fits=fits,
         step_time_s=left_out.column(lambda said: said.step_time_s),
         predicted=tuple(zip(left_out.predicted, left_out.rows, strict=True)),
@@ -320,6 +320,37 @@ def show(found: Line) -> None:
     )
 
 
+def show_markdown(found: Line) -> None:
+    """Print the tables of `docs/cost.md`."""
+    for figure, title in (("time", "step time"), ("memory", "peak memory")):
+        print(f"| source | kind | runs | {title} | inside | after 1 trial | after 5 |")
+        print("|---|---|---|---|---|---|---|")
+        for line in found[figure]:
+            star = "" if line["split"] == "fitted" else " *"
+            first = f"| {line['source'].split('/')[-1]}{star} | {line['kind']} | {line['rows']} |"
+            print(f"{first} {_cells(line)} |")
+        for kind, mean in found["mean"][figure].items():
+            print(f"| mean of {mean['lines']} sources | {kind} | | {_cells(mean)} |")
+        print()
+    print("| source | kind | groups | correlation | regret of the first | of the best of three |")
+    print("|---|---|---|---|---|---|")
+    for line in found["rank"]:
+        regrets = f"{line['regret_first']:.2f} | {line['regret_of_three']:.2f}"
+        name, kind = line["source"].split("/")[-1], line["kind"]
+        print(f"| {name} | {kind} | {line['groups']} | {line['spearman']:.2f} | {regrets} |")
+
+
+def _cells(line: Line) -> str:
+    cells = [f"{line['median_error']:.1%} | {line['inside']:.0%} of x{line['width']:.2f}"]
+    for after in (line.get(f"after_{n}") for n in _TRIALS[1:]):
+        cells.append(
+            f"{after['median_error']:.1%}, {after['inside']:.0%} of x{after['width']:.2f}"
+            if after
+            else ""
+        )
+    return " | ".join(cells)
+
+
 def _figures(line: Line) -> str:
     text = f"{line['median_error']:6.1%} {line['inside']:4.0%} x{line['width']:.2f}"
     for n in _TRIALS:
@@ -347,12 +378,16 @@ def main() -> None:
         help="fit anew for every source that is left out; about a minute",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/cost.md")
     options = parser.parse_args()
     runs = read_runs(options.published)
     constants = load_constants(options.constants) if options.constants else load_constants()
     judged = by_others(runs) if options.leave_one_out else by_shipped(runs, constants)
     found = measure(judged, seed=options.seed)
-    print(json.dumps(found)) if options.json else show(found)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show_markdown(found) if options.markdown else show(found)
 
 
 if __name__ == "__main__":

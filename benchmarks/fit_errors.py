@@ -27,10 +27,10 @@ from autotune.cost.errors import (
     LEVEL,
     METERS,
     SHIPPED,
-    Basis,
     Ends,
     Errors,
-    Kinds,
+    ForecastBasis,
+    RunKinds,
     Widths,
     basis_of,
 )
@@ -58,7 +58,7 @@ class Misses:
     """Runs that were left out: log(measured / predicted), NaN where nothing was measured."""
 
     sources: NDArray[np.str_]
-    basis: Basis
+    basis: ForecastBasis
     meters: NDArray[np.str_]
     times: Values
     peaks: Values
@@ -88,7 +88,7 @@ def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     )
 
 
-def _basis(runs: Runs, left_out: LeftOut) -> Basis:
+def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
     """What the predictions rest on: what is known of each source is from the others."""
     parts = []
     for said, rows in zip(left_out.predicted, left_out.rows, strict=True):
@@ -96,7 +96,7 @@ def _basis(runs: Runs, left_out: LeftOut) -> Basis:
         here[rows] = True
         others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, peaks=peaks_of(runs, ~here))
         parts.append(basis_of(said, runs.part(here).told(others)))
-    return Basis.joined(parts, left_out.rows)
+    return ForecastBasis.joined(parts, left_out.rows)
 
 
 def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
@@ -130,7 +130,12 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
 
 
 def _learned(
-    misses: Misses, which: Flags, missed: Values, figure: str, kinds: Kinds, names: tuple[str, ...]
+    misses: Misses,
+    which: Flags,
+    missed: Values,
+    figure: str,
+    kinds: RunKinds,
+    names: tuple[str, ...],
 ) -> Widths:
     basis = misses.basis
     every = basis.parts if figure == "time" else basis.memory_parts(misses.meters.tolist())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from published import rows_to_plans
 
 from autotune.base.errors import JobError
-from autotune.cost.errors import Errors, Told
+from autotune.cost.errors import Errors, RunFacts
 from autotune.cost.plans import Plans
 from autotune.cost.table import TableRows, read_table
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
@@ -73,7 +73,7 @@ class Runs:
             n_unpredicted=self.n_unpredicted,
         )
 
-    def told(self, errors: Errors) -> Told:
+    def told(self, errors: Errors) -> RunFacts:
         """What is known of them, to those errors."""
         return errors.told(
             self.frameworks.tolist(),

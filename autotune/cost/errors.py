@@ -89,9 +89,9 @@ class Widths(BaseModel):
     """Kind -> its ends, before `wider`. A kind is a few words, of which fewer make a wider one:
     `dense known large`. `all` is there; of the others those that enough sources have."""
     wider: dict[str, _Size]
-    """Part of `Basis.parts` -> how much wider, as a share, where all of it holds."""
+    """Part of `ForecastBasis.parts` -> how much wider, as a share, where all of it holds."""
 
-    def ends(self, kinds: "Kinds", parts: Mapping[str, Values]) -> tuple[Values, Values]:
+    def ends(self, kinds: "RunKinds", parts: Mapping[str, Values]) -> tuple[Values, Values]:
         """Distances to the lower and the upper end, by row."""
         scale = self.scale(parts)
         found = [self.kinds[self.nearest(name)] for name in kinds.names]
@@ -108,8 +108,8 @@ class Widths(BaseModel):
     def evidence(self, kind: str) -> str:
         """The kind that stands for one, in words."""
         found = self.nearest(kind)
-        less = "" if found == kind else f", too few have {kind}"
-        return f"{found} ({self.kinds[found].sources} sources{less})"
+        less = "" if found == kind else f" (too few of {kind})"
+        return f"{found}, {self.kinds[found].sources} sources{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
         """How many times as wide as of its kind each row is."""
@@ -119,7 +119,7 @@ class Widths(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kinds:
+class RunKinds:
     """The kind of every row."""
 
     names: tuple[str, ...]
@@ -141,7 +141,7 @@ class Kinds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Basis:
+class ForecastBasis:
     """What predictions rest on, an element each: which kind of run they are of."""
 
     is_mixture: Flags
@@ -193,9 +193,9 @@ class Basis:
         found: Values = np.where(self.is_natural, _NATURAL_ROUTING, 1.0)
         return found
 
-    def time_kinds(self) -> Kinds:
+    def time_kinds(self) -> RunKinds:
         """The kind of each step time."""
-        return Kinds.of(
+        return RunKinds.of(
             (_MODELS, self.is_mixture),
             (_EVIDENCE, ~self.is_known),
             (_SIZES, self.layer_s < _SMALL_LAYER_S),
@@ -205,9 +205,9 @@ class Basis:
         """What widens intervals of peaks, by their meters: `total` is all that is not torch's."""
         return {**self.parts, "total": np.equal(meters, METERS[-1]) * 1.0}
 
-    def memory_kinds(self, meters: Sequence[str]) -> Kinds:
+    def memory_kinds(self, meters: Sequence[str]) -> RunKinds:
         """The kind of each peak, by its meter."""
-        return Kinds.of(
+        return RunKinds.of(
             (_MODELS, self.is_mixture),
             (_EVIDENCE, ~self.is_known),
             (_SIZES, self.peak_bytes < _SMALL_BYTES),
@@ -216,7 +216,7 @@ class Basis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class LogSpread:
     """Distances of a figure's logarithm to the ends of its interval."""
 
     low: Values
@@ -237,9 +237,9 @@ class Spread:
 class Margin:
     """How far measured figures may lie from predicted ones."""
 
-    step_time: Spread
-    peak_memory: Spread
-    """Of everything that is taken from the device."""
+    step_time: LogSpread
+    peak_memory: LogSpread
+    """Distances of a peak, everything that is taken from the device counted."""
     slower: Values | float = 1.0
     """Factor that step times may take longer besides: routing that nobody forces."""
     kinds: tuple[str, ...] = ()
@@ -251,8 +251,8 @@ class Margin:
     def alike(cls, step_time: Values, peak_memory: Values) -> Self:
         """Distances to the ends that are the same on both sides."""
         return cls(
-            step_time=Spread(low=step_time, high=step_time),
-            peak_memory=Spread(low=peak_memory, high=peak_memory),
+            step_time=LogSpread(low=step_time, high=step_time),
+            peak_memory=LogSpread(low=peak_memory, high=peak_memory),
         )
 
     def around(self, predicted: Prediction, index: int) -> tuple[float, float, float, float]:
@@ -282,7 +282,7 @@ class Margin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RunFacts:
     """What is known of runs beside their plans, an element each."""
 
     is_known: Flags
@@ -308,10 +308,10 @@ class Errors(BaseModel):
     """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
 
     @property
-    def widest_memory(self) -> Spread:
+    def widest_memory(self) -> LogSpread:
         """How far a peak may be from one of which nothing but its size is known."""
         ends = self.peak_memory.kinds["all"]
-        return Spread(low=np.array([ends.low]), high=np.array([ends.high]))
+        return LogSpread(low=np.array([ends.low]), high=np.array([ends.high]))
 
     def told(
         self,
@@ -319,7 +319,7 @@ class Errors(BaseModel):
         accelerators: Sequence[Accelerator],
         open: Mapping[str, Flags],
         fewest_logit_bytes: Sequence[float] | None = None,
-    ) -> Told:
+    ) -> RunFacts:
         """What is known of runs by framework and accelerator, one each.
 
         A probe of one's own stands for runs of others on such accelerators.
@@ -337,7 +337,7 @@ class Errors(BaseModel):
                 flags[key] = (is_known, not seen, not is_probed and not is_among(peak, every))
             rows.append(flags[key])
         known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
-        return Told(
+        return RunFacts(
             is_known=known,
             new_framework=new_framework,
             new_accelerator=new_accelerator,
@@ -347,11 +347,13 @@ class Errors(BaseModel):
             ),
         )
 
-    def reach(self, said: Prediction, told: Told, meters: Sequence[str] | None = None) -> Margin:
+    def reach(
+        self, said: Prediction, told: RunFacts, meters: Sequence[str] | None = None
+    ) -> Margin:
         """How far each prediction reaches; peaks by their meters, by default everything's."""
         return self.reach_of(basis_of(said, told), meters)
 
-    def reach_of(self, basis: Basis, meters: Sequence[str] | None = None) -> Margin:
+    def reach_of(self, basis: ForecastBasis, meters: Sequence[str] | None = None) -> Margin:
         """How far predictions reach by what they rest on."""
         shown = meters or [METERS[-1]] * len(basis.layer_s)
         time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds(shown)
@@ -361,13 +363,13 @@ class Errors(BaseModel):
         least, most = self.peak_memory.ends(memory_kinds, basis.memory_parts(shown))
         least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
         return Margin(
-            step_time=Spread(low=low, high=high + np.log(slower)),
-            peak_memory=Spread(low=least, high=most),
+            step_time=LogSpread(low=low, high=high + np.log(slower)),
+            peak_memory=LogSpread(low=least, high=most),
             slower=slower,
             **self._evidence(time_kinds, memory_kinds),
         )
 
-    def _evidence(self, time_kinds: Kinds, memory_kinds: Kinds) -> dict[str, Any]:
+    def _evidence(self, time_kinds: RunKinds, memory_kinds: RunKinds) -> dict[str, Any]:
         """What is said of intervals."""
         shape = (len(time_kinds.names), len(memory_kinds.names))
         codes = np.ravel_multi_index([time_kinds.which, memory_kinds.which], shape)
@@ -376,7 +378,7 @@ class Errors(BaseModel):
         for time, memory in zip(*np.unravel_index(there, shape), strict=True):
             of_time = self.step_time.evidence(time_kinds.names[time])
             of_memory = self.peak_memory.evidence(memory_kinds.names[memory])
-            words.append(f"time of {of_time}; memory of {of_memory}")
+            words.append(f"time: {of_time}; memory: {of_memory}")
         return {"kinds": tuple(words), "which_kind": which}
 
 
@@ -385,7 +387,7 @@ def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
     return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
 
 
-def basis_of(said: Prediction, told: Told) -> Basis:
+def basis_of(said: Prediction, told: RunFacts) -> ForecastBasis:
     """What predictions rest on."""
     p, shape = said.plans, said.step_time_s.shape
 
@@ -405,7 +407,7 @@ def basis_of(said: Prediction, told: Told) -> Basis:
         "new_accelerator": column(told.new_accelerator),
     }
     open_time, open_memory = _open_distances(said, told)
-    return Basis(
+    return ForecastBasis(
         is_mixture=is_mixture,
         is_known=told.is_known,
         layer_s=layer_s,
@@ -446,7 +448,7 @@ class _Distances:
 
 
 def _open_distances(
-    said: Prediction, told: Told
+    said: Prediction, told: RunFacts
 ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
     """Distances to the ends of time and memory by what is left open.
 
@@ -477,7 +479,7 @@ def _open_distances(
     return time.ends(), memory.ends()
 
 
-def _other_ways(said: Prediction, told: Told) -> list[tuple[str, str, Column]]:
+def _other_ways(said: Prediction, told: RunFacts) -> list[tuple[str, str, Column]]:
     """What is open, with the column of `Plans` that says it and its value the other way."""
     p = said.plans
     recomputes = np.greater(p.recompute, 0)

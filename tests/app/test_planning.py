@@ -389,7 +389,7 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     assert first["changes_training"] == []
     router, intervals = first["assumed"]
     assert router.startswith("give all experts as many tokens;")
-    assert intervals.startswith("intervals: time of ")
+    assert intervals.startswith("intervals: time: ")
 
 
 def test_nothing_is_told_that_cannot_train_the_mixture(tmp_path):

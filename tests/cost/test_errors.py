@@ -12,11 +12,11 @@ from autotune.cost.errors import (
     LEVEL,
     METERS,
     SHIPPED_CPU,
-    Basis,
     Ends,
     Errors,
+    ForecastBasis,
+    LogSpread,
     Margin,
-    Spread,
     Widths,
     basis_of,
     load_errors,
@@ -46,7 +46,7 @@ CLOSED = {
 }
 
 
-def read(*rows: dict[str, str]) -> tuple[TableRows, Prediction, Basis]:
+def read(*rows: dict[str, str]) -> tuple[TableRows, Prediction, ForecastBasis]:
     found = rows_to_plans(rows, shipped_accelerators())
     assert found.plans is not None, found.reasons
     said = predict(found.plans)
@@ -78,10 +78,10 @@ def test_a_kind_that_too_few_sources_have_counts_as_the_next_wider_one() -> None
     assert [widths.nearest(kind) for kind in wanted] == ["dense known", "dense", "all"]
     _, found = margin(row(**CLOSED), row(**{**CLOSED, "framework": "fsdp", "zero_stage": "3"}))
     assert found.evidence_at(0) == (
-        "time of dense known (9 sources, too few have dense known small); "
-        "memory of dense known (9 sources, too few have dense known large total)"
+        "time: dense known, 9 sources (too few of dense known small); "
+        "memory: dense known, 9 sources (too few of dense known large total)"
     )
-    assert "memory of all (9 sources, too few have dense unknown" in found.evidence_at(1)
+    assert "memory: all, 9 sources (too few of dense unknown" in found.evidence_at(1)
 
 
 def test_what_is_in_doubt_widens_both_ends() -> None:
@@ -95,7 +95,7 @@ def test_what_is_in_doubt_widens_both_ends() -> None:
 
 
 def test_fits_is_the_share_of_the_interval_s_distribution_below_the_limit() -> None:
-    spread = Spread(low=np.full(4, 0.2), high=np.full(4, 0.4))
+    spread = LogSpread(low=np.full(4, 0.2), high=np.full(4, 0.4))
     peak = np.full(4, 60.0)
     limits = 60.0 * np.exp([-0.2, 0.0, 0.4, 0.4 * 0.8416 / 1.6449])
     assert spread.below(limits, peak) == pytest.approx([0.05, 0.5, 0.95, 0.8], abs=1e-4)

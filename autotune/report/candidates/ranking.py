@@ -241,7 +241,7 @@ def forecast_facts(reach: Margin, index: int) -> list[tuple[str, str]]:
     """What a forecast assumes, and what its intervals rest on."""
     facts = [("routing", f"assumed to {text}") for text in _of_router(reach, index)]
     evidence = reach.evidence_at(index)
-    return facts + ([("intervals", f"learned from {evidence}")] if evidence else [])
+    return facts + ([("intervals", f"learned from others' runs; {evidence}")] if evidence else [])
 
 
 def assumptions(reach: Margin, index: int) -> list[str]:
