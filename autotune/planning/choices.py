@@ -55,8 +55,10 @@ class Choices:
 
     def variants(self, rank: int) -> Indices:
         """The other candidates of a row, best first."""
-        inside: Indices = self.order[self.row_of[self.order] == rank - 1]
-        return inside[inside != self.firsts[rank - 1]]
+        is_other = self.row_of[self.order] == rank - 1
+        is_other &= self.order != self.firsts[rank - 1]
+        others: Indices = self.order[is_other]
+        return others
 
     def __len__(self) -> int:
         return len(self.firsts)
