@@ -29,6 +29,7 @@ from autotune.cost.residual import (
     MEMORY_PRIOR,
     MEMORY_VARIATION,
     TIME_PRIOR,
+    VARIATION,
     Features,
     ResidualPrior,
     Seen,
@@ -51,8 +52,8 @@ _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.8
 """A candidate that fits with more probability is called safe."""
-_NOISE = 0.03
-"""Deviation of log step time between runs of one configuration, published with 1 to 5%."""
+_NOISE = float(np.hypot(VARIATION, TIME_PRIOR.noise.median))
+"""Deviation of log step time between runs of one configuration, as a search has it."""
 _LEAST_GROUP = 4
 """Different configurations that a group needs for a rank correlation."""
 
@@ -154,7 +155,7 @@ def measure(judged: Judged, *, seed: int) -> Line:
 def _lines(judged: Judged, *, of_memory: bool, seed: int) -> Iterator[Line]:
     """One per source and kind of model; of memory, per meter too."""
     runs, misses = judged.runs, judged.misses
-    missed = misses.peaks if of_memory else misses.times
+    missed = np.where(runs.status == "ok", misses.peaks if of_memory else misses.times, np.nan)
     spread = judged.peak_memory if of_memory else judged.step_time
     inside = spread.holds(missed)
     features = judged.features(of_memory=of_memory)

@@ -65,7 +65,9 @@ _START = Constants(
     page_s=2e-6,
     host_optimizer_share=0.5,
     context_bytes=1.2e9,
-    communicator_bytes=8e8,
+    # What nvidia-smi shows on two to four devices, in one group, beyond one device alone:
+    # foundation-model-stack/fms-acceleration.
+    communicator_bytes=1.2e9,
     fragmentation=0.06,
     # nvidia-smi beside allocated bytes of one run each: foundation-model-stack/fms-acceleration.
     logits_fragmentation=0.4,
@@ -98,20 +100,15 @@ class Fitted:
     shares: dict[str, float]
 
 
-def fit(runs: Runs, first: Fitted | None = None) -> Fitted:
-    """All constants; those of the start where nothing ran.
-
-    Args:
-        runs: What they are fitted to.
-        first: Where the search for them begins: what was fitted to nearly the same runs.
-    """
+def fit(runs: Runs) -> Fitted:
+    """All constants; those of the start where nothing ran."""
     if not runs.rows:
         return Fitted(constants=_START, shares={})
-    timed = fit_time(runs, first)
-    return replace(timed, constants=fit_memory(runs, timed.constants, first))
+    timed = fit_time(runs)
+    return replace(timed, constants=fit_memory(runs, timed.constants))
 
 
-def fit_time(runs: Runs, first: Fitted | None = None) -> Fitted:
+def fit_time(runs: Runs) -> Fitted:
     """The constants of the step time, and the share that each kind of device holds.
 
     Runs with states on the host are left out: their networks and hosts are not told; so are tests
@@ -131,13 +128,11 @@ def fit_time(runs: Runs, first: Fitted | None = None) -> Fitted:
         share_sigma=_SHARE_SIGMA,
         sigma=_SIGMA,
         weights=_WEIGHT * ran.weights(),
-        first=first
-        and (first.constants, np.array([first.shares.get(name, 1.0) for name in of_devices])),
     )
     return Fitted(constants=fitted, shares=dict(zip(of_devices, shares.tolist(), strict=True)))
 
 
-def fit_memory(runs: Runs, start: Constants, first: Fitted | None = None) -> Constants:
+def fit_memory(runs: Runs, start: Constants) -> Constants:
     """The constants of the peak memory, each row by its own meter."""
     seen = runs.part((runs.status == "ok") & np.isfinite(runs.peaks_bytes))
     if not seen.rows:
@@ -149,7 +144,6 @@ def fit_memory(runs: Runs, start: Constants, first: Fitted | None = None) -> Con
         meters=[str(meter) for meter in seen.meters],
         sigma=_SIGMA,
         weights=_WEIGHT * seen.weights(),
-        first=None if first is None else first.constants,
     )
 
 
@@ -173,8 +167,8 @@ class LeftOut:
 def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
     """Predict each source by a fit on the other sources that are fitted.
 
-    Those that are not fitted are predicted by the fit on all that are, which is given; the other
-    fits begin at it.
+    Those that are not fitted are predicted by the fit on all that are, which is given. No fit
+    begins at it: the search would end near it, and so near the source that is left out.
     """
     fitted_on = np.isin(runs.sources, fitted_sources())
     predicted, rows = [], []
@@ -182,7 +176,7 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
         here = runs.sources == source
         part = runs.part(here)
         is_fitted = bool(fitted_on[here].any())
-        fitted = fit(runs.part(fitted_on & ~here), of_all) if is_fitted else of_all
+        fitted = fit(runs.part(fitted_on & ~here)) if is_fitted else of_all
         kinds = _kinds(part)
         # A device that no other source has counts as an A100 does.
         held = _with_shares(part, kinds, fitted.shares)

@@ -74,7 +74,6 @@ def calibrate_constants(
     sigma: float = 0.05,
     weights: Values | None = None,
     priors: Mapping[str, float] | None = None,
-    first: Constants | None = None,
 ) -> Constants:
     """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
 
@@ -86,7 +85,6 @@ def calibrate_constants(
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
         priors: Which constants may move, and how far; those of the figure by default.
-        first: Where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
@@ -103,7 +101,6 @@ def calibrate_constants(
         lambda at: np.log(figures(_with(start, names, at))),
         center,
         precision,
-        first=_point(first or start, names),
         sigma=sigma,
         weights=weights,
     )
@@ -119,7 +116,6 @@ def calibrate_with_shares(
     share_sigma: float,
     sigma: float = 0.05,
     weights: Values | None = None,
-    first: tuple[Constants, Values] | None = None,
 ) -> tuple[Constants, Values]:
     """Constants of the step time, and with them the share that each kind of device holds.
 
@@ -131,7 +127,6 @@ def calibrate_with_shares(
         share_sigma: How far the logarithm of a kind's share may be from 0, known before.
         sigma: Noise of log(measured / predicted) that remains.
         weights: One per row; alike by default.
-        first: Constants and shares where the search for them begins; at `start` by default.
 
     Raises:
         JobError: There is not one positive measurement per candidate.
@@ -143,7 +138,6 @@ def calibrate_with_shares(
     is_of = kinds[:, None] == np.arange(n_kinds)
 
     seconds = times_by_constants(plans)
-    begin, shares = first or (start, np.ones(n_kinds))
 
     def log_step_s(at: Values) -> Values:
         return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
@@ -160,7 +154,6 @@ def calibrate_with_shares(
         log_step_s,
         np.concatenate([center, np.zeros(n_kinds)]),
         np.concatenate([precision, np.full(n_kinds, share_sigma**-2)]),
-        first=np.concatenate([_point(begin, names), np.log(shares)]),
         sigma=sigma,
         weights=weights,
         further_slopes=share_slopes,
@@ -211,18 +204,17 @@ def _most_probable(
     center: Values,
     precision: Values,
     *,
-    first: Values,
     sigma: float,
     weights: Values | None,
     further_slopes: Callable[[Values, Values], Values] | None = None,
 ) -> Values:
-    """The point that fits best, by logarithms of figures; the search begins at `first`.
+    """The point that fits best, by logarithms of figures; the search begins at the center.
 
     `further_slopes` gives the slopes of the last coordinates; those of the others are finite
     differences of `predicted`.
     """
     row_weights = np.ones_like(target) if weights is None else weights
-    point = first.copy()
+    point = center.copy()
 
     def cost(at: Values, r: Values) -> float:
         size = np.abs(r)

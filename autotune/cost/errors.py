@@ -201,6 +201,10 @@ class Basis:
             (_SIZES, self.layer_s < _SMALL_LAYER_S),
         )
 
+    def memory_parts(self, meters: Sequence[str]) -> Mapping[str, Values]:
+        """What widens intervals of peaks, by their meters: `total` is all that is not torch's."""
+        return {**self.parts, "total": np.equal(meters, METERS[-1]) * 1.0}
+
     def memory_kinds(self, meters: Sequence[str]) -> Kinds:
         """The kind of each peak, by its meter."""
         return Kinds.of(
@@ -349,12 +353,12 @@ class Errors(BaseModel):
 
     def reach_of(self, basis: Basis, meters: Sequence[str] | None = None) -> Margin:
         """How far predictions reach by what they rest on."""
-        time_kinds = basis.time_kinds()
-        memory_kinds = basis.memory_kinds(meters or [METERS[-1]] * len(basis.layer_s))
+        shown = meters or [METERS[-1]] * len(basis.layer_s)
+        time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds(shown)
         slower = basis.slower
         low, high = self.step_time.ends(time_kinds, basis.parts)
         low, high = np.hypot(low, basis.open_time[0]), np.hypot(high, basis.open_time[1])
-        least, most = self.peak_memory.ends(memory_kinds, basis.parts)
+        least, most = self.peak_memory.ends(memory_kinds, basis.memory_parts(shown))
         least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
         return Margin(
             step_time=Spread(low=low, high=high + np.log(slower)),

@@ -27,7 +27,7 @@ _SIZES = {
 _SHAPE_COLUMNS = (
     *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
     *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
-    *("latent_value_dim", "window", "n_windowed_layers"),
+    *("latent_value_dim", "window", "n_windowed_layers", "expert_biases"),
 )
 """Fields of `ModelShape` that are columns under the same name."""
 
@@ -68,7 +68,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "learned_positions": float(shape.max_seq_len is not None),
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
-        **{name: getattr(shape, name) for name in _SHAPE_COLUMNS},
+        **{name: float(getattr(shape, name)) for name in _SHAPE_COLUMNS},
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
         **({} if job.finetune is None else _adapters(job.finetune)),

@@ -31,6 +31,7 @@ from autotune.job.model_families import (
     as_transformers_names_it,
     has_closed_form,
     has_plain_loss,
+    has_plain_mlps,
     is_split_by_ulysses,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
@@ -88,6 +89,12 @@ class Model:
         """Whether its loss is known to be the plain cross entropy of its output head's logits."""
         config = self.source.get("config")
         return config is not None and has_plain_loss(config)
+
+    @property
+    def supports_mlp_chunks(self) -> bool:
+        """Whether each MLP is known to be a module that takes one token after the other."""
+        config = self.source.get("config")
+        return config is not None and has_plain_mlps(config)
 
 
 def load_model(text: str) -> Model:

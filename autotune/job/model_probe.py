@@ -206,6 +206,7 @@ def _beside_experts(
         "n_dense_layers": len(dense),
         "dense_layers": () if dense == tuple(range(len(dense))) else dense,
         "dense_ffn_hidden": dense_ffn if dense else 0,
+        "expert_biases": any(name.endswith("bias") for name in of_experts),
         "shared_expert_hidden": max(by_layer.values(), default=0) // matrices // shape["hidden"],
     }
 

@@ -63,6 +63,8 @@ class ModelShape:
     """Tokens that attention looks back in layers with a window; 0: no layer has one."""
     n_windowed_layers: int = 0
     """Layers with that window."""
+    expert_biases: bool = False
+    """Whether experts have biases."""
     unsaid: str = ""
     """What its layers have that the fields here cannot say, so that no prediction is made: `layers
     of linear attention`. Empty: they can."""

@@ -55,9 +55,8 @@ class Choices:
 
     def variants(self, rank: int) -> Indices:
         """The other candidates of a row, best first."""
-        is_other = self.row_of[self.order] == rank - 1
-        is_other &= self.order != self.firsts[rank - 1]
-        others: Indices = self.order[is_other]
+        inside: Indices = self.order[self.row_of[self.order] == rank - 1]
+        others: Indices = inside[inside != self.firsts[rank - 1]]
         return others
 
     def __len__(self) -> int:

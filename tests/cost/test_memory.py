@@ -151,6 +151,20 @@ def test_a_published_peak_may_be_of_the_first_or_the_last_rank_alone() -> None:
     assert np.ptp(predicted.peak_memory_bytes) == 0
 
 
+def test_what_the_loss_leaves_is_cached_as_far_as_there_is_room() -> None:
+    c = dataclasses.replace(load_constants(), fragmentation=1e-12)
+    # A vocabulary whose logits are 25 GB, on devices with much room, with some, and with none.
+    devices = np.array([1e13, 0.0, 0.0])
+    p = plans(zero_stage=3.0, dp=64.0, recompute=2.0, vocab=1e6, memory_bytes=devices)
+    needed = predict(p, c).memory
+    taken = float(np.max(needed.allocated_bytes + needed.context_bytes))
+    p = dataclasses.replace(p, memory_bytes=np.array([1e13, taken + 1e9, taken]))
+    cached = predict(p, c).memory.fragmentation_bytes
+    assert cached == pytest.approx(
+        [c.logits_fragmentation * 2048 * 1e6 * 12, 0.5e9, 0.0], rel=1e-6, abs=1e3
+    )
+
+
 def test_tiles_of_an_mlp_hold_what_they_work_on() -> None:
     tiled = np.array([0.0, 256.0])
     a = activations_of(plans(mlp_tile_tokens=tiled), sizes_of(plans()))

@@ -276,6 +276,22 @@ def test_a_chunked_loss_computes_its_logits_again() -> None:
     assert chunked == pytest.approx(whole * 4 / 3)
 
 
+def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
+    whole, tiled = (ideal(plans(mlp_tile_tokens=n)).times for n in (0.0, 256.0))
+    assert np.ravel(whole.recompute_s)[0] == 0.0
+    assert 0.0 < tiled.recompute_s[0] < whole.matmul_s[0] / 3.0
+    assert tiled.matmul_s[0] == whole.matmul_s[0]
+
+
+def test_inputs_of_layers_take_the_host_s_link() -> None:
+    """Down and up, as far as the layers' time does not hide them."""
+    link = {"host_bytes_per_s": 1e6, "host_link_measured": 1.0, "recompute": 2.0}
+    stays, goes = (plans(**link, offloaded_activations=n) for n in (0.0, 1.0))
+    more_s = predict(goes).times.offload_s[0] - float(np.ravel(predict(stays).times.offload_s)[0])
+    moved_bytes = 2.0 * goes.n_layers * goes.micro_batch * goes.seq_len * goes.hidden * 2.0
+    assert more_s == pytest.approx(np.ravel(goes.grad_accum * moved_bytes / 1e6)[0], rel=0.05)
+
+
 def test_pages_are_cleared_of_what_the_heap_does_not_keep() -> None:
     def pages(**changes: float) -> float:
         p = plans(n_layers=1.0, hidden=64.0, ffn_hidden=64.0, seq_len=64.0, **changes)
@@ -403,3 +419,9 @@ def test_adapters_and_packed_weights_take_time() -> None:
     moved_s = 2 * 2.5 * 12 * 96 * 12288**2 / (2e12 * load_constants().memory_share)
     assert by_kernel == pytest.approx(moved_s, rel=0.02)
     assert in_torch == pytest.approx(7 * by_kernel)
+
+
+def test_of_a_recomputed_layer_only_its_input_goes_to_the_host() -> None:
+    p = plans(offloaded_activations=1.0, recompute=np.array([0.0, 2.0]), host_bytes_per_s=1e8)
+    kept, inputs = predict(p).times.offload_s
+    assert 0 < inputs < kept / 8

@@ -27,12 +27,8 @@ from autotune.job.model import (
     train_flops_per_token,
 )
 from autotune.job.model_families import FAMILIES, is_split_by_ulysses
-from autotune.job.published import (
-    PUBLISHED,
-    preset_of_repository,
-    preset_spelled,
-    preset_table,
-)
+from autotune.job.published import PUBLISHED, preset_of_repository, preset_table
+from benchmarks.published.names import preset_spelled
 
 LLAMA = {
     "model_type": "llama",

@@ -97,6 +97,11 @@ class MegatronBridge(SectionedDialect):
         """See `SectionedDialect.say`."""
         if name == "fp4_format":  # mixed_precision says it
             return
+        if name == "grad_reduce_in_bf16":  # its mixed precision decides
+            return
+        if name == "use_nccl_ub":
+            sections["ddp"]["nccl_ub"] = value
+            return
         if name == "te_rng_tracker":
             sections["rng"][name] = sections["model"]["use_te_rng_tracker"] = value
             return
@@ -104,7 +109,10 @@ class MegatronBridge(SectionedDialect):
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""
-        return {"mixed_precision": _mixed_precision(run, handout.job.precision)}
+        found: dict[str, Any] = {"mixed_precision": _mixed_precision(run, handout.job.precision)}
+        if run.layout.get("grad_reduce_in_bf16"):
+            found["grad_reduce_in_fp32"] = False
+        return found
 
 
 def _with_yarn(arguments: Arguments) -> Arguments:

@@ -111,6 +111,11 @@ class NeMo(SectionedDialect):
             sections["precision"][name.removesuffix("_format")] = value
         elif name == "fp8_param_gather":
             sections["precision"][name] = sections["ddp"][name] = value
+        elif name == "grad_reduce_in_bf16":
+            sections["precision"]["grad_reduce_in_fp32"] = not value
+            sections["ddp"]["grad_reduce_in_fp32"] = not value
+        elif name == "use_nccl_ub":
+            sections["ddp"]["nccl_ub"] = value
         elif name == "tp_comm_overlap":
             sections["comm_overlap"][name] = value
         elif name == "no_overlap_p2p_communication":

@@ -54,6 +54,7 @@ BEYOND_THE_SPACES: list[dict[str, Any]] = [
     {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
     {"zero.stage": 1, "communication_dtype": "fp16"},
     {"zero.stage": 1, "communication_dtype": "bf16"},
+    {"zero.stage": 1, "tp": 2, "tp.head": "gathered"},
 ]
 """What no shipped space lists; at stage 3 where they do not say."""
 AT_LEAST = 40
@@ -96,6 +97,12 @@ def runs_here(name: str, value: Any) -> bool:
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
+def acts_here(name: str) -> bool:
+    """Whether two CPU ranks can run what a knob needs of others to act."""
+    needed = KNOBS[name].when.items()
+    return all(any(runs_here(other, value) for value in values) for other, values in needed)
+
+
 def here(space: Space) -> Space:
     """A space with the values alone that two CPU ranks can run: a tenth of its combinations."""
     domains = {
@@ -136,6 +143,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         and runs_here(name, value)
         and not (KNOBS[name].gone_since and value == KNOBS[name].default)
         and (SWAPS or name not in ONLY_SWAPPING)
+        and acts_here(name)
     }
 
 
