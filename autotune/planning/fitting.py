@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Plans, Prediction
 from autotune.engines.base import Engine, bind_engine, find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
-from autotune.planning.choices import MIN_FIT, first_of
+from autotune.planning.choices import CHANCES, MIN_FIT, first_of
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
 from autotune.planning.outlook import PLAN_SPACE, Outlook
 from autotune.space.candidate import Candidate
@@ -33,7 +34,7 @@ _MEMORY_STEP = 1.01
 
 @dataclass(frozen=True, kw_only=True)
 class WayToFit:
-    """A change of the job or the fleet with which a candidate surely fits."""
+    """A change of the job or the fleet with which a candidate fits."""
 
     flags: str
     """What asks for it, such as `--world 64`."""
@@ -55,24 +56,32 @@ def ways_to_fit(outlook: Outlook, found: Prediction) -> tuple[WayToFit, ...]:
 
 
 def _larger_world(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
-    job = outlook.job
-    for factor in _WORLDS:
-        wider = dataclasses.replace(job, world=job.world * factor)
-        if way := _fitting(outlook, wider, smallest, f"--world {wider.world}"):
-            return way
-    return None
+    worlds = [outlook.job.world * factor for factor in _WORLDS]
+    jobs = {f"--world {n}": dataclasses.replace(outlook.job, world=n) for n in worlds}
+    return _first_fitting(outlook, jobs, smallest)
 
 
 def _shorter_samples(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
-    job = outlook.job
-    for divisor in _LENGTHS:
-        seq_len = job.seq_len // divisor
-        if seq_len < _LEAST_TOKENS:
-            return None
-        shorter = dataclasses.replace(job, seq_len=seq_len)
-        if way := _fitting(outlook, shorter, smallest, f"--seq-len {seq_len}"):
+    lengths = [outlook.job.seq_len // divisor for divisor in _LENGTHS]
+    jobs = {
+        f"--seq-len {n}": dataclasses.replace(outlook.job, seq_len=n)
+        for n in lengths
+        if n >= _LEAST_TOKENS
+    }
+    return _first_fitting(outlook, jobs, smallest)
+
+
+def _first_fitting(
+    outlook: Outlook, jobs: Mapping[str, Job], smallest: Candidate
+) -> WayToFit | None:
+    """The first of some jobs, by their flags, that surely fits; else the first that may well."""
+    fallback = None
+    for flags, job in jobs.items():
+        way = _fitting(outlook, job, smallest, flags)
+        if way is not None and way.fit_probability >= MIN_FIT:
             return way
-    return None
+        fallback = fallback or way
+    return fallback
 
 
 def _other_space(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
@@ -80,16 +89,16 @@ def _other_space(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
     if outlook.job.script is not None:
         return None
     knobs, names = outlook.lattice.context.knobs, shipped_spaces(outlook.job.engine)
-    for name in sorted(names, key=lambda name: name != PLAN_SPACE):
-        if name == outlook.job.space or any(
+    jobs = {
+        f"--space {name}": dataclasses.replace(outlook.job, space=name)
+        for name in sorted(names, key=lambda name: name != PLAN_SPACE)
+        if name != outlook.job.space
+        and not any(
             knobs[knob].changes_training
             for knob in load_space(name, knobs, outlook.job.engine).domains
-        ):
-            continue
-        other = dataclasses.replace(outlook.job, space=name)
-        if way := _fitting(outlook, other, smallest, f"--space {name}"):
-            return way
-    return None
+        )
+    }
+    return _first_fitting(outlook, jobs, smallest)
 
 
 def _more_memory(outlook: Outlook, found: Prediction) -> WayToFit | None:
@@ -142,7 +151,7 @@ def _with_memory(plans: Plans, memory_bytes: float) -> Plans:
 
 
 def _fitting(outlook: Outlook, job: Job, smallest: Candidate, flags: str) -> WayToFit | None:
-    """The best small candidate of another job that surely fits; None: none does."""
+    """The best small candidate of another job; None: none may well fit."""
     engine = bind_engine(job, outlook.environment)
     other = dataclasses.replace(outlook, job=job)
     try:
@@ -151,7 +160,7 @@ def _fitting(outlook: Outlook, job: Job, smallest: Candidate, flags: str) -> Way
     except AutotuneError:  # the rules refuse everything there
         return None
     best = first_of(predicted, min_fit=MIN_FIT)
-    if predicted.fit_probability[best] < MIN_FIT:
+    if predicted.fit_probability[best] < CHANCES[0]:
         return None
     return WayToFit(
         flags=flags,

@@ -109,7 +109,7 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
     parts_s = shown["candidates"][0]["pred_time_parts_s"].values()
     assert sum(parts_s) == pytest.approx(shown["candidates"][0]["pred_step_time_s"])
     # Another batch is another job, on the same devices: it corrects less surely.
-    other = lessons(here, 1.3, grad_accum=64.0)
+    other = lessons(here, 1.3, grad_accum=63.0)
     akin = rank_lattice(dataclasses.replace(outlook, lessons=other))
     assert akin.learned.n_here == 0
     assert akin.reach.step_time.high[best] > after.reach.step_time.high[best]
@@ -276,8 +276,7 @@ def test_a_plan_in_which_nothing_fits_says_what_to_change(outlook):
     console = Console(file=io.StringIO(), width=200, color_system=None)
     print_ranking(console, rank_lattice(outlook, min_fit=1.1), top=2)
     text = console.file.getvalue()
-    assert "no candidate is likely to fit: the smallest needs" in text
-    assert "an accelerator has" in text
+    assert "no candidate fits with 110% or more, the likeliest with" in text
     assert "both faster and smaller" not in text
 
 

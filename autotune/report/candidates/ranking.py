@@ -154,7 +154,7 @@ def _too_large(ranking: Ranking) -> str:
             f"{chance:.0%}: the smallest is forecast at {least} of {there}. "
         )
     if ways := ranking.ways_to_fit:
-        return f"{text}The smallest changes with which one surely fits: " + "; ".join(
+        return f"{text}The smallest changes with which one fits: " + "; ".join(
             f"{way.flags} ({way.described}, {way.fit_probability:.0%})" for way in ways
         )
     knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)

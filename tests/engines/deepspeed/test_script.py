@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import JobError
+from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
+from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
 from autotune.space.script import Script, reach_of
@@ -293,6 +295,9 @@ def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) ->
     candidates = lattice_of(job, engine).candidates
     words = {Script().workload(job, each).command[-1] for each in candidates}
     assert words == {"eager", "sdpa"}, "flash attention is not in their environment"
+    there = described(FleetWishes(gpu="H100"), shipped_accelerators())
+    far = {each.get("attention") for each in lattice_of(job, ScriptEngine(job, there)).candidates}
+    assert "flash_attention_2" in far, "what is installed here decides nothing for other machines"
     assert engine.expected(changed(engine, attention="eager"))["attention"] == "eager"
     assert not engine.edits(changed(engine, attention="eager")).arguments
 
