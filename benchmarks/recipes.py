@@ -20,11 +20,19 @@ from autotune.app.planning import open_outlook
 from autotune.base.errors import AutotuneError
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking, rank_lattice
+from autotune.space.candidate import Candidate
 
 RECIPES = Path(__file__).resolve().parent / "recipes.csv"
 MODELS = RECIPES.parent / "recipe_models"
 NEAR = 0.05
 """A recipe within this share of the first row is as good as it."""
+
+_SHORT = {
+    **{"zero.stage": "stage ", "tp": "tp", "pp": "pp", "vp": "vp", "cp": "cp", "sp": "sp"},
+    **{"ep": "ep", "micro_batch": "mb"},
+}
+_NAMED = (*_SHORT, "recompute", "recompute_modules", "offload.optimizer", "offload.param")
+"""Knobs by which a row is described."""
 
 Columns = Mapping[str, NDArray[np.object_]]
 
@@ -65,12 +73,14 @@ class Place:
 
     @property
     def verdict(self) -> str:
-        """`near`, `explained` by a reason, or what is wrong."""
-        if self.behind is not None and self.behind <= NEAR:
+        """`near`, `explained` by a reason, or what is wrong; `ahead` is faster than the first."""
+        if self.behind is not None and abs(self.behind) <= NEAR:
             return "near"
         if self.reason:
             return "explained"
-        return "no plan" if self.refused else "not in the plan" if self.place is None else "far"
+        if self.behind is None:
+            return "no plan" if self.refused else "not in the plan"
+        return "far" if self.behind > 0 else "ahead"
 
 
 def places(path: Path, part: str = "") -> Iterator[Place]:
@@ -114,15 +124,25 @@ def place_of(row: Mapping[str, str]) -> Place:
         **about,
         published_s=published_s,
         forecast_s=None if found is None else float(times_s[found]),
-        row="" if found is None else outlook.engine.describe(outlook.lattice.candidates[found]),
+        row="" if found is None else _described(outlook.lattice.candidates[found]),
         fit_probability=(
             None if found is None else float(ranking.prediction.fit_probability[found])
         ),
         place=None if position is None else position + 1,
         candidates=len(order),
         first_s=float(times_s[first]),
-        first=outlook.engine.describe(outlook.lattice.candidates[first]),
+        first=_described(outlook.lattice.candidates[first]),
         step="" if found is None else _best_step(ranking, columns, list(wanted), found, order),
+    )
+
+
+def _described(candidate: Candidate) -> str:
+    """A candidate by the knobs that recipes name, where they do anything."""
+    values = {knob: candidate.get(knob) for knob in _NAMED}
+    return " ".join(
+        f"{_SHORT.get(knob, knob)}{'' if knob in _SHORT else '='}{value}"
+        for knob, value in values.items()
+        if value not in (None, 1, 0, "none") or knob == "zero.stage" and value is not None
     )
 
 
@@ -189,14 +209,14 @@ def in_words(found: Place) -> str:
         f"{found.place} of {found.candidates}" if found.place else found.refused or "none",
         "" if found.behind is None else f"{found.behind:+.0%}",
         "" if found.first_s is None else f"{found.first_s:.3g} s: {found.first}",
-        found.step,
-        found.verdict,
+        found.step if found.verdict in ("far", "ahead") else "",
+        found.reason if found.verdict == "explained" else found.verdict,
     ]
     return f"| {' | '.join(cells)} |"
 
 
 _HEAD = (
-    "| recipe | published | forecast | place | behind | first row | one change | verdict |\n"
+    "| Recipe | Published | Forecast | Place | Behind | First row | One change | Why |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
