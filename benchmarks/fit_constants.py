@@ -36,7 +36,7 @@ _START = Constants(
     attention_backward_share=0.55,
     attention_start_tokens=400.0,
     memory_share=0.8,
-    unfused_traffic=3.5,
+    unfused_traffic=5.0,
     score_traffic_bytes=12.0,
     routed_traffic=1.5,
     # Dispatching a kernel takes 2.5e-5 on CPU ranks, the host alone; its launch some 5e-6 more.
@@ -189,12 +189,6 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
         predicted.append(predict(held.plans, fitted.constants))
         rows.append(np.flatnonzero(here))
     return LeftOut(predicted=tuple(predicted), rows=tuple(rows))
-
-
-def peaks_by_meter(runs: Runs, predicted: Prediction) -> NDArray[np.float64]:
-    """What the meter of each run would have shown, in bytes."""
-    memory = predicted.memory
-    return np.array([getattr(memory, meter)[i] for i, meter in enumerate(runs.meters)])
 
 
 def _kinds(runs: Runs) -> NDArray[np.str_]:

@@ -31,7 +31,6 @@ from autotune.cost.errors import (
     Ends,
     Errors,
     Kinds,
-    Margin,
     Widths,
     basis_of,
 )
@@ -50,8 +49,8 @@ _MOST = 1.0
 _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
-_TIME_PARTS = ("doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("small_peak", "new_framework")
+_TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
+_MEMORY_PARTS = ("experts", "total", "small_peak", "new_framework")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +67,24 @@ class Misses:
 def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     """How far the runs are from what was predicted of them.
 
+    Of one that ended out of memory although it was predicted to fit, that is known at least.
     Formulas of papers are no runs, and step times of tests so small that their source says the
     host sets their pace say nothing of training.
     """
     ran = runs.status == "ok"
     times = np.log(runs.times_s / left_out.column(lambda said: said.step_time_s))
     by_meter = {m: left_out.column(lambda said, m=m: getattr(said.memory, m)) for m in METERS}
-    peaks = np.select([runs.meters == meter for meter in METERS], list(by_meter.values()))
+    # A run that ended out of memory wanted more than there is, by the meter of the driver.
+    ended = (runs.status == "OOM") & (by_meter[METERS[-1]] < runs.plans.memory_bytes)
+    meters = np.where(ended, METERS[-1], runs.meters)
+    measured = np.where(ended, runs.plans.memory_bytes, runs.peaks_bytes)
+    peaks = np.select([meters == meter for meter in METERS], list(by_meter.values()))
     return Misses(
         sources=runs.sources,
         basis=_basis(runs, left_out),
-        meters=runs.meters,
+        meters=meters,
         times=np.where(ran & ~runs.host_bound, times, np.nan),
-        peaks=np.where(ran, np.log(runs.peaks_bytes / peaks), np.nan),
+        peaks=np.where(ran | ended, np.log(measured / peaks), np.nan),
     )
 
 
@@ -129,13 +133,16 @@ def _learned(
     misses: Misses, which: Flags, missed: Values, figure: str, kinds: Kinds, names: tuple[str, ...]
 ) -> Widths:
     basis = misses.basis
+    every = basis.parts if figure == "time" else basis.memory_parts(misses.meters.tolist())
     rows = which & np.isfinite(missed)
-    sources, missed = misses.sources[rows], missed[rows]
+    # Dense models and mixtures of one source weigh as two.
+    models = np.where(basis.is_mixture, " experts", "")
+    sources, missed = np.char.add(misses.sources, models)[rows], missed[rows]
     is_time = figure == "time"
     low, high = basis.open_time if is_time else basis.open_memory
     slower = np.log(basis.slower)[rows] if is_time else 0.0
     beyond = _beyond(missed, low[rows], high[rows], slower)
-    parts = {name: basis.parts[name][rows] for name in names}
+    parts = {name: every[name][rows] for name in names}
     wider = _wider(np.minimum(np.abs(beyond), _MOST), parts, sources)
     scaled = beyond / (1.0 + np.sum([wider[name] * parts[name] for name in names], axis=0))
     found = {"all": _ends(scaled, sources)}
@@ -143,9 +150,21 @@ def _learned(
     prefixes = {" ".join(k.split()[:n]) for k in kinds.names for n in range(1, len(k.split()) + 1)}
     for prefix in sorted(prefixes):
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
-        if len(np.unique(sources[here])) >= _ENOUGH_SOURCES:
-            found[prefix] = _ends(scaled[here], sources[here])
+        if _count(sources[here]) >= _ENOUGH_SOURCES:
+            wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
+            found[prefix] = _blend(_ends(scaled[here], sources[here]), wider_kind)
     return Widths(kinds=found, wider=wider)
+
+
+def _blend(own: Ends, wider: Ends) -> Ends:
+    """Ends of a kind: halfway to the next wider kind's where it has too few sources for LEVEL."""
+    if own.sources * (1 - LEVEL) >= LEVEL:
+        return own
+    return Ends(
+        low=round((own.low + wider.low) / 2, 3),
+        high=round((own.high + wider.high) / 2, 3),
+        sources=own.sources,
+    )
 
 
 def _beyond(missed: Values, low: Values, high: Values, slower: Values | float) -> Values:
@@ -201,8 +220,13 @@ def _ends(missed: Values, sources: NDArray[np.str_]) -> Ends:
     return Ends(
         low=round(max(_LEAST, low * times), 3),
         high=round(max(_LEAST, high * times), 3),
-        sources=len(np.unique(sources)),
+        sources=_count(sources),
     )
+
+
+def _count(sources: NDArray[np.str_]) -> int:
+    """Sources, of whatever models."""
+    return len({source.partition(" ")[0] for source in sources.tolist()})
 
 
 def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
@@ -219,14 +243,6 @@ def conformal(misses: Values, sources: NDArray[np.str_], level: float) -> float:
     order = np.argsort(misses)
     reached = np.cumsum(1.0 / (k * counts[which])[order]) >= wanted - 1e-9
     return float(misses[order][np.flatnonzero(reached)[0]])
-
-
-def held_out_margin(runs: Runs, misses: Misses, source: str) -> Margin:
-    """What intervals learned from the other sources say of every run."""
-    others = misses.sources != source
-    return learn(misses, others, peaks_of(runs, others)).reach_of(
-        misses.basis, misses.meters.tolist()
-    )
 
 
 _NONE = Widths(kinds={"all": Ends(low=0.0, high=0.0, sources=0)}, wider={})

@@ -18,8 +18,8 @@ from autotune.cost.predict import predict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.job import make_job
+from autotune.planning.choices import ranked
 from autotune.planning.lattice import build_lattice
-from autotune.planning.ranking import ranked
 from autotune.search.history import History
 from autotune.search.steering import steering_of
 from autotune.space.grid import grid_rows

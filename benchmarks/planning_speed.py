@@ -3,6 +3,7 @@
 The first figure is of memory and time together, on one core, for candidates that differ in their
 layout. The second is of a whole search for a model of 10^12 parameters on 16,384 H100: every legal
 Megatron layout is made, judged, screened by memory and ranked, as `plan --engine megatron` does.
+The third is of `plan` where nobody names a space, for Llama-3-8B on eight H100.
 """
 
 import argparse
@@ -54,6 +55,19 @@ def measure_rate(plans: Plans, n: int, repeats: int) -> float:
     return n / min(times)
 
 
+def measure_default(repeats: int) -> dict[str, float]:
+    """A plan of all that can be predicted well under DeepSpeed."""
+    job = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
+    times, n = [], 0
+    for _ in range(repeats):
+        started = time.perf_counter()
+        outlook = open_outlook(None, job, FleetWishes(gpu="H100"))
+        rank_lattice(outlook)
+        times.append(time.perf_counter() - started)
+        n = outlook.lattice.grid_size
+    return {"default_plan_s": min(times), "default_plan_grid": n}
+
+
 def measure(n: int, repeats: int) -> dict[str, float]:
     """The rate, and one whole search."""
     wishes = FleetWishes(gpu="H100")
@@ -79,6 +93,7 @@ def measure(n: int, repeats: int) -> dict[str, float]:
         "plan_step_time_s": float(found.prediction.step_time_s[best]),
         **{f"plan_{name}": chosen[name] for name in names},
         "plan_zero_stage": chosen["distributed_optimizer"],
+        **measure_default(repeats),
     }
 
 

@@ -28,6 +28,7 @@ _SECTIONS = {
     "tokenizer": "TokenizerConfig",
     "checkpoint": "CheckpointConfig",
     "rng": "RNGConfig",
+    "dist": "DistributedInitConfig",
 }
 _FOLDERS = (
     *("src/megatron/bridge/training", "src/megatron/bridge/models", "src/megatron/bridge/data"),

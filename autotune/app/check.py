@@ -24,9 +24,10 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.launch import read_launch
 from autotune.engines.deepspeed.sources.layout import ACCELERATORS
 from autotune.engines.deepspeed.sources.reading import may_be_deepspeeds
-from autotune.engines.megatron.flags import known_release, newest_release
+from autotune.engines.megatron.flags import known_release
 from autotune.engines.megatron.launched import (
     MegatronLaunch,
+    launches_as_written,
     may_launch,
     on_gpu,
     read_launches,
@@ -215,9 +216,12 @@ def _launches(path: Path, flags: CheckFlags) -> list[MegatronLaunch]:
     """The trainings of Megatron-LM's that a file starts; empty: it starts none."""
     if not path.is_file() or not may_launch(path):
         return []
-    release = flags.megatron_release or version_of("megatron-core") or newest_release()
-    named = known_release(release, where="--megatron-release")
-    return [replace(each, **flags.on_gpu) for each in read_launches(path, release=named)]
+    if flags.megatron_release:
+        named = known_release(flags.megatron_release, where="--megatron-release")
+        found = read_launches(path, release=named)
+    else:
+        found = launches_as_written(path, installed=version_of("megatron-core") or "")
+    return [replace(each, **flags.on_gpu) for each in found]
 
 
 def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:

@@ -1,6 +1,7 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson, read_lessons
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
+from autotune.job.job import Job
 from autotune.planning.lattice import lattice_of
-from autotune.planning.outlook import FleetWishes, Outlook
+from autotune.planning.outlook import PLAN_SPACE, FleetWishes, Outlook
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import ranking_as_dict
 
@@ -27,6 +29,7 @@ def open_outlook(
     engine: str = DEFAULT_ENGINE,
     agreed: Mapping[str, Any] | None = None,
     lessons: Sequence[Lesson] = (),
+    ranks_all: bool = True,
 ) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
@@ -37,6 +40,8 @@ def open_outlook(
         engine: Name of an installed one.
         agreed: As of `open_session`.
         lessons: What trials on this machine taught; those on such devices correct predictions.
+        ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
+            what a search tries by default.
 
     Raises:
         JobError: The job, the space, the table or a description is not valid, or there is no such
@@ -49,11 +54,18 @@ def open_outlook(
     job, keys, environment = read_job_on(
         wishes, job_file, {**flags, "engine": engine}, agreed=agreed
     )
+    if ranks_all and keys.get("space") is None and job.script is None:
+        job = _over_all(job)
     lattice = lattice_of(job, bind_engine(job, environment), changes_training=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
     )
+
+
+def _over_all(job: Job) -> Job:
+    """A job whose user names no space: all that the program can predict well is ranked."""
+    return job if find_engine(job.engine).lays_out else replace(job, space=PLAN_SPACE)
 
 
 def open_agreed_outlook(
@@ -66,6 +78,7 @@ def open_agreed_outlook(
     is_trusted: bool,
     say: Callable[[str], None],
     ask: Callable[[str], bool] | None,
+    ranks_all: bool = True,
 ) -> Outlook:
     """The same, once the user has agreed to what the job runs and reads, as of `agree_to_job`.
 
@@ -75,7 +88,15 @@ def open_agreed_outlook(
     """
     agreed = agree_to_job(job_file, flags, is_trusted=is_trusted, say=say, ask=ask)
     lessons = () if knowledge is None else _lessons(knowledge, say)
-    outlook = open_outlook(job_file, flags, wishes, engine=engine, agreed=agreed, lessons=lessons)
+    outlook = open_outlook(
+        job_file,
+        flags,
+        wishes,
+        engine=engine,
+        agreed=agreed,
+        lessons=lessons,
+        ranks_all=ranks_all,
+    )
     if "model" not in {**(agreed or {}), **flags}:
         say(
             f"no --model is given: this is about the built-in {outlook.job.model.name}; "
@@ -109,13 +130,13 @@ def export_ranked(
         RenderError: The folder cannot be written, the dialect is another engine's, or it is not
             started by that launcher.
     """
-    if not 1 <= rank <= len(kept.candidates):
+    if not 1 <= rank <= len(kept.choices):
         raise JobError(
-            f"--rank {rank}: the plan has {format_count(len(kept.candidates), 'candidate')}",
+            f"--rank {rank}: the plan has {format_count(len(kept.choices), 'distinct choice')}",
             "1 is the best one",
         )
     handout = handout_of(
-        kept.candidates[int(kept.order[rank - 1])],
+        kept.candidates[int(kept.choices.firsts[rank - 1])],
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,

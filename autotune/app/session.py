@@ -260,7 +260,10 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
 
     Raises:
         StudyError: The record cannot be read.
+        JobError: No file can be made for what is searched.
     """
+    if why := session.engine.no_files():
+        raise JobError(why, "search by --engine deepspeed; `autotune plan` ranks the layouts")
     job, environment, study = session.job, session.environment, session.study
     history = History() if fresh else session.history_to_resume()
     reductions = reduce_lattice(job, environment, session.lattice, session.engine)

@@ -82,14 +82,17 @@ class MegatronReport(CheckReport):
 
     release: str
     """The release of Megatron Core whose parser and checks would read it."""
+    release_because: str = ""
+    """Why that one; empty: somebody named it, or it is installed."""
 
     @property
     def about(self) -> str:
         """What was judged, in words."""
         world = "?" if self.world is None else self.world
         return (
-            f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}, world "
-            f"{world} ({self.world_because})"
+            f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}"
+            + (f" ({self.release_because})" if self.release_because else "")
+            + f", world {world} ({self.world_because})"
         )
 
     @property
@@ -105,7 +108,8 @@ class MegatronReport(CheckReport):
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; as of `CheckReport.to_dict`."""
         told = super().to_dict(fixed=fixed)
-        told |= {"consumer": _READER, "consumer_because": "its script", "megatron": self.release}
+        told |= {"consumer": _READER, "consumer_because": "its script"}
+        told |= {"megatron": self.release, "megatron_because": self.release_because}
         return {name: value for name, value in told.items() if name != "deepspeed_version"}
 
 
@@ -191,6 +195,7 @@ def check_launch(
         not_edited=not_edited,
         ignored=tuple(each.rule for each in first if ignored.holds(each.rule, place(each).line)),
         release=launch.release,
+        release_because=launch.release_because,
     )
 
 

@@ -162,7 +162,9 @@ def plan(
     fleet: dict[str, Any],
     lessons: dict[str, Any],
     engine: EngineName = DEFAULT_ENGINE,
-    top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
+    top: Annotated[
+        int, typer.Option(help="Best rows to show; the best of each kind follow.", min=1)
+    ] = 10,
     min_fit: Annotated[
         float,
         typer.Option(help="Candidates that fit with a lower probability come last.", min=0, max=1),
@@ -196,6 +198,7 @@ def plan(
     """Rank the candidates for a fleet by the cost model, with no trial.
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
+    Without --space all that can be predicted well is ranked, more than a search tries.
     What trials on this machine's devices measured corrects the predictions for them.
     """
     from autotune.app.api.predictions import plan as rank_candidates

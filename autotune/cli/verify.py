@@ -74,7 +74,10 @@ def check(
     ] = None,
     megatron_release: Annotated[
         str | None,
-        typer.Option(help="Release of Megatron Core, such as 0.16; the installed one by default."),
+        typer.Option(
+            help="Release of Megatron Core, such as 0.16; by default an export's own, else the "
+            "installed one, or the newest that takes the file's flags."
+        ),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="For a launch of Megatron-LM: its GPUs, such as A100.")

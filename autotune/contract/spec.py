@@ -1,7 +1,7 @@
 """What goes into a trial: a value of six parts, each with one purpose."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -269,12 +269,15 @@ def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
     return {**model, **said, **workload.settings, **shared}
 
 
-def parts_of(settings: Mapping[str, Any], *, digest: str) -> tuple[Workload, Layout]:
+def parts_of(
+    settings: Mapping[str, Any], *, digest: str, more: Iterable[str] = ()
+) -> tuple[Workload, Layout]:
     """The arguments of `settings_of`, from its result and what it leaves to other files.
 
     Args:
         settings: They, with `micro_batch`, `grad_accum` and the model's `config` besides.
         digest: The training script's.
+        more: Further settings of that script, by name.
 
     Raises:
         ContractError: One is of another type.
@@ -282,6 +285,7 @@ def parts_of(settings: Mapping[str, Any], *, digest: str) -> tuple[Workload, Lay
     """
     model = {name: settings[name] for name in _MODEL if name in settings}
     own = {name: settings[name] for name in _SETTINGS}
+    own |= {name: settings[name] for name in more}
     said = {name: settings[name] for name in _SAID}
     workload = {**said, "model": model, "settings": own, "digest": digest}
     return from_json(Workload, workload), from_json(Layout, _picked(Layout, settings))

@@ -22,6 +22,8 @@ class Activations:
     working_bytes: Column
     """Held by the layer that runs: what is computed again, and gradients on their way."""
     logits_bytes: Column
+    host_bytes: Column
+    """Kept on the host by the stage that starts first."""
 
 
 def activations_of(p: Plans, s: Sizes) -> Activations:
@@ -42,6 +44,7 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
     embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
     first, fullest, last, working = _stages_bytes(p, s)
+    on_device = 1.0 - p.offloaded_activations
     # The head's input, and where sequence parallel ranks gather it whole, that and its gradient.
     whole = p.keeps_gathered * (1.0 - 1.0 / s.norm_split)
     head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden * (1.0 / s.norm_split + whole)
@@ -49,12 +52,18 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     # The second stage holds a micro-batch less than the first.
     beside = np.where(np.greater(p.pp, 2), 1.0 - 1.0 / p.pp, 0.0)
     return Activations(
-        first_stage_bytes=in_flight * (first + embedding_bytes),
-        middle_stage_bytes=beside * in_flight * fullest,
-        last_stage_bytes=in_flight_last * last + head_bytes,
+        first_stage_bytes=in_flight * (on_device * first + embedding_bytes),
+        middle_stage_bytes=beside * in_flight * on_device * fullest,
+        last_stage_bytes=in_flight_last * on_device * last + head_bytes,
         working_bytes=working,
         logits_bytes=np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes,
+        host_bytes=in_flight * p.offloaded_activations * first,
     )
+
+
+def kept_bytes(p: Plans, s: Sizes) -> Column:
+    """Kept by the layers of the fullest stage for one micro-batch, on the device and the host."""
+    return _stages_bytes(p, s)[1]
 
 
 def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
@@ -69,14 +78,13 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
             kept = _kept_bytes(p, s, kind, everything)
             gradients = 2.0 * p.hidden / s.norm_split
             inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
-            gradients = gradients + _tile_share(p, s) * inner
+            gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
             gradients = p.activation_bytes * s.tokens * gradients
             again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept)
-            working = gradients + again
-            found.append((kept * (1.0 - p.offloaded_activations), working, kept))
+            found.append((kept, gradients + again))
         else:
-            found.append((0.0, 0.0, 0.0))
-    (dense, dense_working, dense_kept), (mixture, mixture_working, mixture_kept) = found
+            found.append((0.0, 0.0))
+    (dense, dense_working), (mixture, mixture_working) = found
     stages = (
         (s.first.dense_layers, s.first.mixture_layers),
         (s.fullest.dense_layers, s.fullest.mixture_layers),
@@ -86,7 +94,7 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     has_mixture = np.greater(s.n_mixture_layers, 0)
     working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
     # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
-    on_way = np.where(has_mixture, np.maximum(mixture_kept, dense_kept), dense_kept)
+    on_way = np.where(has_mixture, np.maximum(mixture, dense), dense)
     working = working + 2.0 * p.offloaded_activations * on_way
     return first, fullest, last, working
 

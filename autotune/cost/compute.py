@@ -28,6 +28,23 @@ keys and queries put together. Source: megatron/core/transformer/multi_latent_at
 _SHARED_KERNELS = 5.0
 """Kernels of a shared expert."""
 _TILE_ROWS = 128.0
+_BIAS_BYTES = 28.0
+"""Moved to add the bias of an expert's second product, weighed by the router, per element of a
+row, forward: the product with the probability, the sum and the experts' rows together are written
+and read in 32 bit, the result in 16. Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/
+experts.py, TEGroupedMLP._apply_bias (0.16)."""
+_BIAS_KERNELS = 3.0
+"""Kernels of that for each expert, forward."""
+_CAST_BYTES = 4.0
+"""Part of `cast_bytes` that `low_precision_share` has in it, for products outside of experts."""
+_PRODUCTS = 4.0
+"""Products of a layer outside of experts whose inputs are cast."""
+_EXPONENTIAL_BALANCE = 1.6e15
+"""Rate of products at which the exponentials of attention with heads of 128 take as long as its
+products: an H100's, whose share is half. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608),
+sections 3.2 and 4.1, where heads of 64 reach three quarters of the rate of 128."""
+_ATTENTION_BLOCK = 128.0
+"""Tokens by which a window is wider in a fused kernel, which computes blocks whole."""
 _ACTIVATION_SHARE = 0.25
 """Part of the routed rows' element-wise traffic that the experts' activation is."""
 _NONE = (0.0, 0.0)
@@ -78,9 +95,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     projections = _product_times(p, c, _attention_products(p, s))
     width = p.shared_expert_hidden if is_mixture else s.dense_ffn_hidden
     mlp = _product_times(p, c, _mlp_products(p, s, width))
-    experts = (
-        _product_times(p, c, _expert_products(p, s), c.grouped_traffic) if is_mixture else _NONE
-    )
+    experts = _product_times(p, c, _expert_products(p, s, c)) if is_mixture else _NONE
     products = [a + b + e for a, b, e in zip(projections, mlp, experts, strict=True)]
     routed_forward = _routed_elementwise(p, s, c) if is_mixture else 0.0
     plain_forward = _elementwise(p, s, c, width) + _adapters(p, s, c, width)
@@ -109,13 +124,17 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
     else:
         again = again + is_selective * p.recomputes_mlp * mlp[0]
         modules = modules + p.recomputes_mlp
+        if np.any(p.mlp_tile_tokens):
+            inner = plain_forward - _elementwise(p, s, c, 0.0) - _adapters(p, s, c, width)
+            again = again + np.greater(p.mlp_tile_tokens, 0) * (mlp[0] + inner)
     forward = products[0] + attention_forward + elementwise_forward
     backward = products[1] + attention_backward + elementwise_backward
     launch_s = np.where(np.greater(p.layer_host_s, 0), _measured_launch_s(p, c), c.launch_s)
     kernels = _kernels(p, s, c, is_full, kind) + _CHECKPOINT_KERNELS * is_selective * modules
-    host_s = launch_s * kernels
+    in_turn = _is_narrow(p) * _PRODUCTS * (p.cast_kernels - 1.0)
     if is_mixture:
-        host_s = host_s + _expert_launches(p, s) * (3.0 + is_full) * c.expert_launch_s
+        in_turn = in_turn + _expert_launches(p, s)
+    host_s = launch_s * kernels + in_turn * (3.0 + is_full) * c.expert_launch_s
     return LayerTimes(
         matmul_s=products[0] + products[1],
         attention_s=attention_forward + attention_backward,
@@ -150,7 +169,8 @@ def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind)
         kernels = kernels + c.routing_kernels * (1.0 - 0.25 * p.fused_routing)
         kernels = kernels + _SHARED_KERNELS * np.greater(p.shared_expert_hidden, 0)
         alone = 1.0 - p.grouped_experts
-        kernels = kernels + alone * _KERNELS_OF_AN_EXPERT * s.expert_share
+        each = alone * _KERNELS_OF_AN_EXPERT + _adds_biases(p) * _BIAS_KERNELS
+        kernels = kernels + each * s.expert_share
     waits = p.waits_for_stages * np.greater(p.pp, 1) * np.greater(p.tp, 1)
     waits = waits * np.greater(s.world, p.devices_per_node)
     skew = c.skew_share * (p.tp - 1.0) + _STAGE_SKEW * waits * p.tp
@@ -163,7 +183,7 @@ def _expert_launches(p: Plans, s: Sizes) -> Column:
     Source: NVIDIA/TransformerEngine, transformer_engine/common/gemm/cublaslt_gemm.cu,
     nvte_multi_tensor_gemm.
     """
-    casts = 1.0 + np.greater(p.matmul_flops, p.half_flops)
+    casts = 1.0 + _is_narrow(p) * p.cast_kernels
     return p.grouped_experts * (1.0 - p.fused_experts) * 2.0 * s.expert_share * casts
 
 
@@ -188,7 +208,8 @@ def _loss_bytes(p: Plans) -> Column:
     difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
     kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
     NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
-    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel, ops/cross_entropy.py.
+    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
+    ops/cross_entropy.py.
     """
     return np.clip(12.0 + 10.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 
@@ -238,14 +259,22 @@ def _attention_kernels(p: Plans) -> Column:
     return 1.0 + is_written * (_WRITTEN_KERNELS + 0.3 * odd)
 
 
+def _is_narrow(p: Plans) -> Column:
+    """Whether products are in fp8 or fp4."""
+    return np.greater(p.matmul_flops, p.half_flops) * 1.0
+
+
+def _adds_biases(p: Plans) -> Column:
+    """Whether experts' biases are added apart from their products."""
+    return p.expert_biases * p.grouped_experts * (1.0 - p.fused_experts)
+
+
 def _half_rate(p: Plans) -> Column:
     return p.half_flops * p.sustained_share
 
 
-def _product_times(
-    p: Plans, c: Constants, products: _Products, traffic: float = 1.0
-) -> tuple[Column, Column]:
-    """Products of one layer, forward and backward; their elements move so many times as often.
+def _product_times(p: Plans, c: Constants, products: _Products) -> tuple[Column, Column]:
+    """Products of one layer, forward and backward.
 
     Time = operations / rate + bytes moved / bandwidth. Dividing by the operations shows what that
     is: 1 / efficiency = 1 + (rate / bandwidth) (1/m + 1/n + 1/k), a curve that saturates in all
@@ -259,8 +288,8 @@ def _product_times(
     bandwidth = p.memory_bytes_per_s * c.memory_share
     moved_s = np.where(
         np.greater(p.operand_elements_per_s, 0),
-        traffic * products.elements / np.maximum(1.0, p.operand_elements_per_s),
-        traffic * c.matmul_traffic * 2.0 * products.elements / bandwidth,
+        products.elements / np.maximum(1.0, p.operand_elements_per_s),
+        c.matmul_traffic * 2.0 * products.elements / bandwidth,
     )
     unpacked_s = p.dequantized_bytes * products.weights / bandwidth
     forward = products.flops / rate + moved_s + unpacked_s
@@ -298,11 +327,13 @@ def _mlp_products(p: Plans, s: Sizes, width: Column) -> _Products:
     )
 
 
-def _expert_products(p: Plans, s: Sizes) -> _Products:
+def _expert_products(p: Plans, s: Sizes, c: Constants) -> _Products:
     """Those of the rank's experts, each of the rows that come to it, and the router's.
 
     A product computes whole tiles of 128 rows, so each expert has half a tile in vain. Source:
-    NVIDIA, Matrix Multiplication Background User's Guide, section 4.
+    NVIDIA, Matrix Multiplication Background User's Guide, section 4. Rows come in pieces, by
+    expert, and move `grouped_traffic` times; a weight as in any other product, so one wide expert
+    is as fast as a dense layer.
     """
     params = s.mlp_params / s.expert_tp
     weights = s.expert_share * params
@@ -311,7 +342,7 @@ def _expert_products(p: Plans, s: Sizes) -> _Products:
     rows = s.routed_rows + 0.5 * _TILE_ROWS * s.expert_share
     return _Products(
         flops=2.0 * (rows * params + s.tokens / s.norm_split * router),
-        elements=s.routed_rows * widths + weights,
+        elements=c.grouped_traffic * s.routed_rows * widths + weights,
         weights=weights + router,
     )
 
@@ -335,6 +366,9 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     # Blocks on the diagonal are computed whole, and short sequences leave the device half empty.
     starts = np.where(measured, 1.0, 1.0 + c.attention_start_tokens / p.seq_len)
     score_flops = score_flops * _seen_share(p)
+    exponentials = rate / _EXPONENTIAL_BALANCE
+    heads = 128.0 * p.n_heads / s.attention_width
+    starts = starts * np.where(measured, 1.0, (1.0 + exponentials * heads) / (1.0 + exponentials))
     fused_forward = 0.5 * score_flops / forward_rate * starts
     fused_backward = 1.25 * score_flops / backward_rate * starts
     scores = s.tokens * p.seq_len * p.n_heads / p.tp
@@ -348,11 +382,11 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
 def _seen_share(p: Plans) -> Column:
     """Share of the causal scores that windows leave, over all layers.
 
-    A window W of S tokens leaves W S - W^2 / 2 of S^2 / 2 pairs.
+    A window W of S tokens leaves W S - W^2 / 2 of S^2 / 2 pairs, and blocks are computed whole.
     """
     if not np.any(p.n_windowed_layers):
         return 1.0
-    seen = np.minimum(1.0, p.window / p.seq_len)
+    seen = np.minimum(1.0, (p.window + _ATTENTION_BLOCK) / p.seq_len)
     windowed = p.n_windowed_layers / p.n_layers
     return 1.0 - windowed * (1.0 - seen) * (1.0 - seen)
 
@@ -370,10 +404,15 @@ def _elementwise(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
     norms = norms + 2.0 * (p.latent_q_rank + p.latent_kv_rank) / s.norm_split
     heads = 2.0 * (s.attention_width + 2.0 * s.kv_width) / p.tp
     activation = (2.0 + p.gated_mlp) * width / p.tp
+    cast = 2.0 * p.hidden + (s.attention_width + width) / p.tp
+    cast_bytes = _is_narrow(p) * (p.cast_bytes - _CAST_BYTES) * cast
     moved_bytes = s.tokens * (
-        p.activation_bytes * (norms + heads + activation) + 2.0 * p.has_dropout * p.hidden
+        p.activation_bytes * (norms + heads + activation)
+        + cast_bytes
+        + 2.0 * p.has_dropout * p.hidden
     )
-    return _moved_s(p, s, c, moved_bytes)
+    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
+    return fusion * _moved_s(p, s, c, moved_bytes)
 
 
 def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
@@ -390,33 +429,36 @@ def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
     inputs = inputs + p.adapts_mlp * (gates * p.hidden + width / p.tp)
     results = (s.attention_width + 2.0 * s.kv_width) / p.tp + p.hidden
     results = results + p.adapts_mlp * (gates * width / p.tp + p.hidden)
-    moved_bytes = p.adapters * s.tokens * p.activation_bytes * (5.0 * inputs + 7.0 * results)
-    return moved_bytes / (p.memory_bytes_per_s * c.memory_share)
+    elements = p.adapters * s.tokens * (5.0 * inputs + 7.0 * results)
+    return _moved_s(p, s, c, p.activation_bytes * elements)
 
 
 def _routed_elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     """Router, permutation of rows there and back, and the experts' activation, forward.
 
     Per row: it is permuted and sorted by expert on its way there, and back (8 h; 4 h where
-    dispatch does half of it), and activated (3 f gated). In fp8 the products' inputs are cast,
-    which nothing else does here: read, and written by rows and by columns (h + f, 4 bytes). Per
-    token the router passes E logits through some ten steps in 32 bit, or one kernel. Source:
-    megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
+    dispatch does half of it), and activated (3 f gated); modules of torch do the same. In fp8 the
+    products' inputs are cast, which nothing else does here (h + f, `cast_bytes`). Biases are added
+    in 32 bit. Per token the router passes E logits through some ten steps in 32 bit, or one
+    kernel. Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1).
     """
     apart = 1.0 - p.fused_experts
     row = (8.0 - 4.0 * p.flex_dispatch - 2.0 * p.fused_experts) * p.hidden
     row = row + apart * (2.0 + p.gated_mlp) * p.ffn_hidden / s.expert_tp
-    cast_bytes = 4.0 * (p.hidden + p.ffn_hidden / s.expert_tp)
-    is_cast = apart * np.greater(p.matmul_flops, p.half_flops)
+    cast_bytes = p.cast_bytes * (p.hidden + p.ffn_hidden / s.expert_tp)
+    is_cast = apart * _is_narrow(p)
     steps = 10.0 - 7.0 * p.fused_routing
     routing_bytes = 8.0 * steps * p.n_experts * s.tokens / s.norm_split
     row_bytes = p.activation_bytes * row + is_cast * cast_bytes
-    return c.routed_traffic * _moved_s(p, s, c, s.routed_rows * row_bytes + routing_bytes)
+    routed_s = c.routed_traffic * _moved_s(p, s, c, s.routed_rows * row_bytes + routing_bytes)
+    if not np.any(p.expert_biases):
+        return routed_s
+    bias_bytes = _adds_biases(p) * s.routed_rows * _BIAS_BYTES * p.hidden
+    return routed_s + _moved_s(p, s, c, bias_bytes)
 
 
 def _moved_s(p: Plans, s: Sizes, c: Constants, moved_bytes: Column) -> Column:
-    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
     tensor_bytes = s.tokens * p.activation_bytes * p.hidden
     is_cached = np.greater_equal(p.cache_bytes, tensor_bytes) & np.greater(p.cached_bytes_per_s, 0)
     memory_bytes_per_s = np.where(is_cached, p.cached_bytes_per_s, p.memory_bytes_per_s)
-    return fusion * moved_bytes / (memory_bytes_per_s * c.memory_share)
+    return moved_bytes / (memory_bytes_per_s * c.memory_share)

@@ -37,7 +37,7 @@ class Constants:
     matmul_traffic: float
     """Times that a product moves its operands and result through device memory."""
     grouped_traffic: float
-    """Times that the products of experts, a group of small ones, move them beside large ones."""
+    """Times that the products of experts, a group of small ones, move rows beside large ones."""
     low_precision_share: float
     """Share of the gain of fp8 and fp4 over bf16 that products reach with their casts."""
     attention_share: float
@@ -63,7 +63,7 @@ class Constants:
     routing_kernels: float
     """Further kernels of a layer with experts, forward: its router, and rows that are permuted."""
     expert_launch_s: float
-    """Host time per product of one expert in a grouped product."""
+    """Host time per product of one expert in a grouped product, or per cast to fp8 beyond one."""
     skew_share: float
     """Share of a layer's host time that each further tensor parallel rank adds: all wait for the
     slowest."""
@@ -113,8 +113,8 @@ class Constants:
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
     logits_fragmentation: float
-    """The same of the logits besides: the loss takes a few large tensors, for which the segments
-    that layers leave have no room."""
+    """The same of the logits besides, where there is room: the loss takes a few large tensors, for
+    which the segments that layers leave are too small."""
     heap_bytes: float
     """Memory of the set-up that a heap which gives nothing back still holds."""
     heap_share: float

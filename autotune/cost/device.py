@@ -14,6 +14,8 @@ on GPUs of several vendors."""
 LinkName = Literal["nvlink", "network"]
 """Link between the devices of a node, and between nodes."""
 
+_C2C_BYTES_PER_S = 200e9
+"""A link to the host this fast is one to a CPU in the same package, not PCIe."""
 _FP4_KEPT_SHARE = 0.15
 """Share of the linear layers that stay in bf16 where the others are in fp4."""
 
@@ -46,7 +48,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         **link_columns("network", found.network),
         "host_bytes_per_s": found.host_bytes_per_s or accelerator.host_bytes_per_s,
         "host_link_measured": float(found.host_bytes_per_s is not None),
-        "host_memory_bytes_per_s": found.host_memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S,
+        "host_memory_bytes_per_s": _host_memory_bytes_per_s(accelerator, per_node),
         "nvme_bytes_per_s": found.nvme_bytes_per_s or NVME_BYTES_PER_S,
         "layer_host_s": found.layer_s or 0.0,
         "attention_forward_flops": attention.forward_flops_per_s,
@@ -55,6 +57,18 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }
+
+
+def _host_memory_bytes_per_s(accelerator: Accelerator, per_node: float) -> float:
+    """Rate of a node's own memory: what a probe measured, else its peak.
+
+    Devices with a CPU of their own (NVLink-C2C) bring their share of it.
+    """
+    if accelerator.measured is not None and accelerator.measured.host_memory_bytes_per_s:
+        return accelerator.measured.host_memory_bytes_per_s
+    whole = accelerator.host_memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S
+    brings_own = accelerator.host_bytes_per_s >= _C2C_BYTES_PER_S
+    return whole * (per_node / accelerator.devices_per_node if brings_own else 1.0)
 
 
 def fp4_flops(narrow_flops: float, wide_flops: float) -> float:

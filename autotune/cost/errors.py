@@ -10,7 +10,7 @@ Runs of CPU ranks have `errors_cpu.yaml`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -113,7 +113,9 @@ class Widths(BaseModel):
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
         """How many times as wide as of its kind each row is."""
-        return 1.0 + np.sum([size * parts[name] for name, size in self.wider.items()], axis=0)
+        wider = [size * parts[name] for name, size in self.wider.items()]
+        found: Values = 1.0 + np.sum(wider, axis=0)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +163,28 @@ class Basis:
         """Several together, with the rows that each is of."""
         order = np.argsort(np.concatenate(rows))
 
-        def join(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-            found: NDArray[Any] = np.concatenate(values)[order]
+        def join(read: Callable[[Self], NDArray[Any]]) -> NDArray[Any]:
+            found: NDArray[Any] = np.concatenate([read(part) for part in parts])[order]
             return found
 
-        plain = ("is_mixture", "is_known", "layer_s", "peak_bytes", "is_natural")
-        both = ("open_time", "open_memory")
         return cls(
-            **{name: join([getattr(part, name) for part in parts]) for name in plain},
-            **{
-                name: (
-                    join([getattr(part, name)[0] for part in parts]),
-                    join([getattr(part, name)[1] for part in parts]),
-                )
-                for name in both
+            is_mixture=join(lambda part: part.is_mixture),
+            is_known=join(lambda part: part.is_known),
+            layer_s=join(lambda part: part.layer_s),
+            peak_bytes=join(lambda part: part.peak_bytes),
+            is_natural=join(lambda part: part.is_natural),
+            open_time=(
+                join(lambda part: part.open_time[0]),
+                join(lambda part: part.open_time[1]),
+            ),
+            open_memory=(
+                join(lambda part: part.open_memory[0]),
+                join(lambda part: part.open_memory[1]),
+            ),
+            parts={
+                name: np.concatenate([part.parts[name] for part in parts])[order]
+                for name in parts[0].parts
             },
-            parts={name: join([part.parts[name] for part in parts]) for name in parts[0].parts},
         )
 
     @property
@@ -192,6 +200,10 @@ class Basis:
             (_EVIDENCE, ~self.is_known),
             (_SIZES, self.layer_s < _SMALL_LAYER_S),
         )
+
+    def memory_parts(self, meters: Sequence[str]) -> Mapping[str, Values]:
+        """What widens intervals of peaks, by their meters: `total` is all that is not torch's."""
+        return {**self.parts, "total": np.equal(meters, METERS[-1]) * 1.0}
 
     def memory_kinds(self, meters: Sequence[str]) -> Kinds:
         """The kind of each peak, by its meter."""
@@ -341,12 +353,12 @@ class Errors(BaseModel):
 
     def reach_of(self, basis: Basis, meters: Sequence[str] | None = None) -> Margin:
         """How far predictions reach by what they rest on."""
-        time_kinds = basis.time_kinds()
-        memory_kinds = basis.memory_kinds(meters or [METERS[-1]] * len(basis.layer_s))
+        shown = meters or [METERS[-1]] * len(basis.layer_s)
+        time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds(shown)
         slower = basis.slower
         low, high = self.step_time.ends(time_kinds, basis.parts)
         low, high = np.hypot(low, basis.open_time[0]), np.hypot(high, basis.open_time[1])
-        least, most = self.peak_memory.ends(memory_kinds, basis.parts)
+        least, most = self.peak_memory.ends(memory_kinds, basis.memory_parts(shown))
         least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
         return Margin(
             step_time=Spread(low=low, high=high + np.log(slower)),
@@ -385,6 +397,7 @@ def basis_of(said: Prediction, told: Told) -> Basis:
     is_natural = is_natural & (column(p.forced_balance) == 0)
     layer_s = said.step_time_s * column(p.pp) / (column(p.grad_accum) * column(p.n_layers))
     parts = {
+        "experts": column(is_mixture),
         "doubt": doubt_of(said),
         "small_layers": 1.0 / (1.0 + layer_s / _HALF_LAYER_S),
         "small_peak": 1.0 / (1.0 + said.peak_memory_bytes / _HALF_BYTES),

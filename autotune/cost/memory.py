@@ -6,8 +6,16 @@ import numpy as np
 
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, Tier, Watched
+from autotune.cost.plans import Column, LoggedStage, Plans, RowBuffers, Tier
 from autotune.cost.sizes import Sizes, sizes_of
+
+_ROOM_SHARE = 0.5
+"""Most of the room that is left which cached segments count with, so that what fits is decided by
+what cannot be given back."""
+_PINNED_SHARE = 0.5
+"""Part of the activations by which CUDA graphs of everything raise the peak: what a graph works
+with stays its own. Source: NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-cuda-graphs: a
+few gigabytes for parts of layers, 1.5 to 2 times for whole iterations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +31,7 @@ class Memory:
     gathered_bytes: Column
     """Parameters that stage 3 or FSDP holds whole at the moment."""
     workspace_bytes: Column
-    """Of the matrix product library, and what the optimizer's step takes for the moment."""
+    """Memory of the matrix product library, and what the optimizer's step takes for the moment."""
     fragmentation_bytes: Column
     context_bytes: Column
     """Driver and NCCL, outside of the allocator."""
@@ -34,7 +42,7 @@ class Memory:
     reserved_bytes: Column
     """Bytes that the allocator holds: without the context."""
     host_bytes: Column
-    """Offloaded states of one rank."""
+    """Offloaded states and activations of one rank."""
 
 
 def memory_of(
@@ -78,9 +86,10 @@ def memory_of(
         is_worse = np.greater(other["peak_bytes"], worst["peak_bytes"])
         worst = {name: np.where(is_worse, other[name], worst[name]) for name in worst}
     if watched and np.any(p.watched_stage):
-        for stage, which in enumerate((Watched.FIRST, Watched.LAST)):
+        for stage, which in enumerate((LoggedStage.FIRST, LoggedStage.LAST)):
             is_it = np.equal(p.watched_stage, which)
             worst = {name: np.where(is_it, parts[stage][name], worst[name]) for name in worst}
+    worst["host_bytes"] = worst["host_bytes"] + a.host_bytes
     return Memory(**worst)
 
 
@@ -157,13 +166,15 @@ def _stage(
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
+    kept = kept * (1.0 + _PINNED_SHARE * p.graph_share)
     at_loss = kept + logits
     is_loss = np.greater_equal(logits, working)
     activations = np.where(is_loss, kept, kept + working)
     loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
     varying = np.maximum(at_loss, kept + working) + gathered
-    spilled = c.fragmentation * (varying + buckets) + c.logits_fragmentation * loss_bytes
+    moves = varying - p.fixed_gather * gathered
+    spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share
     at_step = (all_grads + temporary) * (traced_grads_share is None)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
@@ -179,8 +190,13 @@ def _stage(
     workspace = c.workspace_bytes + is_step * temporary
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     process = np.where(np.greater(p.process_bytes, 0), p.process_bytes, c.context_bytes)
-    context = process + c.communicator_bytes * n_groups
+    context = process + c.communicator_bytes * n_groups + _row_buffers(p, s)
     allocated = params + grads + optimizer + buckets + activations + logits + gathered + workspace
+    # What the loss leaves are whole segments, which the allocator gives back where room is short.
+    # Source: torch, c10/cuda/CUDACachingAllocator.cpp (release_cached_blocks).
+    room = np.maximum(0.0, p.memory_bytes - allocated - fragmentation - context)
+    cached = p.fragments * c.logits_fragmentation * loss_bytes
+    fragmentation = fragmentation + np.minimum(cached, _ROOM_SHARE * room)
     optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)
@@ -202,6 +218,26 @@ def _stage(
         "reserved_bytes": allocated + fragmentation,
         "host_bytes": host,
     }
+
+
+def _row_buffers(p: Plans, s: Sizes) -> Column:
+    """Buffers through which rows go to experts and back, outside of the allocator.
+
+    DeepEP has a ring of 256 tokens for each of 10 channels and 8 peers in a node, and another of
+    128 there and back for each node. HybridEP has room for the tokens of all ranks of a group, in
+    case that all come to one, on the way there and on the way back. Source: deepseek-ai/DeepEP,
+    csrc/config.hpp and deep_ep/buffer.py (get_dispatch_config); its branch hybrid-ep,
+    csrc/hybrid_ep.
+    """
+    if not np.any(p.rank_buffers):
+        return 0.0
+    token_bytes = p.activation_bytes * p.hidden
+    nodes = np.where(np.greater(p.ep, p.devices_per_node), p.ep / p.devices_per_node, 0.0)
+    rings = 10.0 * (8.0 * 256.0 + 2.0 * 128.0 * nodes) * token_bytes
+    whole = 2.0 * p.ep * s.tokens / p.tp * token_bytes
+    kinds = [np.equal(p.rank_buffers, kind) for kind in (RowBuffers.DEEPEP, RowBuffers.HYBRIDEP)]
+    found: Column = np.select(kinds, [rings, whole], 0.0)
+    return found
 
 
 def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:

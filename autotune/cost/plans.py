@@ -41,6 +41,26 @@ class Algorithm(IntEnum):
     TREE = 2
 
 
+class RowBuffers(IntEnum):
+    """Whose buffers for the rows of experts stay allocated, as the column `rank_buffers` holds."""
+
+    NONE = 0
+    """Rows are sent from and to tensors of the moment."""
+    DEEPEP = 1
+    HYBRIDEP = 2
+
+
+class ContextKind(IntEnum):
+    """How context parallel ranks exchange keys and values, as the column `context_kind` holds."""
+
+    RING = 0
+    """Each passes on what it has from rank to rank, beside the attention of what is there."""
+    HEADS = 1
+    """They exchange heads for tokens before the attention and after it."""
+    GATHERED = 2
+    """All are gathered before the attention."""
+
+
 class Tier(IntEnum):
     """Where offloaded states live, as the columns `optimizer_tier` and `param_tier` hold it."""
 
@@ -49,7 +69,7 @@ class Tier(IntEnum):
     NVME = 2
 
 
-class Watched(IntEnum):
+class LoggedStage(IntEnum):
     """The pipeline stage whose memory a table tells, as the column `watched_stage` holds it."""
 
     FULLEST = 0
@@ -140,6 +160,8 @@ class Plans(PlanColumns):
     window: Column = 0.0
     """Tokens that attention looks back in `n_windowed_layers`; 0: no layer has a window."""
     n_windowed_layers: Column = 0.0
+    expert_biases: Column = 0.0
+    """Whether experts have biases."""
     trained_share: Column = 1.0
     """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
     gradients."""
@@ -325,12 +347,22 @@ class Plans(PlanColumns):
     """Whether freed memory stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0
     """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
+    graph_share: Column = 0.0
+    """Share of a layer's kernels that CUDA graphs replay, whose buffers stay where they are."""
     overlap_reduce: Column = 1.0
     """Gradients are reduced while the backward pass still runs."""
     overlap_gather: Column = 1.0
     """Parameters are gathered while layers compute."""
     overlap_sends: Column = 0.0
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
+    user_buffers: Column = 0.0
+    """NCCL sends gradients and parameters from buffers that are registered with it."""
+    overlap_offload: Column = 0.0
+    """Gradients go to an optimizer on the host and parameters back while it updates others."""
+    fixed_gather: Column = 0.0
+    """What FSDP gathers has two buffers that stay, so that it leaves no holes."""
+    context_kind: Column = 0.0
+    """A `ContextKind`."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
     expert_imbalance: Column = 1.0
@@ -339,6 +371,11 @@ class Plans(PlanColumns):
     """The router is made to give every expert as many rows, as benchmarks do."""
     grouped_experts: Column = 1.0
     """A rank's experts are computed by one grouped product, not one by one."""
+    cast_bytes: Column = 4.0
+    """Moved to cast an element that a product takes to fp8 or fp4: it is read, and written by rows
+    and by columns."""
+    cast_kernels: Column = 1.0
+    """Kernels of such a cast."""
     fused_experts: Column = 0.0
     """Their products are one kernel with the activation and the casts to fp8, launched once."""
     fused_routing: Column = 0.0
@@ -346,6 +383,10 @@ class Plans(PlanColumns):
     flex_dispatch: Column = 0.0
     """A token goes once to each rank or node, whatever the number of its experts there: DeepEP,
     HybridEP. 0: each of its rows goes by an all-to-all."""
+    all_gather_dispatch: Column = 0.0
+    """All tokens go to all ranks, which take their experts' rows."""
+    rank_buffers: Column = 0.0
+    """A `RowBuffers`."""
     overlap_experts: Column = 0.0
     """Dispatch and combination run beside the layers of another micro-batch."""
     overlap_shared_experts: Column = 0.0
@@ -360,11 +401,13 @@ class Plans(PlanColumns):
     mlp_tile_tokens: Column = 0.0
     """Tokens that an MLP works on at a time, computed again in the backward pass; 0: all of a
     micro-batch."""
+    mlp_grads_in_place: Column = 0.0
+    """Gradients of an MLP's inner width overwrite what the forward pass kept there."""
     adapter_bytes: Column = 0.0
     """What the adapters of a layer keep of a token, over the hidden size: inputs that they drop or
     cast for themselves."""
     watched_stage: Column = 0.0
-    """A `Watched`: the pipeline stage that a published peak is of."""
+    """A `LoggedStage`: the pipeline stage that a published peak is of."""
     reduces_every_micro_batch: Column = 0.0
     """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
     gather_bytes: Column = 2.0

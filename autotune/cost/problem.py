@@ -9,6 +9,7 @@ from autotune.cost.knowledge import Situation
 from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import Topology
+from autotune.job.adapters import Lora
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
@@ -26,9 +27,16 @@ _SIZES = {
 _SHAPE_COLUMNS = (
     *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
     *("latent_q_rank", "latent_kv_rank", "latent_nope_dim", "latent_rope_dim"),
-    *("latent_value_dim", "window", "n_windowed_layers"),
+    *("latent_value_dim", "window", "n_windowed_layers", "expert_biases"),
 )
 """Fields of `ModelShape` that are columns under the same name."""
+
+
+_ATTENTION_MODULES = {
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "Wqkv"),
+    *("c_attn", "query_key_value", "query", "key", "value", "dense"),
+}
+"""Names of attention's projections in Hugging Face's families."""
 
 
 def has_shape(shape: ModelShape) -> bool:
@@ -60,10 +68,19 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "learned_positions": float(shape.max_seq_len is not None),
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
-        **{name: getattr(shape, name) for name in _SHAPE_COLUMNS},
+        **{name: float(getattr(shape, name)) for name in _SHAPE_COLUMNS},
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
+        **({} if job.finetune is None else _adapters(job.finetune)),
     }
+
+
+def _adapters(lora: Lora) -> dict[str, float]:
+    """Columns of a job's adapters."""
+    targets = lora.target_modules
+    names = [targets] if isinstance(targets, str) else targets
+    in_mlp = any(name.rpartition(".")[2] not in _ATTENTION_MODULES for name in names)
+    return {"adapters": 1.0, "adapts_mlp": float(in_mlp)}
 
 
 def routed_share(model: Model) -> float:

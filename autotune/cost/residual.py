@@ -39,7 +39,7 @@ PRIOR_DEGREES = 4
 """How many trials' worth the prior's scales are held to be right as a whole."""
 VARIATION = 0.03
 """Deviation of log seconds by knobs that the forecast does not know, where a study has any."""
-MEMORY_VARIATION = 0.09
+MEMORY_VARIATION = 0.12
 """Deviation of log peak by what allocators and meters do. With it intervals hold nine of ten
 published peaks, of the rows left after five (`benchmarks/accuracy.py`)."""
 _JITTER = 1e-10
@@ -170,7 +170,7 @@ links reach their peaks unequally; the noise is that of a run among equals on a 
 MEMORY_PRIOR = ResidualPrior(
     everywhere=0.12,
     study=0.05,
-    share=Scale(median=0.2, spread=0.6),
+    share=Scale(median=0.3, spread=0.6),
     position=Scale(median=0.01, spread=0.5),
     rough=Scale(median=0.05, spread=0.7),
     reach=Scale(median=2.0, spread=0.4),

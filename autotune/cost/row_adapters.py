@@ -13,7 +13,7 @@ _UNPACKED_BY_KERNEL = 2.5
 """Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
 csrc/kernels.cu, kDequantizeBlockwise."""
 _USUAL_RANK = 16.0
-"""Of adapters, where a row does not say."""
+"""Rank of adapters, where a row does not say it."""
 
 
 def adapter_columns(

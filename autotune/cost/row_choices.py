@@ -11,8 +11,8 @@ _CHUNK_TOKENS = 1024.0
 _FUSED_LOGIT_BYTES = 4.0
 _EAGER_LOGIT_BYTES = 12.0
 _CAST_LOGIT_BYTES = 8.0
-"""Of a fused loss behind a model of Hugging Face, which has cast its logits to 32 bits: both, and
-the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py (logits.float())."""
+"""Bytes per logit of a fused loss behind a model of Hugging Face, which has cast its logits to 32
+bits: both, and the 16-bit gradient. Source: transformers, models/llama/modeling_llama.py."""
 CHOICES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "loss": {
         # 16-bit logits, 32-bit ones, and their gradients in their place or beside them.
@@ -67,6 +67,10 @@ SETTINGS: Mapping[str, tuple[float, float]] = {
     "offloaded_activations": (0, 1),
     "optimizer_host_share": (0, 1),
     "launch_free": (0, 1),
+    "graph_share": (0, 1),
+    "attention_speed": (0.01, 100),
+    "cast_bytes": (0, 100),
+    "cast_kernels": (0, 100),
     "overlap_reduce": (0, 1),
     "overlap_gather": (0, 1),
     "overlap_sends": (0, 1),

@@ -135,6 +135,7 @@ def _of_layers(cells: Cells, shape: ModelShape, layers: int, why: str) -> dict[s
         **{key: float(getattr(shape, key)) for key in _LATENT},
         "window": float(shape.window),
         "n_windowed_layers": float(n_windowed),
+        "expert_biases": float(shape.expert_biases),
     }
     for key in ("n_dense_layers", "shared_expert_hidden", "latent_kv_rank"):
         if columns[key]:

@@ -88,17 +88,23 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         return found / p.pp
 
     gather_s, reduce_s, gather_step_s = traffic.data_s(p, s, c)
+    takes = _taken_from_kernels(p)
+    update_s = optimizer_s(p, c, s.updated_params)
     sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
     prefetches = p.overlap_gather * traffic.has_room_to_prefetch(p, s)
-    gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c)
+    gather = micro_batches * _hidden(mean_s, gather_s, prefetches, c, takes)
+    # Parameters come from the host before they are gathered, and hide behind the same kernels.
+    fetched_s = gather_s + traffic.offloaded_params_s(p, s, c)
+    fetch = micro_batches * _hidden(mean_s, fetched_s, prefetches, c, takes) - gather
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
     backward_s = of_layers(lambda layer: layer.times.backward_s)
-    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c)
+    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes)
     forward_s = of_layers(lambda layer: layer.times.forward_s)
-    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c)
-    # Copy engines move these; the kernels hardly notice.
+    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes)
+    # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
+    offload_step = _hidden(update_s, traffic.offload_step_s(p, s, c), p.overlap_offload, c, 0.0)
     offload_micro = micro_batches * np.maximum(
-        0.0, traffic.offload_micro_batch_s(p, s, c) - mean_s
+        0.0, traffic.offloaded_activations_s(p, s, c) - mean_s
     )
 
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
@@ -108,14 +114,14 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "elementwise_s": micro_batches * of_layers(lambda layer: layer.times.elementwise_s),
         "logits_s": micro_batches * (head - heads * tensor_head_s) / p.pp,
         "recompute_s": micro_batches * of_layers(lambda layer: layer.times.recompute_s),
-        "optimizer_s": optimizer_s(p, c, s.updated_params),
+        "optimizer_s": update_s,
         "tensor_comm_s": micro_batches
         * (of_layers(lambda _: tensor_s) + heads * tensor_head_s / p.pp),
         "expert_comm_s": micro_batches * of_layers(lambda layer: layer.expert_comm_s),
         "context_comm_s": micro_batches * of_layers(lambda layer: layer.context_comm_s),
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step + traffic.owners_s(p, s, c),
-        "offload_s": offload_micro + traffic.offload_step_s(p, s, c),
+        "offload_s": fetch + offload_micro + offload_step,
         "bubble_s": bubble,
         "pages_s": micro_batches * _pages_s(p, s, c),
     }
@@ -150,7 +156,7 @@ def _layer(
     p: Plans, s: Sizes, c: Constants, kind: LayerKind, tensor_s: Column, context_s: Column
 ) -> _Layer:
     times = layer_times(p, s, c, kind)
-    context_s = _exposed(times.attention_s, context_s, c)
+    context_s = _exposed(times.attention_s, context_s, c) + traffic.waiting_context_s(p, s, c)
     expert_s = _routing_s(p, s, c, times) if kind == LayerKind.MIXTURE else 0.0
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
@@ -243,12 +249,30 @@ def _longer(a_s: Column, b_s: Column) -> Column:
     return longer * (1.0 + 0.125 * cube * cube)
 
 
-def _hidden(compute_s: Column, comm_s: Column, overlaps: Column, c: Constants) -> Column:
+def _taken_from_kernels(p: Plans) -> Column:
+    """Processors that NCCL takes from the kernels beside it, over those of usual buffers.
+
+    From registered buffers 4 or 5 within NVLink and 16 beyond it, in place of some 24. Source:
+    NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel_config.py, nccl_ub;
+    NVIDIA/nccl, src/include/device.h, for its channels.
+    """
+    if not np.any(p.user_buffers):
+        return 1.0
+    is_near = np.less_equal(p.dp * p.tp * p.cp * p.ulysses * p.pp, p.nvlink_domain)
+    return np.where(p.user_buffers, np.where(is_near, 4.5, 16.0) / 24.0, 1.0)
+
+
+def _hidden(
+    compute_s: Column, comm_s: Column, overlaps: Column, c: Constants, takes: Column = 1.0
+) -> Column:
     """Seconds that communication adds: part of them where it `overlaps`, else all."""
-    return np.where(overlaps, _exposed(compute_s, comm_s, c), comm_s)
+    return np.where(overlaps, _exposed(compute_s, comm_s, c, takes), comm_s)
 
 
-def _exposed(compute_s: Column, comm_s: Column, c: Constants) -> Column:
-    """Seconds that communication adds to the computation that it overlaps with."""
+def _exposed(compute_s: Column, comm_s: Column, c: Constants, takes: Column = 1.0) -> Column:
+    """Seconds that communication adds to the computation that it overlaps with.
+
+    `takes`: what it takes from the kernels, over what is usual.
+    """
     shorter = np.minimum(compute_s, comm_s)
-    return comm_s - shorter + c.overlap_share * shorter
+    return comm_s - shorter + takes * c.overlap_share * shorter

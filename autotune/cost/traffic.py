@@ -3,8 +3,9 @@
 import numpy as np
 
 from autotune.cost import collectives
+from autotune.cost.activations import kept_bytes
 from autotune.cost.constants import Constants
-from autotune.cost.plans import Column, Plans, Recompute, Tier
+from autotune.cost.plans import Column, ContextKind, Plans, Recompute, Tier
 from autotune.cost.sizes import Sizes
 
 
@@ -187,12 +188,16 @@ def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     An all-to-all moves all T K / tp rows of a rank, whichever of them go the same way; what
     sends a token once to each rank or node moves fewer. Neighbours are the ranks of one expert,
     then those of its group. Source: Lepikhin et al., GShard (arXiv:2006.16668); counted on ranks
-    of megatron-core 0.16.1: 2 T K h / tp bytes, of which (ep - 1) / ep leave. Where tensor
+    of megatron-core 0.16.1: 2 T K h / tp bytes, of which (ep - 1) / ep leave. The dispatcher
+    `allgather` gathers T h / tp of each rank and scatters as much, whatever K is. Where tensor
     parallel ranks share an expert, they gather its rows and scatter the results.
     """
     g = collectives.group(p, c, ranks=p.ep, stride=s.expert_tp, network_share=c.all_to_all_share)
     token_bytes = s.tokens * p.hidden * p.activation_bytes / p.tp * p.expert_imbalance
     way_s = collectives.exchange_s(g, token_bytes * s.experts_per_token)
+    if np.any(p.all_gather_dispatch):
+        gathered_s = collectives.gather_s(g, token_bytes * p.ep)
+        way_s = np.where(p.all_gather_dispatch, gathered_s, way_s)
     if np.any(p.flex_dispatch):
         flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token, p.routed_share)
         way_s = np.where(p.flex_dispatch, flex_s, way_s)
@@ -204,7 +209,7 @@ def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def context_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Ring attention passes keys and values round, Ulysses exchanges heads for tokens; per layer.
+    """What runs beside attention: ring attention's keys and values, Ulysses' heads; per layer.
 
     The ring sends the keys and values of the other cp - 1 ranks forward, and again with their
     gradients backward. Source: Liu et al., Ring Attention (arXiv:2310.01889), section 3. Ulysses
@@ -212,14 +217,40 @@ def context_s(p: Plans, s: Sizes, c: Constants) -> Column:
     (arXiv:2309.14509), section 3.
     """
     ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
-    kv_bytes = s.tokens * 2.0 * s.kv_width / p.tp * p.activation_bytes
-    passed = collectives.gather_s(ring, kv_bytes * p.cp, 3.0)
-    sp = collectives.group(p, c, ranks=p.ulysses, stride=p.tp)
+    passed = collectives.gather_s(ring, _kv_bytes(p, s) * p.cp, 3.0)
+    passed = np.equal(p.context_kind, ContextKind.RING) * passed
+    return passed + _heads_s(p, s, c, p.ulysses)
+
+
+def waiting_context_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """What attention waits for, of context parallel ranks that pass nothing round; per layer.
+
+    Heads for tokens, or keys and values that are gathered before it, and again backward, where
+    their gradients are scattered. Source: NVIDIA/TransformerEngine, transformer_engine/pytorch/
+    attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A and
+    AttnFuncWithCPAndKVAllGather.
+    """
+    if not np.any(p.context_kind):
+        return 0.0
+    ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
+    gathered = collectives.gather_s(ring, _kv_bytes(p, s) * p.cp, 3.0)
+    kinds = [np.equal(p.context_kind, k) for k in (ContextKind.HEADS, ContextKind.GATHERED)]
+    found: Column = np.select(kinds, [_heads_s(p, s, c, p.cp), gathered], 0.0)
+    return found
+
+
+def _kv_bytes(p: Plans, s: Sizes) -> Column:
+    """Keys and values of a rank's tokens."""
+    return s.tokens * 2.0 * s.kv_width / p.tp * p.activation_bytes
+
+
+def _heads_s(p: Plans, s: Sizes, c: Constants, ranks: Column) -> Column:
+    """Heads for tokens among so many ranks, forward, backward and again."""
+    sp = collectives.group(p, c, ranks=ranks, stride=p.tp)
     again = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
     widths = 2.0 * s.attention_width + 2.0 * s.kv_width
     exchanged_bytes = s.tokens * widths * p.activation_bytes / (4.0 * p.tp)
-    exchanged = collectives.exchange_s(sp, exchanged_bytes, 8.0 + 4.0 * again)
-    return passed + exchanged
+    return collectives.exchange_s(sp, exchanged_bytes, 8.0 + 4.0 * again)
 
 
 def pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -234,21 +265,27 @@ def pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return collectives.send_s(g, size_bytes, 2.0 * p.vp)
 
 
-def offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Parameters up twice, and the offloaded activations down and up; per micro-batch.
+def offloaded_params_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Parameters up from the host, for the forward pass, for the backward pass and again.
 
-    Each rank brings its own shard over its own link and gathers the rest from the others. Source:
-    Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 6.1.
+    Each rank brings its own shard over its own link, just before it gathers the rest from the
+    others, on the same stream. The ranks of a node share its memory. Source: Rajbhandari et al.,
+    ZeRO-Infinity (arXiv:2104.07857), section 6.1; DeepSpeed, runtime/zero/
+    partition_parameters.py, _all_gather_coalesced.
     """
-    link = _host_link(p, c)
+    link = np.minimum(_host_link(p, c), p.host_memory_bytes_per_s / p.devices_per_node)
     drive = p.nvme_bytes_per_s / p.devices_per_node
     source = np.where(np.equal(p.param_tier, Tier.NVME), np.minimum(link, drive), link)
     is_offloaded = np.greater(p.param_tier, Tier.DEVICE) * np.greater_equal(p.zero_stage, 3)
-    params = is_offloaded * 2.0 * s.updated_params * p.gather_bytes / source
-    width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
-    width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
-    kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
-    return params + 2.0 * p.offloaded_activations * kept_bytes / link
+    fetches = 2.0 + _fetched_again(p, s)
+    return is_offloaded * fetches * s.updated_params * p.gather_bytes / source
+
+
+def offloaded_activations_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Activations down to the host and up again, per micro-batch."""
+    if not np.any(p.offloaded_activations):
+        return 0.0
+    return 2.0 * p.offloaded_activations * kept_bytes(p, s) / _host_link(p, c)
 
 
 def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:

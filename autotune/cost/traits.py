@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 
 Meter = Literal["peak_bytes", "reserved_bytes", "allocated_bytes"]
 """A field of `Memory`: what nvidia-smi shows, what the allocator holds, or has handed out."""
@@ -60,7 +60,7 @@ class Traits:
     """Stages are balanced by parameters, those of the head among them."""
     meter: Meter = "peak_bytes"
     """Meter of memory that its log prints, for tables that do not name theirs."""
-    watched_stage: Watched = Watched.FULLEST
+    watched_stage: LoggedStage = LoggedStage.FULLEST
     """Stage whose memory its log prints."""
 
     @property
@@ -81,8 +81,31 @@ RECOMPUTED_MODULES = {
     "shared_experts": "recomputes_shared",
 }
 """Module that Megatron can recompute -> column of `Plans`."""
-CAPTURED_SHARES = {"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2}
+CAPTURED_SHARES = {
+    **{"attn": 0.25, "mlp": 0.5, "moe_router": 0.2, "moe_preprocess": 0.2},
+    "full_iteration": 1.0,
+}
 """Part of a layer that Megatron's CUDA graphs capture -> its share of the layer's launches."""
+SCALINGS: Mapping[str, Mapping[str, float]] = {
+    "delayed": {},
+    "tensorwise": {"cast_bytes": 5.0, "cast_kernels": 3.0},
+    "blockwise": {"cast_bytes": 4.1},
+    "mxfp8": {"cast_bytes": 4.1},
+    "nvfp4": {"cast_bytes": 5.1, "cast_kernels": 3.0},
+}
+"""How fp8 and fp4 choose their scales -> what a cast moves and launches.
+
+Delayed scales are those of steps before. `tensorwise` reads once more what no norm wrote, half of
+it, and finds the largest value and a scale by kernels of their own. Blocks have a scale of a byte
+for 32 elements (mxfp8) or of four for 128. nvfp4 reads once more for the scale of the tensor, and
+rotates what it casts by columns. Source: NVIDIA/TransformerEngine, transformer_engine/pytorch/
+csrc/quantizer.cpp (Float8CurrentScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer,
+NVFP4Quantizer)."""
+BLOCKWISE_GAIN_SHARE = 0.7
+"""Share of the gain of fp8 over bf16 that products with scales by blocks reach where the tensor
+cores know none: Hopper adds up each 128 of a sum outside of them. Source: NVIDIA, Boosting Matrix
+Multiplication Speed and Flexibility with cuBLAS 12.9, whose products with blocks of 128 reach 1.2
+to 1.5 times the rate of bf16 on H200 and those with one scale up to 1.75."""
 
 _JOINED_ADAPTERS = 0.5
 """Queries, keys and values are one projection with one adapter: Megatron's."""
@@ -134,12 +157,13 @@ one device, which holds 64 less."""
 
 FRAMEWORKS = (
     Traits(
-        # torchtune: all in bf16, fused AdamW, a loss in eight chunks whose 16-bit logits are all
-        # there. Source: pytorch/torchtune, recipes/configs/ and modules/loss/.
+        # torchtune: all in bf16, fused AdamW, a loss whose 16-bit logits are all there, and one in
+        # eight of them in 32 bits at a time: 2 + 12 / 8. Source: pytorch/torchtune,
+        # recipes/configs/, modules/loss/.
         name="torchtune",
         zero_stage=0,
-        columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 5.0},
-        chunked_loss={"logit_bytes": 5.0, "loss_chunk_tokens": 0.0},
+        columns={**_FSDP, **PURE_16_BIT, "fresh_grads": 1.0, "logit_bytes": 3.5},
+        chunked_loss={"logit_bytes": 3.5, "loss_chunk_tokens": 0.0},
         meter="allocated_bytes",
     ),
     Traits(
@@ -152,12 +176,13 @@ FRAMEWORKS = (
         meter="reserved_bytes",
     ),
     Traits(
-        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks. Source:
-        # unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/cross_entropy_loss.py.
+        # Unsloth: inputs of checkpoints lie on the host, the loss comes in chunks, kernels work in
+        # place. Source: unslothai/unsloth-zoo, gradient_checkpointing.py and fused_losses/;
+        # unslothai/unsloth, unsloth/kernels/swiglu.py.
         name="unsloth",
         zero_stage=0,
         columns={
-            "fused_kernels": 0.7,
+            "mlp_grads_in_place": 1.0,
             "fresh_grads": 1.0,
             "offloaded_activations": 1.0,
             "loss_chunk_tokens": 4096.0,
@@ -188,7 +213,7 @@ FRAMEWORKS = (
         columns={
             **_FSDP,
             "reduce_bytes": 4.0,
-            "fused_kernels": 0.7,
+            "fused_kernels": 0.6,
             "keeps_gathered": 1.0,
             "logit_bytes": 8.0,
         },
@@ -200,11 +225,16 @@ FRAMEWORKS = (
         sequence_parallel=True,
     ),
     Traits(
-        # NeMo AutoModel on FSDP2: Hugging Face modules with fused kernels where there are some.
+        # NeMo AutoModel on FSDP2: Hugging Face modules with Liger's kernels, adapters in Triton.
+        # Without recomputation its published runs would take up to twice their devices' memory.
+        # Source: NVIDIA-NeMo/Automodel, nemo_automodel/_transformers/auto_model.py
+        # (use_liger_kernel) and components/_peft/lora_kernel.py.
         name="nemo-automodel",
         spelled="automodel",
         zero_stage=3,
-        columns={**_FSDP, "fused_kernels": 0.0},
+        columns={**_FSDP, "fused_kernels": 0.7},
+        recompute="full",
+        adapters=0.5,
     ),
     Traits(
         # Megatron-Bridge is NeMo's successor. Its recipes of mixtures send tokens by DeepEP or
@@ -241,7 +271,7 @@ FRAMEWORKS = (
         name="internevo",
         zero_stage=1,
         columns={
-            "fused_kernels": 0.5,
+            "fused_kernels": 0.4,
             "optimizer_bytes": 16.0,
             "upcasts_grads": 2.0,
             "sends_by_owner": 1.0,
@@ -316,7 +346,7 @@ FRAMEWORKS = (
         eager_logit_bytes=6.0,
         weighs_head=True,
         meter="allocated_bytes",
-        watched_stage=Watched.FIRST,
+        watched_stage=LoggedStage.FIRST,
     ),
     Traits(
         # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.

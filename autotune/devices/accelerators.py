@@ -71,6 +71,8 @@ class Accelerator:
     devices_per_node: int
     source: str
     achieved_source: str
+    host_memory_bytes_per_s: float | None = None
+    """Peak of the host's own memory, of one node in that system; None: nobody looked it up."""
     measured: MeasuredRates | None = None
     """Measurements of a probe of such devices; None: there was none."""
     topology: Topology | None = None
@@ -127,6 +129,7 @@ class _Entry(BaseModel):
     nvlink_gb_per_s: _RateOrNone
     nvlink_domain: _Count
     host_gb_per_s: _Positive
+    host_memory_gb_per_s: _Positive | None = None
     network_gb_per_s: _Positive
     devices_per_node: _Count
     source: str
@@ -256,6 +259,9 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         nvlink_bytes_per_s=entry.nvlink_gb_per_s * _GIGA,
         nvlink_domain=entry.nvlink_domain,
         host_bytes_per_s=entry.host_gb_per_s * _GIGA,
+        host_memory_bytes_per_s=(
+            None if entry.host_memory_gb_per_s is None else entry.host_memory_gb_per_s * _GIGA
+        ),
         network_bytes_per_s=entry.network_gb_per_s * _GIGA,
         devices_per_node=entry.devices_per_node,
         source=entry.source,

@@ -211,6 +211,10 @@ class Engine(ABC):
             JobError: It does not.
         """
 
+    def no_files(self) -> str:
+        """Why no file can be made for the job, though it is predicted; empty: files are made."""
+        return ""
+
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """The command that builds, on a node, what the trials of some candidates load there.
 

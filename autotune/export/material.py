@@ -101,7 +101,11 @@ def readme(
 
     `config` is DeepSpeed's configuration as the dialect writes it.
     """
-    values: dict[str, Any] = {"attention": "default", "loss_chunk_tokens": 0}
+    values: dict[str, Any] = {
+        "attention": "default",
+        "loss_chunk_tokens": 0,
+        "mlp_chunk_tokens": 0,
+    }
     values |= {**settings(handout), "n_nodes": handout.n_nodes, "per_node": handout.per_node}
     values |= {
         **choice_values(handout, config),

@@ -15,6 +15,7 @@ import yaml
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
+from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.model_arguments import pattern_of
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.export.megatron import MegatronRun, megatron_readme, run_of
@@ -46,6 +47,9 @@ _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
 """Argument -> what says the same there."""
 
 
+MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
+"""Arguments that are types of torch there: the scripts look them up by their names."""
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LISTS: dict[str, Callable[[str], list[int]]] = {
     **dict.fromkeys(("moe_layer_freq", "window_attn_skip_freq"), pattern_of),
     "window_size": lambda text: [int(part) for part in text.split(",")],
@@ -142,9 +146,12 @@ class SectionedDialect(Dialect):
             known = fields_of(self.fields_file, self.fields_section(section, fields))
             for field in fields:
                 if field not in known:
+                    knob = KNOBS_OF.get(field)
                     raise RenderError(
-                        f"--to {self.name}: its section {section} has no field {field}",
-                        "--to megatron writes the same run for Megatron-LM",
+                        f"--to {self.name}: its section {section} has no field {field}"
+                        + (f", which {knob} needs" if knob else ""),
+                        "--to megatron writes the same run for Megatron-LM"
+                        + (f"; or choose a candidate without {knob}" if knob else ""),
                     )
 
 
@@ -166,6 +173,8 @@ def say(sections: Sections, name: str, value: Any, *, elsewhere: Mapping[str, st
     else:
         if name in _LISTS and isinstance(value, str):
             value = _LISTS[name](value)
+        if name in MOMENT_DTYPES:
+            value = _TORCH_NAMES[value]
         sections[elsewhere.get(name, "model")][_RENAMED.get(name, name)] = value
 
 

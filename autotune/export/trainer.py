@@ -44,6 +44,8 @@ class Setting(StrEnum):
     """Recomputation of every K-th layer alone."""
     ATTENTION = "attention"
     LOSS_CHUNKS = "loss_chunk_tokens"
+    MLP_CHUNKS = "mlp_chunk_tokens"
+    INPUTS_ON_HOST = "offload.activations"
     COMPILE = "compile"
     ADAPTERS = "adapters"
     FACTORY = "model"
@@ -226,9 +228,16 @@ def _asked(handout: Handout) -> dict[Setting, Any]:
     recompute = str(own.get("recompute", "none"))
     if recompute.startswith("every_"):
         found[Setting.SOME_LAYERS] = recompute
-    for name, neutral in (("attention", "default"), ("compile", "none"), ("loss_chunk_tokens", 0)):
-        if own.get(name, neutral) != neutral:
-            found[Setting(name)] = own[name]
+    neutral_values: dict[Setting, Any] = {
+        Setting.ATTENTION: "default",
+        Setting.COMPILE: "none",
+        Setting.LOSS_CHUNKS: 0,
+        Setting.MLP_CHUNKS: 0,
+        Setting.INPUTS_ON_HOST: "none",
+    }
+    for setting, neutral in neutral_values.items():
+        if own.get(setting, neutral) != neutral:
+            found[setting] = own[setting]
     if "lora" in source:
         found[Setting.ADAPTERS] = "lora"
     if "factory" in source:

@@ -31,9 +31,11 @@ from autotune.job.model_families import (
     as_transformers_names_it,
     has_closed_form,
     has_plain_loss,
+    has_plain_mlps,
     is_split_by_ulysses,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
+from autotune.job.published import unsaid_layers
 
 __all__ = [
     "Model",
@@ -88,6 +90,12 @@ class Model:
         config = self.source.get("config")
         return config is not None and has_plain_loss(config)
 
+    @property
+    def supports_mlp_chunks(self) -> bool:
+        """Whether each MLP is known to be a module that takes one token after the other."""
+        config = self.source.get("config")
+        return config is not None and has_plain_mlps(config)
+
 
 def load_model(text: str) -> Model:
     """Find a model by preset name, folder, config.json, repository or `package.module:factory`.
@@ -117,6 +125,12 @@ def load_model(text: str) -> Model:
     if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
         return _built(text.rpartition(":")[2], source, where=text)
+    if unsaid := unsaid_layers(text):
+        raise JobError(
+            f"model: {text!r} is no preset: its {unsaid} cannot be predicted",
+            "name its config.json, or its Hub name once that is in the cache: `estimate --trace` "
+            "counts its memory, and `search --engine deepspeed` trains it",
+        )
     raise JobError(
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
         did_you_mean(text, presets(), alike=0.4) + "`autotune models` lists the presets",

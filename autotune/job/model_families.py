@@ -54,6 +54,15 @@ def has_plain_loss(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in _PLAIN_LOSS and not config.get("output_router_logits")
 
 
+_PLAIN_MLPS = frozenset({"gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "olmo2"})
+"""Architectures with a module `mlp` of one tensor in every layer; a test holds them to it."""
+
+
+def has_plain_mlps(config: Mapping[str, Any]) -> bool:
+    """Whether every MLP can be computed over chunks of tokens by itself."""
+    return config["model_type"] in _PLAIN_MLPS
+
+
 _SPLIT_BY_ULYSSES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo2"})
 """Architectures that train the same with their sequences split; a test holds them to it."""
 
@@ -449,6 +458,7 @@ def _expert_fields(mixture: _Mixture) -> dict[str, Any]:
         "dense_layers": () if is_first else dense,
         "dense_ffn_hidden": mixture.dense_ffn if dense else 0,
         "shared_expert_hidden": mixture.shared,
+        "expert_biases": mixture.expert_biases,
     }
 
 

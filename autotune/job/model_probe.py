@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from autotune.base.errors import JobError
 from autotune.job.model_shape import ModelShape
+from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
@@ -205,6 +206,7 @@ def _beside_experts(
         "n_dense_layers": len(dense),
         "dense_layers": () if dense == tuple(range(len(dense))) else dense,
         "dense_ffn_hidden": dense_ffn if dense else 0,
+        "expert_biases": any(name.endswith("bias") for name in of_experts),
         "shared_expert_hidden": max(by_layer.values(), default=0) // matrices // shape["hidden"],
     }
 
@@ -218,8 +220,9 @@ def _unsaid(module: nn.Module, config: Any, shape: ModelShape) -> str:
     text = _text_config(config)
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
     others = sorted({str(kind) for kind in kinds} - _ATTENTION)
-    if others:
-        return f"layers of {' and '.join(others)}"
+    if others:  # transformers calls Mamba's linear attention, too
+        known = unsaid_layers(str(getattr(text, "model_type", "")))
+        return known or f"layers of {' and '.join(others)}"
     if not (shape.n_heads and shape.hidden and shape.ffn_hidden):
         return ""  # refused for the sizes that cannot be seen
     built = sum(

@@ -63,9 +63,11 @@ class ModelShape:
     """Tokens that attention looks back in layers with a window; 0: no layer has one."""
     n_windowed_layers: int = 0
     """Layers with that window."""
+    expert_biases: bool = False
+    """Whether experts have biases."""
     unsaid: str = ""
     """What its layers have that the fields here cannot say, so that no prediction is made: `layers
-    of linear_attention`. Empty: they can."""
+    of linear attention`. Empty: they can."""
     n_params_frozen: int = 0
     """Parameters that are not trained: with LoRA all but the adapters, which are `n_params`. They
     have no gradient and no optimizer state, and stage 3 gathers them like the others."""

@@ -81,7 +81,7 @@ llama-3.1-8b       meta-llama/Llama-3.1-8B            8,030,261,248
 llama-3.2-1b       meta-llama/Llama-3.2-1B            1,235,814,400
 llama-3.2-3b       meta-llama/Llama-3.2-3B            3,212,749,824
 llama-3.3-70b      meta-llama/Llama-3.3-70B-Instruct  70,553,706,496
-llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E  400,711,848,960
+llama-4-maverick   meta-llama/Llama-4-Maverick-17B-128E-Instruct  400,711,848,960
 llama-4-scout      meta-llama/Llama-4-Scout-17B-16E   107,769,861,120
 minimax-m2         MiniMaxAI/MiniMax-M2               228,689,748,992
 mistral-7b         mistralai/Mistral-7B-v0.1          7,241,732,096

@@ -202,6 +202,17 @@ def of_script(wanted: Wanted, *, has_arguments: bool) -> Iterator[Left]:
             what=f"loss_chunk_tokens={tokens}",
             place="the script: it computes the loss in pieces, as train.py of an export does",
         )
+    if (tokens := candidate.get("mlp_chunk_tokens", 0)) != 0:
+        yield Left(
+            what=f"mlp_chunk_tokens={tokens}",
+            place="the script: it computes each MLP in pieces, as train.py of an export does",
+        )
+    if (where := candidate.get("offload.activations", "none")) != "none":
+        yield Left(
+            what=f"offload.activations={where}",
+            place="the script: forward and backward inside DeepSpeed's "
+            "get_checkpoint_hidden_states_offloading_ctx_manager()",
+        )
     if candidate.get("compile") == "deepcompile":
         yield Left(what="compile=deepcompile", place="the script: it calls engine.compile()")
     if has_arguments:

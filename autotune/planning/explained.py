@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from autotune.contract import KnobValue
-from autotune.cost import Prediction
+from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
+from autotune.planning.choices import MIN_FIT, choices_of
 from autotune.planning.learned import Learned
 from autotune.planning.outlook import Outlook
-from autotune.planning.ranking import MIN_FIT, ranked
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
@@ -47,6 +47,8 @@ class JudgedCandidate:
     """Empty: legal."""
     needs: tuple[str, ...]
     """Packages that nodes must have for it, as of `Outlook.needs`."""
+    no_files: str
+    """Why no file can be made for the job, as of `Engine.no_files`."""
 
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
@@ -86,9 +88,13 @@ class Explained(Estimated):
     """A candidate with its reasons."""
 
     place: int
-    """Its rank in the lattice, from 1."""
+    """Its rank among the choices, from 1, as in the plan."""
     n_ranked: int
-    """Candidates of the lattice, and this one."""
+    """Distinct choices of the lattice, and this one where it is another."""
+    first: str
+    """The candidate that stands for the choice in the plan, in words; empty: it is this one."""
+    slower_than_first: float
+    """Factor of the step time over that one's."""
     index: int | None
     """Place of the candidate in the lattice; None: it is not there."""
     home: str
@@ -160,25 +166,43 @@ def explain_candidate(
     own, reach = outlook.predict_plans(outlook.plans([candidate]))
     index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
     # Outside the lattice it is ranked behind its equals.
-    order = ranked(
-        np.append(found.step_time_s, own.step_time_s),
-        np.append(found.peak_memory_bytes, own.peak_memory_bytes),
-        np.append(found.fit_probability, own.fit_probability),
+    choices = choices_of(
+        found if index is not None else _beside(found, own),
         min_fit=min_fit,
+        splits=outlook.is_space_named,
     )
     at = len(lattice.candidates) if index is None else index
+    place = choices.rank(at)
+    first = int(choices.firsts[place - 1])
+    first_s = own.step_time_s[0] if first == at else found.step_time_s[first]
     return Explained(
         **judged(outlook, candidate, notes),
         prediction=own,
         reach=reach,
         learned=outlook.learned,
-        place=int(np.flatnonzero(order == at)[0]) + 1,
-        n_ranked=len(lattice.candidates) + (index is None),
+        place=place,
+        n_ranked=len(choices),
+        first="" if first == at else outlook.engine.describe(lattice.candidates[first]),
+        slower_than_first=float(own.step_time_s[0] / first_s),
         index=index,
         home=outlook.home,
         min_fit=min_fit,
         neighbours=_neighbours(outlook, candidate),
     )
+
+
+def _beside(found: Prediction, own: Prediction) -> Prediction:
+    """The candidates of a lattice and one more behind them."""
+    n, columns = len(found.step_time_s), found.plans.columns()
+    for name, one in own.plans.columns().items():
+        if isinstance(columns[name], np.ndarray) or columns[name] != one:
+            column = np.broadcast_to(columns[name], n)
+            columns[name] = np.append(column, one)
+    both = {
+        name: np.append(getattr(found, name), getattr(own, name))
+        for name in ("step_time_s", "peak_memory_bytes", "fit_probability", "host_memory_bytes")
+    }
+    return Prediction(**both, plans=Plans(**columns), constants=found.constants)
 
 
 def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> dict[str, Any]:
@@ -191,6 +215,7 @@ def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> di
         "notes": notes,
         "violations": tuple(outlook.engine.judge(candidate)),
         "needs": outlook.needs(candidate),
+        "no_files": outlook.engine.no_files(),
     }
 
 

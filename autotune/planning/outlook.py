@@ -1,7 +1,7 @@
 """A job on a fleet, here or described: what is legal there, whatever the engine; nothing runs."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,16 @@ from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.job.job import Job
+from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import canonical, explain, parse_settings
+from autotune.space.grid import has_candidate
+from autotune.space.knobs import canonical, changing_knobs, explain, parse_settings
+from autotune.space.space import load_space
+
+PLAN_SPACE = "plan"
+"""What is ranked where nobody names a space: all that the program can predict well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,18 @@ class FleetWishes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DefaultSearch:
+    """What a search tries of a plan where it is told no space."""
+
+    tries: str
+    """What it tries, in words."""
+    flags: str
+    """What makes it try the rest."""
+    has: Callable[[Candidate], bool]
+    """Whether it would try a candidate."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outlook:
     """A job on a fleet: what is legal there, and what the cost model says of it."""
 
@@ -86,6 +103,11 @@ class Outlook:
             "the lattice of layouts" if self.lattice.is_laid_out else f"the space {self.job.space}"
         )
 
+    @property
+    def is_space_named(self) -> bool:
+        """Whether the user named what holds the candidates, and so what they are to differ in."""
+        return not self.lattice.is_laid_out and self.job.space != PLAN_SPACE
+
     @cached_property
     def table(self) -> tuple[Accelerator, ...]:
         """Accelerators: the user's, then the shipped ones."""
@@ -97,6 +119,35 @@ class Outlook:
         Empty for this machine, whose packages were looked at.
         """
         return () if self.wishes.gpu is None else tuple(self.engine.needs(candidate))
+
+    def asks(self, candidate: Candidate) -> tuple[str, ...]:
+        """What a candidate asks of the user beside its settings, in words."""
+        knobs = self.lattice.context.knobs
+        asked = (
+            knobs[name].asks
+            for name, value in candidate.values.items()
+            if value != knobs[name].default
+        )
+        return tuple(dict.fromkeys(filter(None, asked)))
+
+    @property
+    def default_search(self) -> "DefaultSearch | None":
+        """What a search that is told no space would try of the lattice; None: all of it."""
+        context = self.lattice.context
+        if self.lattice.is_laid_out:
+            return DefaultSearch(
+                tries="all layouts in the job's own precision",
+                flags=f"--space {self.engine.name}",
+                has=lambda candidate: not changing_knobs(candidate, context.knobs),
+            )
+        if self.job.space != PLAN_SPACE:
+            return None
+        space = load_space(DEFAULT_SPACE, context.knobs, self.engine.name)
+        return DefaultSearch(
+            tries=f"the space {DEFAULT_SPACE}",
+            flags=f"--space {PLAN_SPACE}",
+            has=lambda candidate: has_candidate(space, context, candidate),
+        )
 
     def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:
         """The one candidate that `knob=value` settings make, legal or not.

@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,26 @@ from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.job.job import Job
+from autotune.planning.choices import (
+    MIN_FIT,
+    SAME,
+    Choices,
+    best_of_kinds,
+    best_probable,
+    choices_of,
+    first_of,
+)
+from autotune.planning.fitting import WayToFit, ways_to_fit
 from autotune.planning.lattice import lattice_of
 from autotune.planning.learned import Learned
-from autotune.planning.outlook import Outlook, described
+from autotune.planning.outlook import DefaultSearch, Outlook, described
 from autotune.space.candidate import Candidate
+from autotune.space.knobs import changing_knobs
 
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
 _LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
-MIN_FIT = 0.9
-"""A candidate that fits less surely than this is ranked behind all that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,7 @@ class OtherBatch:
 
     global_batch: int
     described: str
-    """The fastest candidate there that a careful user would start from."""
+    """The best candidate there."""
     speedup: float
     """Samples/s of that candidate over those of the best one of the job's own batch."""
 
@@ -80,8 +90,8 @@ class Ranking:
     describe: Callable[[Candidate], str]
     """A candidate in words."""
     prediction: Prediction
-    order: NDArray[np.intp]
-    """Indices of candidates, best first."""
+    choices: Choices
+    """The candidates as rows: what differs little is one choice."""
     on_front: frozenset[int]
     """Indices of those that no other beats in time and memory both."""
     min_fit: float
@@ -92,6 +102,21 @@ class Ranking:
     variants: tuple[Variant, ...]
     needs: Callable[[Candidate], tuple[str, ...]]
     """Packages that nodes must have for a candidate, as of `Outlook.needs`."""
+    asks: Callable[[Candidate], tuple[str, ...]]
+    """What a candidate asks of the user beside its settings, as of `Outlook.asks`."""
+    probable: Mapping[int, float] = field(default_factory=dict)
+    """Candidates that only probably fit and are faster than all that do more surely -> the
+    probability of which each is the fastest."""
+    best_of: Mapping[str, int] = field(default_factory=dict)
+    """ZeRO stage or kind of layout -> its best candidate."""
+    unchanged: int | None = None
+    """The best that trains the same numbers, where the first does not."""
+    ways_to_fit: tuple[WayToFit, ...] = ()
+    """The smallest changes with which something fits, where nothing does."""
+    default_search: DefaultSearch | None = None
+    """What a search that is told no space would try of them; None: all."""
+    no_files: str = ""
+    """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
     other_batch: OtherBatch | None = None
@@ -100,6 +125,25 @@ class Ranking:
     """None: the user named no configuration of their own."""
     spread_experts: tuple[FasterElsewhere, ...] = ()
     """What trains a mixture of experts much faster than ranks that gather all of them."""
+
+    @property
+    def order(self) -> NDArray[np.intp]:
+        """Indices of candidates, best first."""
+        return self.choices.order
+
+    def is_on_front(self, rank: int) -> bool:
+        """Whether a row's candidate or a variant is beaten by no other in time and memory both."""
+        return rank - 1 in self._rows_on_front
+
+    def close_variants(self, rank: int) -> list[int]:
+        """The variants of a row whose step takes within 1% of that of the row's own."""
+        times_s, first = self.prediction.step_time_s, self.choices.firsts[rank - 1]
+        others = self.choices.variants(rank)
+        return [int(other) for other in others if times_s[other] < SAME * times_s[first]]
+
+    @cached_property
+    def _rows_on_front(self) -> frozenset[int]:
+        return frozenset(int(self.choices.row_of[index]) for index in self.on_front)
 
     @property
     def n_likely(self) -> int:
@@ -138,7 +182,9 @@ def rank_lattice(
     """
     candidates = outlook.lattice.candidates
     found, reach = outlook.predict_plans(outlook.plans(candidates))
-    order = ranked(*_judged(found), min_fit=min_fit)
+    choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
+    best = int(choices.order[0])
+    best_s = float(found.step_time_s[best])
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
@@ -146,47 +192,66 @@ def rank_lattice(
         candidates=candidates,
         describe=outlook.engine.describe,
         prediction=found,
-        order=order,
-        on_front=_front(found, order, min_fit),
+        choices=choices,
+        on_front=_front(found, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
         reach=reach,
         needs=outlook.needs,
+        asks=outlook.asks,
+        probable=best_probable(found, choices, min_fit=min_fit),
+        best_of=best_of_kinds(found, choices),
+        unchanged=_unchanged(outlook, choices),
+        ways_to_fit=(
+            () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
+        ),
+        default_search=outlook.default_search,
+        no_files=outlook.engine.no_files(),
         learned=outlook.learned,
-        other_batch=_other_batch(outlook, float(found.step_time_s[order[0]]), min_fit=min_fit),
+        other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         baseline=_baseline(outlook),
-        spread_experts=_spread_experts(
-            outlook, candidates[order[0]], float(found.step_time_s[order[0]]), min_fit=min_fit
-        ),
-        variants=tuple(
-            _variant(outlook, wish, best=int(order[0]), min_fit=min_fit) for wish in what_if
-        ),
+        spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
+        variants=tuple(_variant(outlook, wish, best=best, min_fit=min_fit) for wish in what_if),
     )
+
+
+def _unchanged(outlook: Outlook, choices: Choices) -> int | None:
+    """The best row that trains the same numbers, where the first does not; None: it does."""
+    candidates = outlook.lattice.candidates
+    for index in choices.firsts[:_MOST_READ]:
+        if not changing_knobs(candidates[int(index)], outlook.lattice.context.knobs):
+            return None if index == choices.firsts[0] else int(index)
+    return None
+
+
+_MOST_READ = 5_000
+"""Rows that are looked at for one that trains the same."""
 
 
 def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
     """What another batch gains where no candidate has all ranks in data parallel groups.
 
-    The candidates of the engine's ladder alone are predicted there.
+    Layouts that the engine lays out itself split the model where the batch is below the world.
     """
     job = outlook.job
-    if job.global_batch % job.world == 0:
+    is_split = outlook.lattice.is_laid_out and job.global_batch < job.world
+    if job.global_batch % job.world == 0 or is_split:
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
     other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))
-    engine = other.engine
-    legal = [each for rung in engine.ladder() for each in rung if not engine.judge(each)]
-    if not legal:
+    try:
+        is_laid_out = outlook.lattice.is_laid_out
+        lattice = lattice_of(other.job, other.engine, changes_training=is_laid_out)
+    except AutotuneError:  # the rules refuse it
         return None
-    found = other.predict(legal)
-    order = ranked(*_judged(found), min_fit=min_fit)
-    first = int(order[0])
+    other = dataclasses.replace(other, lattice=lattice)
+    found = other.predict(lattice.candidates)
+    first = first_of(found, min_fit=min_fit)
     speedup = nearest / float(found.step_time_s[first]) * best_s / job.global_batch
     if speedup < _LEAST_GAIN or found.fit_probability[first] < min_fit:
         return None
-    return OtherBatch(
-        global_batch=nearest, described=engine.describe(legal[first]), speedup=speedup
-    )
+    described = other.engine.describe(lattice.candidates[first])
+    return OtherBatch(global_batch=nearest, described=described, speedup=speedup)
 
 
 def _spread_experts(
@@ -199,7 +264,7 @@ def _spread_experts(
         try:
             there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
             predicted = there.predict(there.lattice.candidates)
-            first = int(ranked(*_judged(predicted), min_fit=min_fit)[0])
+            first = first_of(predicted, min_fit=min_fit)
             there.engine.files(there.lattice.candidates[first])
         except AutotuneError:  # no such candidates, or the engine cannot build the model
             continue
@@ -210,10 +275,6 @@ def _spread_experts(
             described = there.engine.describe(there.lattice.candidates[first])
             found.append(FasterElsewhere(flags=flags, described=described, speedup=speedup))
     return tuple(found)
-
-
-def _judged(found: Prediction) -> tuple[NDArray[np.float64], ...]:
-    return found.step_time_s, found.peak_memory_bytes, found.fit_probability
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
@@ -232,22 +293,6 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
     )
 
 
-def ranked(
-    times_s: NDArray[np.float64],
-    peaks_bytes: NDArray[np.float64],
-    fit: NDArray[np.float64],
-    *,
-    min_fit: float,
-) -> NDArray[np.intp]:
-    """Indices of candidates, fastest first; after them those that may not fit, surest first.
-
-    Of those that surely do not, the smallest come first.
-    """
-    fits = fit >= min_fit
-    behind = np.where(fits, 0.0, -fit), np.where(fits, 0.0, peaks_bytes)
-    return np.lexsort((times_s, behind[1], behind[0], ~fits))
-
-
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
     """The lattice on another fleet; the rules are not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
@@ -259,8 +304,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    order = ranked(*_judged(found), min_fit=min_fit)
-    first = int(order[0])
+    first = first_of(found, min_fit=min_fit)
     return Variant(
         change=f"{key}={value}",
         best=first,
@@ -327,13 +371,13 @@ _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
 """Key of a what-if -> the change that it is."""
 
 
-def _front(found: Prediction, order: NDArray[np.intp], min_fit: float) -> frozenset[int]:
+def _front(found: Prediction, min_fit: float) -> frozenset[int]:
     """The candidates that fit and that no faster one beats in memory as well.
 
     On a given fleet, cost is proportional to time, so only time and memory have to be weighed.
     """
-    n_fitting = int((found.fit_probability >= min_fit).sum())
-    fitting = order[:n_fitting]
-    peaks = found.peak_memory_bytes[fitting]
-    least = np.minimum.accumulate(np.concatenate([[np.inf], peaks]))[:-1]
-    return frozenset(int(index) for index in fitting[peaks < least])
+    fitting = np.flatnonzero(found.fit_probability >= min_fit)
+    peaks, times_s = found.peak_memory_bytes[fitting], found.step_time_s[fitting]
+    order = np.lexsort((peaks, times_s))
+    least = np.minimum.accumulate(np.concatenate([[np.inf], peaks[order]]))[:-1]
+    return frozenset(int(index) for index in fitting[order][peaks[order] < least])

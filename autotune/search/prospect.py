@@ -16,7 +16,7 @@ from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job
-from autotune.planning.ranking import MIN_FIT
+from autotune.planning.choices import MIN_FIT
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
 from autotune.search.steering import MODEL_MARGIN, Steering

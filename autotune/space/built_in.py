@@ -17,6 +17,8 @@ _NEUTRAL: dict[str, KnobValue] = {
     "attention": "default",
     "loss_chunk_tokens": 0,
     "compile": "none",
+    "mlp_chunk_tokens": 0,
+    "offload.activations": "none",
 }
 """Settings of its script, at the values that change nothing."""
 

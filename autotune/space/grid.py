@@ -4,11 +4,13 @@ It is what `grid` yields one by one, in the same order.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.space.candidate import Candidate
 from autotune.space.knob import Context, Knob
 from autotune.space.rows import CandidateRows
 from autotune.space.space import is_tried
@@ -38,6 +40,18 @@ def grid_rows(space: Space, context: Context) -> CandidateRows:
     return CandidateRows(
         table=table.take(_firsts(table)), world=context.world, global_batch=context.global_batch
     )
+
+
+def has_candidate(space: Space, context: Context, candidate: Candidate) -> bool:
+    """Whether a space has a candidate, without its whole grid."""
+    wanted = candidate.values
+    domains = {
+        name: Domain(values=(wanted[name],), when=domain.when)
+        if wanted.get(name) in domain.values
+        else domain
+        for name, domain in space.domains.items()
+    }
+    return grid_rows(replace(space, domains=domains), context).find(candidate) is not None
 
 
 def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Context) -> Table:

@@ -141,6 +141,8 @@ class Knob:
     no value that leaves it off, so that it makes no other candidate of any."""
     changes_training: str = ""
     """Effect on the numbers that are trained; empty: it decides speed and memory alone."""
+    asks: str = ""
+    """What it asks of the user off its default, beside the setting; empty: nothing."""
     source: str = ""
     """Where in the engine that is decided."""
     default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)

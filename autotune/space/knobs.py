@@ -210,3 +210,12 @@ def explain(values: Knobs, context: Context) -> dict[str, str]:
         elif settled[name] != value:
             reasons[name] = f"{name}={value} means the same run as {settled[name]}, which is used"
     return reasons
+
+
+def changing_knobs(candidate: Candidate, knobs: Catalogue) -> list[str]:
+    """Knobs of a candidate with which something else is trained."""
+    return [
+        name
+        for name, value in candidate.values.items()
+        if knobs[name].changes_training and value != knobs[name].default
+    ]

@@ -55,6 +55,8 @@ def reach_of(script: Observed) -> Reach:
     left_out = {
         **dict.fromkeys(LAYOUT, "the script lays its ranks and its data out itself"),
         "loss_chunk_tokens": "the script computes its loss itself",
+        "mlp_chunk_tokens": "the script builds its model itself",
+        "offload.activations": "the script runs forward and backward itself",
         "core_binding": "the command starts its ranks itself",
     }
     if script.description.get("is_partitioned"):

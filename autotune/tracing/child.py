@@ -30,6 +30,7 @@ from autotune.trial.scripts.train import (
     add_adapters,
     apply_recompute,
     chunk_loss,
+    chunk_mlps,
     default_dtype,
     from_config,
     from_factory,
@@ -157,6 +158,8 @@ def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Modul
         add_adapters(model, source["lora"])
     apply_recompute(model, request["recompute"])
     chunk_loss(model, request["loss_chunk_tokens"])
+    tokens = request["micro_batch"] * request["seq_len"]
+    chunk_mlps(model, request.get("mlp_chunk_tokens", 0), most_tokens=tokens)
     return model.train()
 
 

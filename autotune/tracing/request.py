@@ -82,6 +82,7 @@ def _request(job: Job, candidate: Candidate, accelerator: str) -> dict[str, Any]
         "attention": str(candidate.get("attention", "default")),
         "recompute": str(candidate.get("recompute", "none")),
         "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
+        "mlp_chunk_tokens": int(candidate.get("mlp_chunk_tokens", 0) or 0),
         "gradients": _gradients(job, candidate),
         "granule_bytes": _CUDA_GRANULE_BYTES if is_cuda else 1,
         "has_fused_dropout": is_cuda,

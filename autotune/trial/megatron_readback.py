@@ -38,10 +38,21 @@ def read_back(training: Any) -> dict[str, Any]:
         "overlap_p2p": bool(config.overlap_p2p_comm),
         "tp_comm_overlap": bool(config.tp_comm_overlap),
         "fsdp": of_data.data_parallel_sharding_strategy if of_data.use_megatron_fsdp else "none",
+        "fsdp_double_buffer": bool(of_data.fsdp_double_buffer),
+        "overlap_experts": bool(config.overlap_moe_expert_parallel_comm),
+        "delay_weight_grads": bool(config.delay_wgrad_compute),
+        "overlap_shared_experts": bool(config.moe_shared_expert_overlap),
+        "adam_moments": _moments(optimizers[0].optimizer),
         "optimizer_offload": _offloaded_share(optimizers[0].optimizer),
+        "optimizer_offload_overlap": bool(
+            getattr(optimizers[0].optimizer, "overlap_cpu_optimizer_d2h_h2d", False)
+        ),
         "activation_offload": config.cpu_offloading_num_layers if config.cpu_offloading else 0,
         "offload_modules": "+".join(getattr(config, "offload_modules", None) or ["none"]),
         "cuda_graphs": _graphs(training),
+        "main_grads": "fp32" if of_data.grad_reduce_in_fp32 else "bf16",
+        "nccl_ub": bool(getattr(of_data, "nccl_ub", False)),
+        "fused_experts": bool(getattr(config, "use_transformer_engine_op_fuser", False)),
         "cp_kind": _cp_kind(config),
         "fp4": bool(getattr(config, "fp4", None)),
         "fp8": config.fp8 or "none",
@@ -95,6 +106,13 @@ def _cp_kind(config: Any) -> str:
 def _offloaded_share(optimizer: Any) -> float:
     """Share of the states that Megatron's hybrid optimizer has on the host; 0 of any other."""
     return float(getattr(optimizer, "offload_fraction", 0.0))
+
+
+def _moments(optimizer: Any) -> str:
+    """Precision of Adam's first moments; fp32 where no step has made them."""
+    held = (state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state)
+    dtype = next((moments.dtype for moments in held), torch.float32)
+    return _DTYPE_NAMES.get(dtype, str(dtype))
 
 
 def _order() -> str:

@@ -5,6 +5,7 @@ layers), because DeepSpeed's configuration classes accept most settings that it 
 what no object holds (the micro-batch) is asked of the engine's configuration.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,6 +41,9 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
             "n_params": _n_params(engine.module, trained=True),
             "n_params_frozen": _n_params(engine.module, trained=False),
             "recomputed_layers": recomputed_layers(engine.module),
+            "mlp_chunk_tokens": max(
+                (getattr(m, "chunk_tokens", 0) for m in engine.module.modules()), default=0
+            ),
         }
     found = layout | {
         "stage": stage,
@@ -55,6 +59,11 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
         ),
         "compiled": bool(engine.is_compiled),
         "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
+        "offload_activations": _inputs_kept_at(engine),
+        "tp_overlap_comm": TensorParallel_Layer.tp_overlap_comm,
+        "head_is_split": any(
+            getattr(m, "is_vocab_parallel_lm_head", False) for m in engine.module.modules()
+        ),
         "optimizer": type(engine.basic_optimizer).__name__,
         "optimizer_fused": any(
             group.get("fused") for group in getattr(engine.basic_optimizer, "param_groups", ())
@@ -81,6 +90,12 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
         return found
     held = {name: getattr(optimizer, name, None) for name in asked}
     return {n: v for n, v in held.items() if isinstance(v, bool | int | float | str)} | found
+
+
+def _inputs_kept_at(engine: Any) -> str:
+    """Where the training script lets inputs of recomputed layers wait."""
+    kept = getattr(engine, "inputs_on_host", contextlib.nullcontext())
+    return "none" if isinstance(kept, contextlib.nullcontext) else "cpu"
 
 
 def _read_pipeline(engine: Any) -> dict[str, Any]:

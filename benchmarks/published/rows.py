@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import RowError
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 from autotune.cost.row import LINKS, METERS
 from autotune.cost.table import TableRows
 from autotune.cost.table import rows_to_plans as strict_rows_to_plans
@@ -22,7 +22,7 @@ from autotune.devices.accelerators import Accelerator, find_accelerator
 
 from .cells import PublishedCells
 from .model import model_cells, preset_shape
-from .settings import mixture_cells
+from .settings import mixture_cells, scaling_cells
 from .words import (
     AGE,
     FREED_GRADS,
@@ -126,6 +126,7 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         **_tiles(cells, model),
         **_memory(cells, framework),
         "precision": _precision(cells),
+        **scaling_cells(cells),
     }
     found |= _batch(cells, found)
     found["interconnect"] = _network(cells)
@@ -251,11 +252,11 @@ def _memory(cells: PublishedCells, framework: str) -> dict[str, str]:
             cells.assume("pred_peak_memory_gb", meter, why)
     stage = usual.watched_stage
     if "last rank" in unit:
-        stage = Watched.LAST
+        stage = LoggedStage.LAST
     elif re.search(r"rank 0\b|rank-0", unit):
-        stage = Watched.FIRST
+        stage = LoggedStage.FIRST
     elif re.search("max(imum)? (over|of)|all ranks", unit):
-        stage = Watched.FULLEST
+        stage = LoggedStage.FULLEST
     return {"memory_meter": meter or "", "watched_stage": str(int(stage))}
 
 

@@ -7,7 +7,7 @@ and nothing of a clause that compares with another run. A new setting is a line 
 import re
 from collections.abc import Mapping
 
-from autotune.cost.traits import CAPTURED_SHARES
+from autotune.cost.traits import CAPTURED_SHARES, SCALINGS
 
 from .cells import PublishedCells
 
@@ -41,8 +41,29 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
 """Words -> columns."""
 _RELEASE = re.compile(r"(?:nemo|container) (\d\d\.\d\d)")
 _FUSED_SINCE = 26.05
-"""NeMo's release from which experts in mxfp8 are one kernel with their activation and casts.
-Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs, cutedsl_fused_grouped_mlp."""
+"""NeMo's release from which recipes in mxfp8 compute experts by one kernel with their activation
+and casts, capture whole iterations by CUDA graphs and compute attention in fp8. Source:
+NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes (NVTE_CUTEDSL_FUSED_GROUPED_MLP,
+_enable_hybridep_full_iteration_mxfp8)."""
+_NEWEST = {
+    "fused_experts": 1.0,
+    "launch_free": 1.0,
+    "graph_share": 1.0,
+    # Its forward pass gains half as much again in fp8, and its backward pass less.
+    "attention_speed": 1.25,
+}
+_BY_ALL_TO_ALL = (re.compile(r"gpt.?oss", re.I), re.compile(r"qwen", re.I))
+"""Models whose recipes in Megatron-Bridge send rows by an all-to-all before that release: on every
+GPU, and on Hopper alone, where layers of another micro-batch hide it. Source: the same,
+scripts/performance/configs (26.02, 26.04)."""
+_HOPPER = re.compile(r"\bH[12]00\b", re.I)
+_RECIPES = (
+    (re.compile(r"mx"), "mxfp8"),
+    (re.compile(r"fp4"), "nvfp4"),
+    (re.compile(r"fp8[-_ ]?cs|current|tensor-?wise"), "tensorwise"),
+    (re.compile(r"fp8[-_ ]?sc|block"), "blockwise"),
+)
+"""Words of a precision -> how it chooses its scales; none: by those of steps before."""
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|cuda_graph=none|\beager\b")
 
@@ -58,15 +79,46 @@ def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, s
     text = _settings_text(cells)
     release = _RELEASE.search(text)
     is_micro_scaled = re.search("mx|fp4", cells.words("precision"))
-    if release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled:
+    is_newest = release and float(release[1]) >= _FUSED_SINCE and is_micro_scaled
+    if is_newest:
         # Recipes overlap from there on, where chunks of the pipeline allow it.
-        found |= {"fused_experts": 1.0, "overlap_experts": float(chunks_overlap)}
+        found["overlap_experts"] = float(chunks_overlap)
+    elif release and "bridge" in cells.words("framework"):
+        found |= _older_dispatch(cells, float(chunks_overlap))
     for pattern, columns in _SETTINGS:
         if re.search(pattern, text):
             found |= columns
     if _GRAPHS.search(text):
-        found["launch_free"] = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+        captured = 0.0 if _NO_GRAPHS.search(text) else _captured(text)
+        found |= {"launch_free": captured, "graph_share": captured}
+    if is_newest:
+        found |= _NEWEST
     return {name: f"{value:g}" for name, value in found.items()}
+
+
+def scaling_cells(cells: PublishedCells) -> dict[str, str]:
+    """Columns of how a row's fp8 or fp4 chooses its scales, as its precision or notes name it."""
+    precision, notes = cells.words("precision"), cells.text("notes").lower()
+    if not re.search("fp8|float8|fp4", precision):
+        return {}
+    for words, name in _RECIPES:
+        if words.search(precision) or (name == "tensorwise" and words.search(notes)):
+            return {column: f"{value:g}" for column, value in SCALINGS[name].items()}
+    return {}
+
+
+def _older_dispatch(cells: PublishedCells, can_overlap: float) -> dict[str, float]:
+    everywhere, on_hopper = _BY_ALL_TO_ALL
+    name = f"{cells.text('model')} {cells.text('model_name')}"
+    if everywhere.search(name):
+        return {"flex_dispatch": 0.0}
+    if on_hopper.search(name) and _HOPPER.search(cells.text("gpu_type")):
+        return {
+            "flex_dispatch": 0.0,
+            "overlap_experts": can_overlap,
+            "delays_weight_grads": can_overlap,
+        }
+    return {}
 
 
 def _settings_text(cells: PublishedCells) -> str:

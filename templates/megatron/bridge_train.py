@@ -14,6 +14,7 @@ from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     DistributedDataParallelConfig,
+    DistributedInitConfig,
     GPTDatasetConfig,
     LoggerConfig,
     OptimizerConfig,
@@ -24,6 +25,7 @@ from megatron.bridge.training.config import (
     ValidationConfig,
 )
 from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.pretrain import pretrain
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
@@ -39,6 +41,7 @@ SECTIONS = {
     "tokenizer": TokenizerConfig,
     "checkpoint": CheckpointConfig,
     "rng": RNGConfig,
+    "dist": DistributedInitConfig,
 }
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -51,10 +54,18 @@ def configuration(path: Path) -> ConfigContainer:
     """The configuration that a file of sections describes."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     precision = data.pop("mixed_precision")
+    if precision is not None:
+        precision = get_mixed_precision_config(precision)
+        precision.grad_reduce_in_fp32 = data.pop(
+            "grad_reduce_in_fp32", precision.grad_reduce_in_fp32
+        )
     model = data["model"]
     model["activation_func"] = ACTIVATIONS[model["activation_func"]]
     if "window_size" in model:
         model["window_size"] = tuple(model["window_size"])
+    for moment in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if moment in data["optimizer"]:
+            data["optimizer"][moment] = getattr(torch, data["optimizer"][moment])
     latent = {"model": MLAModelProvider} if model.get("multi_latent_attention") else {}
     if precision is None:
         data["model"]["pipeline_dtype"] = torch.float32

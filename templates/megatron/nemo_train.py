@@ -34,6 +34,9 @@ def main(path: Path) -> None:
     shape = data["model"]
     shape["activation_func"] = ACTIVATIONS[shape["activation_func"]]
     config = (Llama31Config if "scale_factor" in shape else llm.GPTConfig)(**shape)
+    for moment in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if moment in data["optimizer"]:
+            data["optimizer"][moment] = getattr(torch, data["optimizer"][moment])
     tokenizer = get_nmt_tokenizer(library="null", model_name="NullTokenizer", **data["tokenizer"])
     ddp = DistributedDataParallelConfig(**data["ddp"])
     dtype = dtype or torch.float32

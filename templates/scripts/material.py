@@ -27,7 +27,7 @@ def read_settings() -> workload.Settings:
 
 
 def make_model(settings: workload.Settings) -> torch.nn.Module:
-    """The model with random weights, its adapters, and its loss in chunks where that is asked.
+    """The model with random weights, its adapters, and what is to be computed in chunks.
 
     At stage 3 transformers shards it as it is made, if it knows the configuration by now.
     """
@@ -41,6 +41,9 @@ def make_model(settings: workload.Settings) -> torch.nn.Module:
     if "lora" in source:
         workload.add_adapters(model, source["lora"])
     workload.chunk_loss(model, settings.loss_chunk_tokens)
+    workload.chunk_mlps(
+        model, settings.mlp_chunk_tokens, most_tokens=workload.most_tokens(settings)
+    )
     return model
 
 

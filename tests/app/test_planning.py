@@ -16,9 +16,10 @@ from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.planning.choices import PROBABLE, choices_of, ranked
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
-from autotune.planning.ranking import rank_lattice, ranked
+from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.command_line import autotune
@@ -44,9 +45,13 @@ def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
     assert 0 < n_fit < len(found.candidates)
     assert fits[:n_fit].all()
     assert not fits[n_fit:].any()
-    assert (np.diff(found.prediction.step_time_s[found.order[:n_fit]]) >= 0).all()
+    times_s = found.prediction.step_time_s[found.order[:n_fit]]
+    # Within 3%, the plainer layout comes first.
+    assert (times_s[1:] > np.maximum.accumulate(times_s)[:-1] / 1.03).all()
     behind = found.prediction.fit_probability[found.order[n_fit:]]
-    assert (np.diff(behind) <= 0).all()
+    n_probable = int((behind >= PROBABLE).sum())
+    assert (behind[:n_probable] >= PROBABLE).all()
+    assert (np.diff(behind[n_probable:]) <= 0).all()
     assert sorted(found.order) == list(range(len(found.candidates)))
 
 
@@ -65,7 +70,8 @@ def test_nothing_on_the_front_is_beaten_in_both(outlook):
         beaten = ((step[fitting] < step[index]) & (peak[fitting] < peak[index])).any()
         if index in found.on_front:
             assert not beaten
-    assert int(found.order[0]) in found.on_front
+    fastest = fitting[np.argmin(step[fitting])]
+    assert int(fastest) in found.on_front
 
 
 def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
@@ -95,8 +101,8 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
     assert ratio == pytest.approx(1.3, rel=0.03)
     assert after.prediction.peak_memory_bytes[best] > before.prediction.peak_memory_bytes[best]
     # As narrow as a search's own, and narrower than what others' runs promise.
-    assert 1 < after.reach.step_time[best] < 1.15
-    assert after.reach.step_time[best] < before.reach.step_time[best]
+    assert 0 < after.reach.step_time.high[best] < 0.14
+    assert after.reach.step_time.high[best] < before.reach.step_time.high[best]
     assert after.learned.n_here == len(ran)
     shown = ranking_as_dict(after, [1])
     assert shown["n_trials_of_this_job"] == len(ran)
@@ -106,7 +112,7 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook):
     other = lessons(here, 1.3, grad_accum=64.0)
     akin = rank_lattice(dataclasses.replace(outlook, lessons=other))
     assert akin.learned.n_here == 0
-    assert akin.reach.step_time[best] > after.reach.step_time[best]
+    assert akin.reach.step_time.high[best] > after.reach.step_time.high[best]
     # Other devices teach nothing of these.
     elsewhere = lessons(dataclasses.replace(here, device="A100"), 1.3)
     assert rank_lattice(dataclasses.replace(outlook, lessons=elsewhere)).learned is None
@@ -198,14 +204,14 @@ def test_an_accelerator_of_ones_own(tmp_path):
 def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
     found = rank_lattice(outlook)
     files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
-    second = found.candidates[int(found.order[1])].values
+    second = found.candidates[int(found.choices.firsts[1])].values
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == second["micro_batch"]
     marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
     assert marked["rank"] == 2
     assert marked["candidate"] == dict(second)
     assert marked["pred_step_time_s"] == pytest.approx(
-        found.prediction.step_time_s[found.order[1]]
+        found.prediction.step_time_s[found.choices.firsts[1]]
     )
     assert {path.name for path in files} >= {"ds_config.json", "prediction.json"}
     with pytest.raises(JobError, match="--rank 100000"):
@@ -223,24 +229,19 @@ def test_the_price_follows_from_time(outlook):
 
 
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
-    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
+    min_fit = 0.6
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"], min_fit=min_fit)
     assert not found.violations
     everyone = outlook.predict(outlook.lattice.candidates)
-    order = ranked(
-        everyone.step_time_s,
-        everyone.peak_memory_bytes,
-        everyone.fit_probability,
-        min_fit=0.9,
-    )
-    place = int(np.flatnonzero(order == found.index)[0]) + 1
+    choices = choices_of(everyone, min_fit=min_fit, splits=True)
     assert found.is_in_lattice
-    assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))
+    assert (found.place, found.n_ranked) == (choices.rank(found.index), len(choices))
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
     assert change is not None
-    assert change.fit_probability >= 0.9
+    assert change.fit_probability >= min_fit
     assert not change.violations
-    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= 0.9]
+    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= min_fit]
     assert change.step_time_s == min(n.step_time_s for n in fitting)
     micro_batches = {n.value for n in found.neighbours if n.knob == "micro_batch"}
     assert {2, 8} <= micro_batches
@@ -259,7 +260,7 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"])
     assert "batch.product" in {violation.rule for violation in found.violations}
     assert not found.is_in_lattice
-    assert found.n_ranked == len(outlook.lattice.candidates) + 1
+    assert found.n_ranked > len(rank_lattice(outlook).choices)
     assert found.cheapest_legal is not None
     assert not found.cheapest_legal.violations
 
@@ -303,7 +304,6 @@ def test_every_space_that_is_advised_is_one_of_the_engines(engine):
     flags = {"model": "llama-3.1-405b", "seq_len": 2048, "global_batch": 16, "world": 2}
     found = rank_lattice(open_outlook(None, flags, FleetWishes(gpu="A100-40GB"), engine=engine))
     advised = set(re.findall(r"--space (\w+)", printed(print_ranking, found, top=1)))
-    assert advised
     assert advised <= set(shipped_spaces(engine))
 
 
@@ -378,7 +378,7 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     keys = {"model": "deepseek-v2-lite", "seq_len": 4096, "global_batch": 64, "world": 8}
     there, space = FleetWishes(gpu="A100-80GB"), tmp_path / "space.yaml"
     space.write_text("name: mine\ndescription: few\nknobs:\n  zero.stage: 3\n  recompute: full\n")
-    found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there))
+    found = rank_lattice(open_outlook(None, {**keys, "space": str(space)}, there), min_fit=0.6)
     assert [each.flags for each in found.spread_experts] == ["--space moe", "--engine megatron"]
     assert min(each.speedup for each in found.spread_experts) > 1.3
     told = " ".join(printed(print_ranking, found, top=1).split())
@@ -387,7 +387,9 @@ def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
     assert spread.spread_experts == ()
     first = ranking_as_dict(spread, [1])["candidates"][0]
     assert first["changes_training"] == []
-    assert [text.split(";")[0] for text in first["assumed"]] == ["give all experts as many tokens"]
+    router, intervals = first["assumed"]
+    assert router.startswith("give all experts as many tokens;")
+    assert intervals.startswith("intervals: time of ")
 
 
 def test_nothing_is_told_that_cannot_train_the_mixture(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.cost import Recompute, Tier, predict
-from autotune.cost.plans import Watched
+from autotune.cost.plans import LoggedStage
 from autotune.cost.table import TableRows
 from autotune.cost.table import rows_to_plans as strict_to_plans
 from autotune.devices.accelerators import shipped_accelerators
@@ -57,6 +57,7 @@ def test_a_full_row_says_everything() -> None:
         ("vocab", "128,256", "vocab", 128_256.0),
         ("seq_len", "8k", "seq_len", 8192.0),
         ("model_name", "Mixtral-8x7B", "n_experts", 8.0),
+        ("task", "LoRA SFT", "adapters", 0.5),
     ],
 )
 def test_other_spellings_are_read(cell: str, text: str, of: str, expected: float) -> None:
@@ -290,6 +291,11 @@ def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
         ("notes", "transformer-impl local", {"flash_attention": 0.0}),
         ("notes", "expandable_segments:True", {"fragments": 0.1}),
         ("kernels", "tiled MLP", {"mlp_tile_tokens": 4096.0}),
+        (
+            "offload",
+            "cpu(optimizer)+act_cpu",
+            {"offloaded_activations": 1.0, "optimizer_tier": Tier.CPU, "param_tier": Tier.DEVICE},
+        ),
         ("attention", "eager", {"flash_attention": 0.0}),
         ("attention", "flash_attention_2", {"flash_attention": 1.0, "attention_speed": 1.0}),
         ("attention", "FA1 triton", {"flash_attention": 1.0, "attention_speed": 0.55}),
@@ -362,13 +368,13 @@ def test_a_peak_has_a_meter(unit: str, framework: str, meter: str) -> None:
 @pytest.mark.parametrize(
     ("unit", "framework", "stage"),
     [
-        ("GiB (max allocated of the LAST rank only)", "megatron", Watched.LAST),
-        ("GB", "nanotron", Watched.FIRST),
-        ("GiB (max allocated, max over all ranks)", "nanotron", Watched.FULLEST),
-        ("GiB", "megatron", Watched.FULLEST),
+        ("GiB (max allocated of the LAST rank only)", "megatron", LoggedStage.LAST),
+        ("GB", "nanotron", LoggedStage.FIRST),
+        ("GiB (max allocated, max over all ranks)", "nanotron", LoggedStage.FULLEST),
+        ("GiB", "megatron", LoggedStage.FULLEST),
     ],
 )
-def test_a_peak_may_be_of_one_rank(unit: str, framework: str, stage: Watched) -> None:
+def test_a_peak_may_be_of_one_rank(unit: str, framework: str, stage: LoggedStage) -> None:
     assert column("watched_stage", peak_mem_unit=unit, framework=framework) == stage
 
 
@@ -402,9 +408,27 @@ def test_a_framework_has_its_own_eager_fused_and_chunked_loss() -> None:
         ("fsdp(hf)", "eager", 12.0),
         ("fsdp(hf)", "fused", 8.0),
         ("fsdp", "fused", 4.0),
-        ("torchtune", "chunked", 5.0),
+        ("torchtune", "chunked", 3.5),
     ):
         assert column("logit_bytes", framework=framework, loss=loss, **single) == size
     assert column("loss_chunk_tokens", framework="torchtune", loss="chunked", **single) == 0
     # Ranks that share the logits have no fused loss.
     assert column("logit_bytes", framework="fsdp", tp="4", pp="1", dp="16") == 12.0
+
+
+def test_adapters_follow_from_their_rank_and_modules() -> None:
+    lora = {"task": "lora", "notes": "LoRA r 64 on q_proj k_proj v_proj o_proj"}
+    half = column("trained_share", **{**lora, "notes": "LoRA rank 32"})
+    assert column("trained_share", **lora) == pytest.approx(2 * half)
+    assert column("adapts_mlp", **lora) == 0
+    wide = {**lora, "notes": "LoRA r 64 on all-linear"}
+    assert column("adapts_mlp", **wide) == 1
+    assert column("trained_share", **wide) > 1.5 * column("trained_share", **lora)
+    assert column("dequantized_bytes", **lora) == 0
+
+
+@pytest.mark.parametrize(
+    ("notes", "moved"), [("", 2.5), ("GPTQ Int4 base", 20.0), ("GPTQ, triton v2 kernel", 2.5)]
+)
+def test_packed_weights_are_unpacked(notes: str, moved: float) -> None:
+    assert column("dequantized_bytes", task="qlora", notes=notes) == moved

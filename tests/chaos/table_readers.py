@@ -25,8 +25,8 @@ from autotune.cost.knowledge import (
     recall_lessons,
     write_lessons,
 )
-from autotune.cost.table import rows_to_plans
 from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, calibrate
+from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import SHIPPED as ACCELERATORS
 from autotune.devices.accelerators import shipped_accelerators
 from tests.chaos.mutations import TEXTS, WEIRD, dump_yaml, mutate, of_bytes

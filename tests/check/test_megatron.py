@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autotune.app import check
 from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import JobError
 from autotune.check.rules_page import page_of
 from autotune.devices import accelerators
+from autotune.engines.megatron.flags import newest_release
 from autotune.engines.megatron.yaml_fields import home_of
 from autotune.report.check.sarif import sarif_log
 from autotune.report.check.text import print_check
@@ -248,6 +250,33 @@ def test_programs_read_it(tmp_path):
         "megatron.tp.heads",
         "megatron.overlap.needs_sharding",
     }
+
+
+NEWER = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --yarn-beta-fast 32\n"
+"""With a flag that came with 0.19."""
+
+
+def test_an_export_is_read_by_the_release_of_its_header(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "version_of", lambda _: "0.16.1")
+    (tmp_path / "args.sh").write_text("# pretrain_gpt.py of Megatron-LM (Megatron Core 0.19) x\n")
+    path = tmp_path / "launch.sh"
+    path.write_text(f'source "$(dirname "$0")/args.sh"\n{NEWER}')
+    (report,) = check_files([str(path)], CheckFlags()).reports
+    assert report.release == "0.19"
+    assert "Megatron Core 0.19 (its header names it), world" in report.about
+    assert "megatron.flags.unknown" not in dict(found_in(report))
+
+
+def test_flags_that_the_installed_release_lacks_are_read_by_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "version_of", lambda _: "0.16.1")
+    path = tmp_path / "launch.sh"
+    path.write_text(NEWER)
+    (report,) = check_files([str(path)], CheckFlags()).reports
+    assert report.release == newest_release()
+    assert "takes its flags; 0.16 does not" in report.about
+    path.write_text(NEWER.replace("yarn-beta-fast", "yarn-beta-fastest"))  # in no release
+    (report,) = check_files([str(path)], CheckFlags()).reports
+    assert (report.release, report.release_because) == ("0.16", "")
 
 
 def test_an_unknown_release_is_refused(tmp_path):

@@ -123,3 +123,48 @@ def test_context_ranks_share_the_tokens() -> None:
 def kept_of(axis: str | None) -> float:
     p = plans(has_dropout=0.0, **({axis: 4.0} if axis else {}))
     return float(activations_of(p, sizes_of(p)).first_stage_bytes)
+
+
+LONG = {
+    "n_layers": 32.0,
+    "hidden": 4096.0,
+    "ffn_hidden": 14336.0,
+    "n_heads": 32.0,
+    "n_kv_heads": 8.0,
+    "head_dim": 128.0,
+    "gated_mlp": 1.0,
+    "seq_len": 131072.0,
+    "micro_batch": 1.0,
+    "recompute": float(Recompute.FULL),
+}
+"""An 8B model on long samples."""
+
+
+def working(**changes: float) -> float:
+    p = plans(**LONG, **changes)
+    return float(np.ravel(activations_of(p, sizes_of(p)).working_bytes)[0])
+
+
+def test_an_mlp_in_chunks_holds_one_of_them() -> None:
+    """What it keeps, and gradients of its inner results: 5 f of 2 bytes a token."""
+    inner_bytes = 2.0 * 5.0 * LONG["ffn_hidden"]
+    whole, tiled, one = (working(mlp_tile_tokens=n) for n in (0.0, 4096.0, 131072.0))
+    assert whole - tiled == pytest.approx(inner_bytes * (LONG["seq_len"] - 4096.0))
+    assert one == pytest.approx(whole)
+
+
+def test_an_mlp_in_chunks_keeps_its_input_alone() -> None:
+    at_once, tiled = (
+        kept(plans(**{**LONG, "recompute": 0.0}, mlp_tile_tokens=n)) for n in (0.0, 4096.0)
+    )
+    per_layer = 2.0 * 3.0 * LONG["ffn_hidden"] * LONG["seq_len"]
+    # But for a chunk of each layer.
+    assert at_once - tiled == pytest.approx(LONG["n_layers"] * per_layer, rel=0.04)
+
+
+def test_inputs_on_the_host_leave_two_layers_on_the_device() -> None:
+    layer_bytes = 2.0 * LONG["seq_len"] * LONG["hidden"]
+    p = plans(**LONG, offloaded_activations=1.0)
+    found = activations_of(p, sizes_of(p))
+    assert float(np.ravel(found.host_bytes)[0]) == pytest.approx(LONG["n_layers"] * layer_bytes)
+    assert working(offloaded_activations=1.0) - working() == pytest.approx(2.0 * layer_bytes)

@@ -48,11 +48,13 @@ def test_accuracy_says_what_was_scored(tables: Path) -> None:
     assert (found["rows"], found["not_predicted"]) == (9, 1)
     assert found["fit"]["ran"] == 8
     assert found["fit"]["oom"] == 1
-    assert [line["rows"] for line in found["time"]] == [8]
-    assert found["time"][0]["split"] == "held_out"
-    assert found["time"][0]["calibrated_median_error"] < found["time"][0]["median_error"]
-    assert found["rank"]["someone/somewhere"]["groups"] == 1
-    assert found["memory"][0]["meter"] == "peak_bytes"
+    [time], [memory], [rank] = found["time"], found["memory"], found["rank"]
+    assert (time["rows"], time["split"], time["kind"]) == (8, "held_out", "dense")
+    assert time["after_5"]["median_error"] < time["median_error"]
+    assert {"median_error", "inside", "width"} == time["after_1"].keys() == time["after_0"].keys()
+    assert memory["kind"] == "dense total"
+    assert rank["groups"] == 1
+    assert rank["regret_first"] >= rank["regret_of_three"] >= 1
     assert "median" in run("accuracy", "--published", str(tables))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.cost import load_constants, predict
-from autotune.cost.calibrate import calibrate_constants
+from autotune.cost.calibrate import calibrate_constants, calibrate_with_shares
 from tests.cost.plans import plans
 
 SHIPPED = load_constants()
@@ -63,3 +63,20 @@ def test_memory_by_its_meter() -> None:
 def test_measurements_are_above_zero(measured: np.ndarray) -> None:
     with pytest.raises(JobError, match="above zero"):
         calibrate_constants(LAYOUTS, measured, SHIPPED)
+
+
+def test_shares_of_devices_are_found_with_the_constants() -> None:
+    layouts = plans(
+        tp=np.tile(np.array([1.0, 2.0, 4.0, 8.0]), 3),
+        micro_batch=np.repeat(np.array([1.0, 2.0, 4.0]), 4),
+        dp=8.0,
+        grad_accum=8.0,
+    )
+    kinds = np.tile(np.array([-1, 0, 1, 0]), 3)
+    held = np.array([1.0, 0.7, 1.2])[kinds + 1]
+    measured = predict(dataclasses.replace(layouts, sustained_share=held), SHIPPED).step_time_s
+    fitted, shares = calibrate_with_shares(
+        layouts, measured, SHIPPED, kinds, share_sigma=1.0, sigma=0.001
+    )
+    assert shares == pytest.approx([0.7, 1.2], rel=0.03)
+    assert fitted.matmul_share == pytest.approx(SHIPPED.matmul_share, rel=0.03)

@@ -1,4 +1,4 @@
-"""Intervals of predictions: wider where nobody looked, and refused where the file is wrong."""
+"""Intervals of predictions: wider where nobody looked, the same as fits, refused if wrong."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,87 +7,161 @@ import numpy as np
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.cost import predict
-from autotune.cost.errors import LEVEL, Errors, MissSizes, doubt_of, load_errors, spare_of
-from autotune.cost.table import rows_to_plans
+from autotune.cost import Prediction, predict
+from autotune.cost.errors import (
+    LEVEL,
+    METERS,
+    SHIPPED_CPU,
+    Basis,
+    Ends,
+    Errors,
+    Margin,
+    Spread,
+    Widths,
+    basis_of,
+    load_errors,
+)
+from autotune.cost.table import TableRows, rows_to_plans
 from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from autotune.devices.probed import MeasuredRates
 from tests.cost.rows import row
 
+
+def ends(low: float, high: float = 0.0) -> Ends:
+    return Ends(low=low, high=high or low, sources=9)
+
+
 ERRORS = Errors(
-    sources=3,
-    step_time=MissSizes(seen=0.1, unseen=0.3, doubtful=0.5),
-    mixture_step_time=MissSizes(seen=0.2, unseen=0.4, doubtful=0.0),
-    peak_memory=MissSizes(seen=0.1, unseen=0.2, doubtful=0.0),
+    sources=9,
+    step_time=Widths(
+        kinds={"all": ends(0.5), "dense": ends(0.3), "dense known": ends(0.1, 0.2)},
+        wider={"doubt": 2.0},
+    ),
+    peak_memory=Widths(kinds={"all": ends(0.4), "dense known": ends(0.2, 0.3)}, wider={}),
     peaks={"megatron": [312.0]},
 )
+CLOSED = {
+    **{"loss": "fused", "recompute": "none", "attention": "flash", "zero_stage": "1"},
+    "software": "2025",
+}
 
 
-def test_what_was_seen_is_narrower() -> None:
+def read(*rows: dict[str, str]) -> tuple[TableRows, Prediction, Basis]:
+    found = rows_to_plans(rows, shipped_accelerators())
+    assert found.plans is not None, found.reasons
+    said = predict(found.plans)
+    told = ERRORS.told(found.frameworks, found.accelerators, found.open, found.fewest_logit_bytes)
+    return found, said, basis_of(said, told)
+
+
+def margin(*rows: dict[str, str]) -> tuple[Prediction, Margin]:
+    _, said, basis = read(*rows)
+    return said, ERRORS.reach_of(basis)
+
+
+def test_a_framework_is_known_on_accelerators_like_those_it_ran_on() -> None:
     a100, a800, h100 = (find_accelerator(name) for name in ("A100", "A800", "H100"))
-    assert ERRORS.is_seen("megatron", a100)
-    assert ERRORS.is_seen("megatron", a800)  # the same device with slower links
-    assert not ERRORS.is_seen("megatron", h100)
-    assert not ERRORS.is_seen("fsdp", a100)
     probed = replace(h100, measured=MeasuredRates())
-    assert ERRORS.is_seen("megatron", probed)
-    assert not ERRORS.is_seen("fsdp", probed)
+    fleet = [a100, a800, h100, probed]
+    ours = ERRORS.told(["megatron"] * 4, fleet, {})
+    assert ours.is_known.tolist() == [True, True, False, True]
+    assert ours.new_accelerator.tolist() == [False, False, True, False]
+    assert not ours.new_framework.any()
+    others = ERRORS.told(["fsdp"] * 4, fleet, {})
+    assert not others.is_known.any()
+    assert others.new_framework.all()
 
 
-def test_communication_and_offload_are_in_doubt() -> None:
-    alone = row(n_gpus="1", tp="1", pp="1", dp="1")
-    rows = [alone, row(tp="8", pp="1", dp="8"), row(offload="cpu(optimizer)")]
-    read = rows_to_plans(rows, shipped_accelerators())
-    assert read.plans is not None
-    said = predict(read.plans)
-    doubt = doubt_of(said)
-    assert doubt[0] < doubt[1] < doubt[2] == 1.0
-    reach = ERRORS.reach(read.frameworks, read.accelerators, said)
-    assert np.allclose(reach.step_time, np.exp(0.1 + 0.5 * doubt))
-    low_s, high_s, low_bytes, high_bytes = reach.around(said, 0)
-    assert low_s < said.step_time_s[0] < high_s
-    assert low_bytes < said.peak_memory_bytes[0] < high_bytes
+def test_a_kind_that_too_few_sources_have_counts_as_the_next_wider_one() -> None:
+    widths = ERRORS.step_time
+    wanted = ("dense known small", "dense unknown large", "experts known large")
+    assert [widths.nearest(kind) for kind in wanted] == ["dense known", "dense", "all"]
+    _, found = margin(row(**CLOSED), row(**{**CLOSED, "framework": "fsdp", "zero_stage": "3"}))
+    assert found.evidence_at(0) == (
+        "time of dense known (9 sources, too few have dense known small); "
+        "memory of dense known (9 sources, too few have dense known large total)"
+    )
+    assert "memory of all (9 sources, too few have dense unknown" in found.evidence_at(1)
+
+
+def test_what_is_in_doubt_widens_both_ends() -> None:
+    alone = row(**CLOSED, n_gpus="1", tp="1", pp="1", dp="1")
+    _, _, basis = read(alone, row(**CLOSED, tp="8", pp="1", dp="8"))
+    doubt = basis.parts["doubt"]
+    assert doubt[0] < doubt[1]
+    found = ERRORS.reach_of(basis).step_time
+    assert np.allclose(found.low, 0.1 * (1 + 2 * doubt))
+    assert np.allclose(found.high, 0.2 * (1 + 2 * doubt))
+
+
+def test_fits_is_the_share_of_the_interval_s_distribution_below_the_limit() -> None:
+    spread = Spread(low=np.full(4, 0.2), high=np.full(4, 0.4))
+    peak = np.full(4, 60.0)
+    limits = 60.0 * np.exp([-0.2, 0.0, 0.4, 0.4 * 0.8416 / 1.6449])
+    assert spread.below(limits, peak) == pytest.approx([0.05, 0.5, 0.95, 0.8], abs=1e-4)
+
+
+def test_a_peak_that_just_fits_has_its_upper_end_at_the_memory_of_the_device() -> None:
+    said, found = margin(row(**CLOSED))
+    high = said.peak_memory_bytes * np.exp(found.peak_memory.high)
+    full = replace(said, plans=replace(said.plans, memory_bytes=high))
+    assert found.judge(full).fit_probability == pytest.approx([0.95], abs=1e-4)
+    assert said.fit_probability.tolist() == [1.0], "by the peak alone"
+
+
+def test_offloaded_states_have_an_unknown_price() -> None:
+    _, found = margin(*(row(**CLOSED, offload=text) for text in ("none", "cpu(optimizer)")))
+    time = found.step_time
+    assert time.low[1] > np.hypot(time.low[0], 0.4)
+    assert time.high[1] > np.hypot(time.high[0], 0.4)
+
+
+def test_an_unknown_age_widens_times_and_not_peaks() -> None:
+    undated = {**CLOSED, "software": ""}
+    _, found = margin(row(**CLOSED), row(**undated))
+    time, memory = found.step_time, found.peak_memory
+    assert time.low[1] == pytest.approx(np.hypot(time.low[0], 0.1))
+    assert memory.high[1] == memory.high[0]
+
+
+def test_what_a_row_leaves_open_reaches_the_other_way() -> None:
+    whole = {"pp": "1", "dp": "16"}
+    opens = ({}, {"recompute": ""}, {"loss": ""}, {"zero_stage": ""})
+    _, said, basis = read(*(row(**{**CLOSED, **whole, **each}) for each in opens))
+    full = predict(replace(said.plans, recompute=2.0))
+    log_time = np.log(full.step_time_s[1] / said.step_time_s[1])
+    log_peak = np.log(said.peak_memory_bytes[1] / full.peak_memory_bytes[1])
+    assert basis.open_time[1][1] == pytest.approx(log_time)
+    assert basis.open_memory[0][1] == pytest.approx(log_peak)
+    assert basis.open_memory[1][1] == 0.0
+    assert basis.open_memory[0][2] == pytest.approx(
+        np.log(said.peak_memory_bytes[2] / said.peak_memory_bytes[0])
+    ), "a fused loss keeps less"
+    assert basis.open_memory[1][3] > 0.1, "without sharded states it takes more"
+    assert not basis.open_memory[0][0]
+    assert not basis.open_time[0][0]
 
 
 def test_routing_that_nobody_forces_may_be_slower_and_not_faster() -> None:
-    mixture = {"n_experts": "8", "experts_per_token": "2", "ep": "8"}
+    mixture = {**CLOSED, "n_experts": "8", "experts_per_token": "2", "ep": "8"}
     routing = ({}, {"forced_balance": "1"}, {"expert_imbalance": "1.3"})
-    rows = [row(**mixture, **said) for said in routing]
-    read = rows_to_plans([*rows, row(**{**mixture, "ep": "1"})], shipped_accelerators())
-    assert read.plans is not None
-    said = predict(read.plans)
-    reach = ERRORS.reach(read.frameworks, read.accelerators, said)
-    assert np.allclose(reach.step_time, np.exp(0.2))
-    for index, slower in enumerate((1.5, 1.0, 1.0, 1.0)):
-        low_s, high_s, *_ = reach.around(said, index)
-        assert low_s == pytest.approx(said.step_time_s[index] / np.exp(0.2))
-        assert high_s == pytest.approx(said.step_time_s[index] * np.exp(0.2) * slower)
+    rows = [row(**mixture, **each) for each in routing]
+    said, found = margin(*rows, row(**{**mixture, "ep": "1"}))
+    slower = np.exp(found.step_time.high - found.step_time.low)
+    assert slower == pytest.approx([1.5, 1.0, 1.0, 1.0])
     assert said.step_time_s[2] > said.step_time_s[1]
-    assumes = [any("expert_imbalance" in each for each in noted) for noted in read.assumed]
-    assert assumes[:3] == [True, False, False]
 
 
-def test_a_loss_of_which_nobody_says_how_spares_memory_at_the_low_end() -> None:
-    whole = {"pp": "1", "dp": "16"}  # of two stages the first is fuller, without logits
-    losses = [{}, {"loss": "fused"}, {"loss": "eager"}]
-    rows = [row(**whole, **said) for said in losses]
-    rows.append(row(framework="fsdp", tp="1", pp="1", dp="64"))
-    read = rows_to_plans(rows, shipped_accelerators())
-    assert read.plans is not None
-    said = predict(read.plans)
-    spare = spare_of(said, read.fewest_logit_bytes)
-    fused = said.peak_memory_bytes[1]
-    assert spare[0] == pytest.approx(said.peak_memory_bytes[0] / fused)
-    assert spare[0] > 1.0
-    assert spare[1:].tolist() == [1.0, 1.0, 1.0], "said, or fused by the framework's default"
-    note = "loss=not fused (fused at the low end of memory)"
-    assert [note in noted for noted in read.assumed] == [True, False, False, False]
+def test_each_meter_has_a_kind_of_its_own() -> None:
+    _, _, basis = read(row(**CLOSED))
+    names = [basis.memory_kinds([meter]).names[0] for meter in METERS]
+    assert names == [f"dense known large {word}" for word in ("allocated", "reserved", "total")]
 
 
-def test_the_shipped_errors_are_wider_where_nothing_was_seen() -> None:
-    shipped = load_errors()
-    assert shipped.step_time.seen <= shipped.step_time.unseen
-    assert shipped.peaks["megatron"]
+@pytest.mark.parametrize("path", [None, SHIPPED_CPU])
+def test_the_shipped_errors_have_the_widest_kind(path: Path | None) -> None:
+    shipped = load_errors() if path is None else load_errors(path)
+    assert {"all"} <= shipped.step_time.kinds.keys() & shipped.peak_memory.kinds.keys()
     assert LEVEL == 0.9  # what docs/cost.md and the words of reports say
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from autotune.cost import Plans, predict
 from autotune.cost.activations import activations_of
+from autotune.cost.compute import layer_times
 from autotune.cost.constants import load_constants
-from autotune.cost.plans import Column, Recompute
-from autotune.cost.sizes import sizes_of
+from autotune.cost.plans import Column, ContextKind, Recompute, RowBuffers
+from autotune.cost.sizes import LayerKind, sizes_of
 from autotune.cost.step import step_times
 from autotune.cost.traffic import expert_s
+from autotune.cost.traits import SCALINGS
 from tests.cost.plans import DEVICE
 
 TINY: dict[str, Column] = {
@@ -249,7 +251,8 @@ def test_graphs_take_launches_off_the_host() -> None:
 def test_a_window_leaves_few_scores() -> None:
     whole = predict(deepseek(window=128.0, n_windowed_layers=0.0)).times.attention_s[0]
     half = predict(deepseek(window=128.0, n_windowed_layers=30.5)).times.attention_s[0]
-    assert half / whole == pytest.approx(0.5 + 0.5 * (1 - (1 - 128 / 4096) ** 2))
+    # Blocks of 128 tokens are computed whole.
+    assert half / whole == pytest.approx(0.5 + 0.5 * (1 - (1 - 256 / 4096) ** 2))
 
 
 def test_gradients_of_experts_have_a_ring_across_nodes_of_their_own() -> None:
@@ -273,3 +276,101 @@ def test_overlap_by_pairs_takes_one_chunk_more_of_a_pipeline() -> None:
     first = [float(activations_of(p, sizes_of(p)).first_stage_bytes) for p in (*alone, *piped)]
     assert first[1] == first[0]
     assert first[3] / first[2] == pytest.approx((4 + 3 / 2 + 1 / 2) / (4 + 3 / 2))
+
+
+def test_a_wide_experts_weights_move_like_a_dense_layers() -> None:
+    """Rows come in pieces, and cost more where there are more of them; weights do not."""
+    c = load_constants()
+    few, many = (deepseek(micro_batch=size, ep=64.0, dp=64.0) for size in (1.0, 2.0))
+    times = [layer_times(p, sizes_of(p), c, LayerKind.MIXTURE).matmul_s for p in (few, many)]
+    assert 1.6 < float(times[1] / times[0]) < 2.0
+
+
+def test_biases_of_experts_are_added_in_32_bits() -> None:
+    """28 bytes an element forward, and half as many again backward; fused experts add none."""
+    plain, biased = deepseek(), deepseek(expert_biases=1.0)
+    fused = deepseek(expert_biases=1.0, fused_experts=1.0)
+    s, c = sizes_of(plain), load_constants()
+
+    def moved(p: Plans) -> float:
+        return float(layer_times(p, s, c, LayerKind.MIXTURE).elementwise_s)
+
+    added_bytes = 2.5 * 28.0 * s.routed_rows * plain.hidden
+    rate = plain.memory_bytes_per_s * c.memory_share
+    assert moved(biased) - moved(plain) == pytest.approx(float(added_bytes / rate))
+    assert moved(fused) == pytest.approx(moved(deepseek(fused_experts=1.0)))
+
+
+def test_small_heads_wait_for_exponentials() -> None:
+    wide, narrow = (
+        predict(deepseek(latent_kv_rank=0.0, latent_q_rank=0.0, head_dim=size, n_heads=heads))
+        for size, heads in ((128.0, 128.0), (64.0, 256.0))
+    )
+    assert 1.1 < narrow.times.attention_s[0] / wide.times.attention_s[0] < 1.6
+
+
+def test_each_recipe_of_fp8_casts_in_its_way() -> None:
+    times = {
+        name: predict(deepseek(matmul_flops=2.0 * DEVICE["half_flops"], **columns)).step_time_s[0]
+        for name, columns in SCALINGS.items()
+    }
+    assert times["delayed"] < times["mxfp8"] < times["tensorwise"] < 1.2 * times["delayed"]
+
+
+def test_an_allgather_sends_all_tokens_whatever_experts_take_each() -> None:
+    c = load_constants()
+
+    def way_s(**changes: Column) -> float:
+        p = deepseek(ep=8.0, dp=8.0, **changes)
+        return float(np.ravel(expert_s(p, sizes_of(p), c))[0])
+
+    assert way_s(all_gather_dispatch=1.0) == way_s(all_gather_dispatch=1.0, experts_per_token=2.0)
+    assert way_s(experts_per_token=2.0) < way_s(all_gather_dispatch=1.0)
+
+
+def test_kinds_of_context_parallelism_differ() -> None:
+    """What is passed round hides behind attention; what is gathered, or heads, do not."""
+    kinds = {
+        kind: predict(deepseek(cp=8.0, seq_len=32768.0, context_kind=float(kind)))
+        for kind in ContextKind
+    }
+    shown = {kind: float(found.times.context_comm_s[0]) for kind, found in kinds.items()}
+    assert shown[ContextKind.RING] < shown[ContextKind.GATHERED]
+    assert shown[ContextKind.HEADS] != shown[ContextKind.GATHERED]
+
+
+def test_registered_buffers_leave_kernels_more_processors() -> None:
+    usual, registered = (
+        predict(deepseek(dp=8.0, zero_stage=1.0, user_buffers=flag)).times.data_comm_s[0]
+        for flag in (0.0, 1.0)
+    )
+    assert registered < usual
+
+
+def test_buffers_that_stay_take_memory() -> None:
+    """HybridEP's hold the tokens of all ranks, there and back: 2 x 64 x 4096 x 7168 x 2."""
+    memory = [
+        predict(deepseek(ep=64.0, dp=64.0, rank_buffers=float(kind))).memory.context_bytes[0]
+        for kind in RowBuffers
+    ]
+    none, deepep, hybridep = memory
+    assert hybridep - none == pytest.approx(2 * 64 * 4096 * 7168 * 2)
+    assert 0 < deepep - none < 1e9
+
+
+def test_graphs_take_launches_from_the_host_and_pin_memory() -> None:
+    eager, graphs = (
+        predict(deepseek(launch_free=share, graph_share=share)) for share in (0.0, 0.65)
+    )
+    assert graphs.times.host_s[0] < eager.times.host_s[0]
+    activations = [found.memory.activations_bytes[0] for found in (eager, graphs)]
+    assert activations[1] == pytest.approx(activations[0] * (1 + 0.5 * 0.65))
+
+
+def test_two_buffers_that_stay_leave_no_holes() -> None:
+    fresh, fixed = (
+        predict(deepseek(dp=8.0, zero_stage=3.0, layer_wise_gather=1.0, fixed_gather=flag)).memory
+        for flag in (0.0, 1.0)
+    )
+    assert fixed.allocated_bytes[0] == pytest.approx(fresh.allocated_bytes[0])
+    assert fixed.fragmentation_bytes[0] < fresh.fragmentation_bytes[0]

@@ -276,6 +276,22 @@ def test_a_chunked_loss_computes_its_logits_again() -> None:
     assert chunked == pytest.approx(whole * 4 / 3)
 
 
+def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
+    whole, tiled = (ideal(plans(mlp_tile_tokens=n)).times for n in (0.0, 256.0))
+    assert np.ravel(whole.recompute_s)[0] == 0.0
+    assert 0.0 < tiled.recompute_s[0] < whole.matmul_s[0] / 3.0
+    assert tiled.matmul_s[0] == whole.matmul_s[0]
+
+
+def test_inputs_of_layers_take_the_host_s_link() -> None:
+    """Down and up, as far as the layers' time does not hide them."""
+    link = {"host_bytes_per_s": 1e6, "host_link_measured": 1.0, "recompute": 2.0}
+    stays, goes = (plans(**link, offloaded_activations=n) for n in (0.0, 1.0))
+    more_s = predict(goes).times.offload_s[0] - float(np.ravel(predict(stays).times.offload_s)[0])
+    moved_bytes = 2.0 * goes.n_layers * goes.micro_batch * goes.seq_len * goes.hidden * 2.0
+    assert more_s == pytest.approx(np.ravel(goes.grad_accum * moved_bytes / 1e6)[0], rel=0.05)
+
+
 def test_pages_are_cleared_of_what_the_heap_does_not_keep() -> None:
     def pages(**changes: float) -> float:
         p = plans(n_layers=1.0, hidden=64.0, ffn_hidden=64.0, seq_len=64.0, **changes)
@@ -349,3 +365,63 @@ def test_what_has_no_room_is_not_prefetched() -> None:
     p = plans(zero_stage=3.0, dp=64.0, micro_batch=8.0, live_elements=live)
     shown = predict(p).times.data_comm_s
     assert shown[0] > 1.5 * shown[1]
+
+
+def test_parameters_on_the_host_always_cost_time() -> None:
+    # Even where every fetch hides behind the layers' products.
+    tier = np.array([Tier.DEVICE, Tier.CPU, Tier.NVME], float)
+    p = plans(dp=8.0, zero_stage=3.0, param_tier=tier, micro_batch=16.0, host_bytes_per_s=1e12)
+    times = predict(p).times
+    assert times.offload_s[0] == 0
+    assert 0 < times.offload_s[1] < times.offload_s[2]
+
+
+def test_stages_by_cost_wait_less_for_the_head() -> None:
+    # Four layers' time in the head: the last stage has fewer layers, and the others more.
+    p = plans(pp=4.0, grad_accum=32.0, vocab=1.2e6, balances_stages=np.array([0.0, 1.0]))
+    even, by_cost = predict(p).times.bubble_s
+    assert 0 < by_cost < even / 2
+
+
+def test_hosts_that_wait_for_messages_between_nodes_launch_later() -> None:
+    far = {"waits_for_stages": np.array([0.0, 1.0]), "hidden": 512.0, "ffn_hidden": 2048.0}
+    slow = predict(plans(pp=2.0, tp=8.0, **far)).times.host_s
+    assert slow[1] > 3 * slow[0]
+    # On one node, and without a pipeline, they do not.
+    for layout in ({"pp": 2.0, "tp": 4.0}, {"dp": 2.0, "tp": 8.0}):
+        alike = predict(plans(**layout, **far)).step_time_s
+        assert alike[0] == alike[1]
+
+
+def test_a_loss_of_32_bit_logits_moves_more() -> None:
+    eager, in_place, fused = predict(plans(logit_bytes=np.array([12.0, 8.0, 4.0]))).times.logits_s
+    assert eager == in_place > fused
+
+
+def test_steps_of_a_ring_between_nodes_have_a_least_time() -> None:
+    c = dataclasses.replace(IDEAL, nvlink_latency_s=1e-6, network_step_s=5e-6)
+    hops = [
+        comm.group(plans(), c, ranks=np.array(ranks), stride=1.0).hop_s for ranks in (8.0, 16.0)
+    ]
+    # Of eight steps one leaves the node, which takes no longer than the others here.
+    assert hops == [pytest.approx(1e-6), pytest.approx(5e-6 * 7 / 8)]
+
+
+def test_adapters_and_packed_weights_take_time() -> None:
+    lora = {"trained_share": 0.01, "adapters": np.array([0.0, 1.0, 1.0])}
+    less, attention, all_linear = predict(
+        plans(**lora, adapts_mlp=np.array([0.0, 0.0, 1.0]))
+    ).times.elementwise_s
+    assert less < attention < all_linear
+    packed = predict(plans(trained_share=0.01, dequantized_bytes=np.array([0.0, 2.5, 20.0])))
+    by_kernel, in_torch = np.diff(packed.times.matmul_s)
+    # Forward and backward, 12 L h^2 weights each time.
+    moved_s = 2 * 2.5 * 12 * 96 * 12288**2 / (2e12 * load_constants().memory_share)
+    assert by_kernel == pytest.approx(moved_s, rel=0.02)
+    assert in_torch == pytest.approx(7 * by_kernel)
+
+
+def test_of_a_recomputed_layer_only_its_input_goes_to_the_host() -> None:
+    p = plans(offloaded_activations=1.0, recompute=np.array([0.0, 2.0]), host_bytes_per_s=1e8)
+    kept, inputs = predict(p).times.offload_s
+    assert 0 < inputs < kept / 8

@@ -173,3 +173,41 @@ def test_binary_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(JobError, match="is no text: byte 1 is not UTF-8"):
         read_table(path)
+
+
+LONG_SAMPLES = {
+    "model": "llama-3.1-8b",
+    "gpu_type": "H100",
+    "gpu_mem_gb": "80",
+    "framework": "alst",
+    "precision": "bf16",
+    "micro_batch": "1",
+    "global_batch": "1",
+    "offload": "cpu(optimizer)",
+    "offloaded_activations": "1",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Bekman et al. (arXiv:2506.13996), abstract: 500K tokens on one H100, 3.7M on eight.
+        {"seq_len": "500000", "n_gpus": "1"},
+        {"seq_len": "3700000", "n_gpus": "8", "sp": "ulysses=8"},
+    ],
+)
+def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
+    changes: dict[str, str],
+) -> None:
+    """And far too large without any of its parts."""
+    alst = {**LONG_SAMPLES, **changes}
+    lacks = [
+        {"mlp_tile_tokens": "0"},
+        {"loss": "eager"},
+        {"offloaded_activations": "0"},
+    ]
+    rows = rows_to_plans([alst, *({**alst, **lack} for lack in lacks)], TABLE)
+    assert rows.plans is not None, rows.reasons
+    fits, *others = predict(rows.plans).peak_memory_bytes / (80 * 2**30)
+    assert 0.7 < fits < 1.25
+    assert min(others) > 1.3 * fits

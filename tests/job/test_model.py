@@ -27,12 +27,8 @@ from autotune.job.model import (
     train_flops_per_token,
 )
 from autotune.job.model_families import FAMILIES, is_split_by_ulysses
-from autotune.job.published import (
-    PUBLISHED,
-    preset_of_repository,
-    preset_spelled,
-    preset_table,
-)
+from autotune.job.published import PUBLISHED, preset_of_repository, preset_table
+from benchmarks.published.names import preset_spelled
 
 LLAMA = {
     "model_type": "llama",
@@ -161,6 +157,34 @@ def test_mixtures_are_as_large_as_their_cards_say(name: str, total: float, activ
 def test_every_model_of_somebody_has_its_source() -> None:
     assert {name for name in presets() if not name.startswith("tiny-")} == set(PUBLISHED)
     assert [preset.name for preset in preset_table()] == presets()
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "beta_fast", "mscale"),
+    [
+        ("kimi-k2", 32.0, 1.0, 1.0),
+        ("deepseek-v3", 40.0, 32.0, 1.0),
+        ("deepseek-v2", 40.0, 32.0, 0.707),
+        ("deepseek-v2-lite", 40.0, 32.0, 0.707),
+    ],
+)
+def test_models_of_latent_attention_have_their_yarn(
+    name: str, factor: float, beta_fast: float, mscale: float
+) -> None:
+    """As their config.json has it."""
+    rope = config_of_preset(name)["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"], rope["beta_fast"]) == ("yarn", factor, beta_fast)
+    assert rope["mscale"] == rope["mscale_all_dim"] == mscale
+    assert rope["original_max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("qwen3-next", "linear"), ("qwen3.5-35b-a3b", "linear"), ("nemotron-h-8b", "Mamba")],
+)
+def test_a_family_without_a_shape_is_refused_by_its_layers(name: str, layers: str) -> None:
+    with pytest.raises(JobError, match=f"{layers}.* cannot be predicted"):
+        load_model(name)
 
 
 def test_the_heads_of_latent_attention_are_as_wide_as_their_products() -> None:
@@ -361,9 +385,9 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
         (
             "qwen3_next",
             {"num_experts": 4, "moe_intermediate_size": 7},
-            "layers of linear_attention",
+            "layers of linear attention",
         ),
-        ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "layers of hybrid"),
+        ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4}, "Mamba layers"),
         ("jetmoe", {"num_local_experts": 4}, "weights, where attention and MLPs of its sizes"),
         ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}, ""),
         ("olmoe", {"num_experts": 4}, ""),

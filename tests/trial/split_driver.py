@@ -87,4 +87,4 @@ def train(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(train, within_s=180)
+    main(train, within_s=280)

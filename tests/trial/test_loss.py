@@ -1,11 +1,11 @@
-"""The chunked loss is the model's own, and so are its gradients, for every family on the list."""
+"""Chunked loss and MLPs are the model's own, and so are gradients, for every family listed."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.job.model_families import _PLAIN_LOSS, has_plain_loss
-from autotune.trial.scripts.train import IGNORED, chunk_loss
+from autotune.job.model_families import _PLAIN_LOSS, _PLAIN_MLPS, has_plain_loss
+from autotune.trial.scripts.train import IGNORED, apply_recompute, chunk_loss, chunk_mlps
 
 SIZES = {
     "hidden_size": 32,
@@ -92,3 +92,31 @@ def test_the_logits_of_all_tokens_never_exist_at_once():
 )
 def test_a_model_that_adds_to_its_loss_is_not_on_the_list(config):
     assert not has_plain_loss(config)
+
+
+@pytest.mark.parametrize("family", sorted(_PLAIN_MLPS))
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_mlps_in_chunks_compute_what_they_do_at_once(family, recompute):
+    model = make(family)
+    tokens = torch.randint(0, 96, (2, 12))
+    whole, gradients = loss_and_gradients(model, tokens, tokens)
+    apply_recompute(model, recompute)
+    # More chunks than tokens: a shorter micro-batch has as many as the longest.
+    chunk_mlps(model, 5, most_tokens=150)
+    assert sum(hasattr(m, "chunk_tokens") for m in model.modules()) == 2
+    chunked, others = loss_and_gradients(model, tokens, tokens)
+    assert chunked == pytest.approx(whole, abs=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_no_mlp_sees_more_tokens_than_a_chunk_has():
+    model = make("llama")
+    seen = []
+    model.model.layers[0].mlp.up_proj.register_forward_hook(
+        lambda _module, _inputs, result: seen.append(result.shape)
+    )
+    chunk_mlps(model, 10, most_tokens=24)
+    tokens = torch.randint(0, 96, (2, 12))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    assert seen == [(8, 64)] * 6  # three, each made twice

@@ -1,4 +1,4 @@
-"""Sequence parallelism and mixtures of experts train what the whole model trains, on real ranks.
+"""What is split, spread or computed in chunks trains what the whole model trains, on real ranks.
 
 Compared with plain SGD: AdamW and clipping hide gradients that are too large by a factor. Losses
 and norms of the whole gradient, step for step, from the same weights and samples.
@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": TINY | {"model_type": "qwen2"},
     "qwen3": TINY | {"model_type": "qwen3", "head_dim": 32},
     "olmo2": TINY | {"model_type": "olmo2"},
+    "tied": TINY | {"tie_word_embeddings": True},
 }
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED = {**_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
@@ -60,7 +61,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen2_moe": _EXPERTS | _SHARED,
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy", "head_dim": 8},
     "deepseek_v3": _LATENT | {"routed_scaling_factor": 2.5},
-    "glm4_moe": _ROUTED | {"head_dim": 16, "n_group": 1, "topk_group": 1},
+    "glm4_moe": _ROUTED
+    | {"head_dim": 16, "n_group": 1, "topk_group": 1}
+    | {"pad_token_id": 1},  # a row of padding, which stage 3 has not where it is drawn
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "qwen3_5_moe_text": _EXPERTS | _SHARED | _LINEAR | {"head_dim": 16},
     "minimax_m3_vl_text": {
@@ -82,6 +85,17 @@ SPREAD = {
 """Mixture -> stages at which two ranks spread it."""
 SPREAD_TOO = {"olmoe": (1, 3), "qwen3_5_moe_text": (1, 3), "minimax_m3_vl_text": (1, 3)}
 """Those whose shapes only building them can tell."""
+
+
+CHUNKED = (1, 3)
+"""Stages at which MLPs are computed in chunks."""
+TENSORS: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+    ("llama", False, {"tp__overlap_comm": True, "mlp_chunk_tokens": 5}),
+    ("llama", True, {"tp__head": "split", "loss_chunk_tokens": 3}),
+    ("tied", True, {"loss_chunk_tokens": 3}),
+    ("tied", False, {"tp__head": "gathered"}),
+)
+"""Model, whether its head is split, and knobs of two ranks that split its layers."""
 
 
 def stages_of(spread: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
@@ -153,7 +167,22 @@ def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
         "all of it 2": make_case(
             jobs["llama"], 3, sp=2, recompute="full", loss_chunk_tokens=3, attention="sdpa"
         ),
+        **{
+            f"chunks {stage}": make_case(
+                jobs["llama"],
+                stage,
+                mlp_chunk_tokens=5,
+                recompute="full",
+                offload__activations="cpu",
+            )
+            for stage in CHUNKED
+        },
+        "chunks shared": make_case(jobs["llama"], 3, sp=2, mlp_chunk_tokens=3),
         # AutoTP leaves groups behind: last.
+        **{
+            f"tensors {number}": make_case(jobs[name], 3, tp=2, **knobs)
+            for number, (name, _, knobs) in enumerate(TENSORS)
+        },
         **{
             f"{name} split": make_case(mixtures[name], 3, clipping=0.1, tp=2, ep=2)
             for name in sorted(SPLIT_BESIDE_AUTOEP)
@@ -175,9 +204,8 @@ def cases_of_mixtures(
 def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
     """What each case did, in one set of two ranks."""
     driver = Path(__file__).with_name("split_driver.py")
-    return dict(
-        zip(cases, train_cases(driver, list(cases.values()), folder, forks=True), strict=True)
-    )
+    found = train_cases(driver, list(cases.values()), folder, forks=True, timeout_s=300)
+    return dict(zip(cases, found, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -270,3 +298,25 @@ def test_no_scale_is_right_where_stage_3_does_not_scatter(
     assert split["differences"] == []
     assert split["losses"][0] == pytest.approx(whole["losses"][0], rel=1e-5)
     assert split["norms"] != pytest.approx(whole["norms"], rel=0.1)
+
+
+@pytest.mark.parametrize("stage", CHUNKED)
+def test_mlps_are_computed_in_chunks(results: dict[str, dict[str, Any]], stage: int) -> None:
+    chunked = results[f"chunks {stage}"]
+    assert chunked["read_back"]["mlp_chunk_tokens"] == 5
+    assert chunked["read_back"]["offload_activations"] == "cpu"
+    assert_same(results[f"llama {stage} 0.0 1"], chunked)
+
+
+def test_a_rank_computes_its_piece_in_chunks(results: dict[str, dict[str, Any]]) -> None:
+    assert_same(results["llama 3 0.0 1"], results["chunks shared"])
+
+
+@pytest.mark.parametrize("number", range(len(TENSORS)))
+def test_two_ranks_split_layers_with_a_head_and_a_loss_of(
+    results: dict[str, dict[str, Any]], number: int
+) -> None:
+    name, is_split, _ = TENSORS[number]
+    split = results[f"tensors {number}"]
+    assert split["read_back"]["head_is_split"] == is_split
+    assert_same(results["llama 3 0.0 1" if name == "llama" else "tied 1"], split)

@@ -11,6 +11,7 @@ from autotune.app.planning import export_ranked, open_agreed_outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import file_for
+from autotune.planning.choices import MIN_FIT
 from autotune.planning.explained import (
     Estimated,
     Explained,
@@ -18,7 +19,7 @@ from autotune.planning.explained import (
     explain_candidate,
 )
 from autotune.planning.outlook import FleetWishes, Outlook
-from autotune.planning.ranking import MIN_FIT, Ranking, rank_lattice
+from autotune.planning.ranking import Ranking, rank_lattice
 from autotune.report.candidates.explained import (
     estimate_as_dict,
     explained_as_dict,
@@ -166,7 +167,7 @@ def plan(
     )
     wishes = each_of(what_if)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=wishes)
-    ranks = range(1, min(top, len(found.candidates)) + 1)
+    ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(
         value=found,
         show=lambda console: print_ranking(console, found, top=top),
@@ -247,7 +248,9 @@ def estimate(
     """
     if trace and probe_memory:
         raise JobError("--trace and --probe-memory are both given", "name one of them")
-    outlook = _outlook(job, engine, flags, trust_job=trust_job, note=note, ask=ask)
+    outlook = _outlook(
+        job, engine, flags, trust_job=trust_job, note=note, ask=ask, ranks_all=False
+    )
     if probe_memory:
         from autotune.planning.probed import probe_estimate
         from autotune.report.candidates.probed import print_probed, probed_as_dict
@@ -324,6 +327,7 @@ def _outlook(
     trust_job: bool,
     note: Note | None,
     ask: Ask | None,
+    ranks_all: bool = True,
 ) -> Outlook:
     """The legal candidates of a job on the fleet that some flags describe."""
     own = {name: value for name, value in flags.items() if name in FleetWishes.__annotations__}
@@ -342,6 +346,7 @@ def _outlook(
         is_trusted=trust_job,
         say=note or (lambda _: None),
         ask=ask,
+        ranks_all=ranks_all,
     )
 
 

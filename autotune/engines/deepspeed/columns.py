@@ -43,6 +43,14 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "train_batch_size": ("tp", "pp"),
     "tensor_parallel": ("tp", "pp"),
     "tensor_parallel.autotp_size": ("pp",),
+    **dict.fromkeys(
+        (
+            "tensor_parallel.tp_overlap_comm",
+            "tensor_parallel.vocab_parallel_lm_head",
+            "tensor_parallel.vocab_parallel_ce_backend",
+        ),
+        ("tp", "pp"),
+    ),
     "gradient_accumulation_steps": ("micro_batch", *_DP),
     "tensor_parallel.partition_config": ("ep", "pp"),
     "expert_parallel": ("ep",),
@@ -84,6 +92,8 @@ _STAGED = ("zero.stage",)
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("tp", "pp", "recompute", "precision", "attention", "compile")},
     "loss_chunk_tokens": ("loss_chunk_tokens",),
+    "mlp_chunk_tokens": ("mlp_chunk_tokens",),
+    "offload_activations": ("offload.activations",),
     "sp_by_script": ("sp",),
 }
 """Field of a setup -> knobs that it follows from; the others are alike for all candidates."""

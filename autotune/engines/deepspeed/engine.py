@@ -131,6 +131,7 @@ class DeepSpeedEngine(Engine):
         extra = {
             "flash-attn": candidate.get("attention") == "flash_attention_2",
             "deep_ep": candidate.get("ep.dispatch") == "deepep",
+            "liger-kernel": candidate.get("tp.loss") == "liger",
         }
         return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
 
@@ -204,8 +205,11 @@ class DeepSpeedEngine(Engine):
             environment=self._environment,
             attention=str(candidate.get("attention", "default")),
             loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
+            mlp_chunk_tokens=int(candidate.get("mlp_chunk_tokens", 0) or 0),
+            offload_activations=str(candidate.get("offload.activations", "none")),
             compile=str(candidate.get("compile", "none")),
             supports_loss_chunks=model.supports_loss_chunks,
+            supports_mlp_chunks=model.supports_mlp_chunks,
             pipeline_refusal=self._pipeline_refusal,
             sp_by_script=candidate.sp,
             supports_sp=model.supports_sp(job.seq_len),

@@ -57,6 +57,11 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
             found["optimizer_fused"] = setup.optimizer_params.get("fused") is True
     elif setup.optimizer in COMPRESSING:
         found["optimizer"] = COMPRESSING[setup.optimizer]
+    if setup.tp > 1 and setup.pp == 1:
+        if config_value(config, "tp.overlap_comm"):
+            found["tp_overlap_comm"] = True
+        if (head := config_value(config, "tp.head")) != "default":
+            found["head_is_split"] = head == "split"
     if bits := config_value(config, "compression.weight_bits"):
         found["weight_bits"] = bits
     if stage > 0:
@@ -86,6 +91,10 @@ def optimizer_class(setup: Setup) -> str:
 
 def _of_the_script(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {"loss_chunk_tokens": setup.loss_chunk_tokens}
+    if setup.mlp_chunk_tokens:
+        found["mlp_chunk_tokens"] = setup.mlp_chunk_tokens
+    if setup.offload_activations != "none":
+        found["offload_activations"] = setup.offload_activations
     if setup.pp > 1:
         found["recompute_interval"] = recompute_interval(setup.recompute)
     elif setup.model is not None:

@@ -40,6 +40,7 @@ _MOMENTS = {
 PREDICTED = (
     *("zero.stage", "tp", "pp", "sp", "ep", "ep.dispatch", "micro_batch", "recompute"),
     *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
+    *("mlp_chunk_tokens", "offload.activations", "tp.head"),
     *("allocator", "host_allocator", "precision"),
     *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
@@ -100,11 +101,23 @@ def plans_of(
         **_kept(candidates),
         **_zero(candidates),
         **_kernels(candidates, job),
-        # AutoTP gathers the head's output (module_inject/auto_tp.py, `gather_output`); on GPUs
-        # that was not measured.
-        "whole_logits": float(environment.accelerator == "cpu"),
+        "whole_logits": _each(candidates, lambda c: _gathers_logits(c, job, environment)),
     }
     return Plans(**columns)
+
+
+def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) -> float:
+    """Whether tensor parallel ranks each have the logits of the whole vocabulary.
+
+    AutoTP gathers the head's output, unless it is asked not to, or the head is the embedding.
+    Source: DeepSpeed, runtime/engine.py, _apply_autotp_partitioning; module_inject/layers.py,
+    LinearLayer.
+    """
+    head = candidate.get("tp.head")
+    if head is None:
+        return float(environment.accelerator == "cpu")
+    is_split = head == "split" or (head == "default" and job.model.shape.tied_embeddings)
+    return float(not is_split)
 
 
 def _trained_columns(job: Job, layers: int | None, attention: object) -> dict[str, float]:
@@ -262,6 +275,9 @@ def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
         "recompute_every": _each(candidates, every),
         "optimizer_tier": _spelled(candidates, "offload.optimizer", "none", _TIERS),
         "param_tier": _spelled(candidates, "offload.param", "none", _TIERS),
+        "offloaded_activations": _each(
+            candidates, lambda c: c.get("offload.activations") == "cpu"
+        ),
     }
 
 
@@ -314,6 +330,7 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
         "clears_pages": _each(candidates, lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": _each(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
+        "mlp_tile_tokens": _numbers(candidates, "mlp_chunk_tokens", 0),
     }
 
 

@@ -186,7 +186,11 @@ class ScriptEngine(DeepSpeedEngine):
             base,
             environment=replace(
                 base.environment,
-                has_flash_attention=bool(self._script.description.get("has_flash_attention")),
+                # A fleet that is described has no release: what is installed here decides nothing.
+                has_flash_attention=bool(
+                    not base.environment.torch_version
+                    or self._script.description.get("has_flash_attention")
+                ),
             ),
             ds_config=self._edited(candidate),
             sp_by_script=1,

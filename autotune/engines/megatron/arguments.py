@@ -104,6 +104,10 @@ KNOBS_OF = {
     "recompute_modules": "recompute_modules",
     "exp_avg_dtype": "adam_moments",
     "exp_avg_sq_dtype": "adam_moments",
+    "grad_reduce_in_bf16": "main_grads",
+    "use_nccl_ub": "nccl_ub",
+    "use_transformer_engine_op_fuser": "fused_experts",
+    "moe_mlp_glu_interleave_size": "fused_experts",
     "cp_comm_type": "cp_kind",
     "fsdp_double_buffer": "fsdp_double_buffer",
     "cuda_graph_impl": "cuda_graphs",
@@ -249,6 +253,9 @@ def _experts(row: Mapping[str, int]) -> Arguments:
         found["delay_wgrad_compute"] = True
     if row["overlap_shared_experts"]:
         found["moe_shared_expert_overlap"] = True
+    if row["fused_experts"]:
+        # The kernel wants gates and linear units in turn, blocks of so many.
+        found |= {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
     return found
 
 
@@ -265,6 +272,10 @@ def _more_of_layout(row: Mapping[str, int]) -> Arguments:
         found["no_overlap_p2p_communication"] = True
     if row["tp_comm_overlap"]:
         found["tp_comm_overlap"] = True
+    if row["main_grads"]:
+        found["grad_reduce_in_bf16"] = True
+    if row["nccl_ub"]:
+        found["use_nccl_ub"] = True
     if row["cp_kind"]:
         found["cp_comm_type"] = CP_KINDS[row["cp_kind"]]
     if row["cuda_graphs"]:

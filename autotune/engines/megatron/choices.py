@@ -61,6 +61,8 @@ FP8 = ("none", "hybrid", "e4m3")
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 MOMENTS = ("fp32", "bf16")
 """Precisions of Adam's two moments."""
+GRADIENTS = ("fp32", "bf16")
+"""Precisions in which gradients are summed and reduced."""
 CP_KINDS = ("p2p", "a2a", "all_gather")
 """How context parallel ranks exchange keys and values, in Transformer Engine's words."""
 GRAPHS = (

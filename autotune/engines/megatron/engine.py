@@ -16,10 +16,17 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
+from autotune.cost.constants import load_constants
 from autotune.cost.device import fp4_flops
-from autotune.cost.plans import Plans
+from autotune.cost.plans import Plans, RowBuffers
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
-from autotune.cost.traits import CAPTURED_SHARES, FRAMEWORKS, RECOMPUTED_MODULES
+from autotune.cost.traits import (
+    BLOCKWISE_GAIN_SHARE,
+    CAPTURED_SHARES,
+    FRAMEWORKS,
+    RECOMPUTED_MODULES,
+    SCALINGS,
+)
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankMemory, RankSettings
@@ -75,6 +82,7 @@ from autotune.engines.megatron.model_arguments import (
     dense_layers,
     has_layer_norm,
     has_sinks,
+    model_arguments,
 )
 from autotune.engines.megatron.pretrain_gpt import check_arguments, checkout_of
 from autotune.engines.megatron.probed import probe_ranks
@@ -108,9 +116,17 @@ _READ_BACK = (
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
 """Dispatcher -> the package that it is, which Megatron imports."""
+_NEEDED_BY = {
+    "fused_experts": "Transformer Engine 2.14",
+    "cuda_graphs": "samples of one length",
+}
+"""Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = (0, 16)
+_HAS_GRAPHS = (0, 16)
+_BUFFERS = (RowBuffers.NONE, RowBuffers.DEEPEP, RowBuffers.HYBRIDEP, RowBuffers.NONE)
+"""Buffers of each of `DISPATCHERS` that stay."""
 _LIVE_MORE = frozenset(
     {
         *(
@@ -123,8 +139,11 @@ _LIVE_MORE = frozenset(
             "tp_comm_overlap",
             "overlap_p2p",
         ),
+        *("overlap_experts", "delay_weight_grads", "overlap_shared_experts"),
+        *("fsdp_double_buffer", "adam_moments", "optimizer_offload_overlap"),
         *("optimizer_offload", "activation_offload", "offload_modules", "recompute_modules"),
         *("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "cuda_graphs", "cp_kind"),
+        *("main_grads", "nccl_ub", "fused_experts"),
     }
 )
 """What it says of itself where a candidate has it off its default."""
@@ -133,6 +152,7 @@ _FLAGS = {
     "offload_modules": "--fine-grained-activation-offloading",
     "fp4": "--fp4-format",
     "cuda_graphs": "--cuda-graph-impl",
+    "fused_experts": "--use-transformer-engine-op-fuser",
 }
 """Knob -> its flag, where not every known release has it."""
 _KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
@@ -251,7 +271,7 @@ class MegatronEngine(Engine):
         found: dict[str, Any] = {
             name: value_of(knob, row[name]) for name, knob in MORE_KNOBS.items() if row[name]
         }
-        if row["first_stage_layers"] or row["last_stage_layers"]:
+        if row["first_stage_layers"] or row["last_stage_layers"] or row["ends_as_layers"]:
             *others, last = stage_layers(self._task, row)
             found["stage_layers"] = [*others, last + self._task.n_mtp_layers]
         if row["stages"]:
@@ -283,6 +303,8 @@ class MegatronEngine(Engine):
             variables = {_CONNECTIONS: _CUDA_DEFAULT}
         if "offload_modules" in candidate.values:  # else weights went to the host as well
             variables["NVTE_CPU_OFFLOAD_V1"] = "1"
+        if "fused_experts" in candidate.values:
+            variables["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] = "1"
         return RankSettings(
             environment=variables,
             # A warm start has Megatron imported, and a checkout brings its own.
@@ -293,7 +315,9 @@ class MegatronEngine(Engine):
         """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
         on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
         kind = str(candidate.get("dispatcher", ""))
-        return [*super().needs(candidate), *on_gpus, *filter(None, [_FLEX_PACKAGES.get(kind)])]
+        more = [_FLEX_PACKAGES.get(kind)]
+        more += [_NEEDED_BY[name] for name in _NEEDED_BY if name in candidate.values]
+        return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:
         """See `Engine.lacks`."""
@@ -316,20 +340,32 @@ class MegatronEngine(Engine):
             )
         return ""
 
+    def no_files(self) -> str:
+        """See `Engine.no_files`: Megatron's GPT model is not every model."""
+        try:
+            model_arguments(self._job.model, self._job.seq_len)
+            self._check_release()
+        except JobError as error:
+            return error.message
+        return ""
+
+    def _check_release(self) -> None:
+        is_script = self._job.megatron_path is not None
+        check_release(self._job.model, self._task.release, by_script=is_script)
+
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's arguments, in canonical form.
 
         Raises:
             JobError: Megatron's GPT model cannot be the job's model.
         """
-        is_script = self._job.megatron_path is not None
-        check_release(self._job.model, self._task.release, by_script=is_script)
+        self._check_release()
         arguments = arguments_of(
             rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
-        if self._environment.accelerator == "cpu" and is_script:
+        if self._environment.accelerator == "cpu" and self._job.megatron_path is not None:
             arguments |= SCRIPT_ON_CPU
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
@@ -468,14 +504,23 @@ class MegatronEngine(Engine):
             "overlap_gather": rows["overlap_param_gather"] == 0,
             "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
             "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
+            "user_buffers": rows["nccl_ub"],
+            "overlap_offload": rows["optimizer_offload_overlap"],
+            "fixed_gather": rows["fsdp_double_buffer"],
+            "context_kind": rows["cp_kind"],
+            "all_gather_dispatch": rows["dispatcher"] == DISPATCHERS.index("allgather"),
+            "rank_buffers": np.array(_BUFFERS)[rows["dispatcher"]],
         }
         if rows["adam_moments"].any():
             usual = float(
                 {"optimizer_bytes": 12.0, **_DTYPES[self._job.precision]}["optimizer_bytes"]
             )
             found["optimizer_bytes"] = usual - _MOMENTS_SAVE * (rows["adam_moments"] > 0)
+        if rows["main_grads"].any():
+            for name in ("grad_bytes", "reduce_bytes"):
+                found[name] = np.where(rows["main_grads"] > 0, 2.0, _MEGATRON[name])
         if rows["cuda_graphs"].any():
-            found["launch_free"] = sum(
+            found["launch_free"] = found["graph_share"] = sum(
                 share * has(part, GRAPHS, rows["cuda_graphs"])
                 for part, share in CAPTURED_SHARES.items()
             )
@@ -483,18 +528,41 @@ class MegatronEngine(Engine):
         found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
         fp4 = rows["fp4"] > 0
         if fp8.any() or fp4.any():
-            rate = self._product_flops("fp8") if fp8.any() else 0.0
-            narrow = self._product_flops("fp4") if fp4.any() else 0.0
-            half = self._product_flops(None)
-            mixed = fp4_flops(narrow, half) if narrow else 0.0
-            is_kept = fp8 & (rows["fp8_param_gather"] > 0)
-            found |= {
-                "matmul_flops": np.where(fp8, rate, np.where(fp4, mixed, half)),
-                "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
-                "weight_bytes": np.where(is_kept, 1.0, 2.0),
-                "gather_bytes": np.where(is_kept, 1.0, 2.0),
-            }
+            found |= self._narrow_columns(rows)
         return found
+
+    def _narrow_columns(self, rows: Columns) -> dict[str, Any]:
+        """Columns of fp8 and fp4, by recipe.
+
+        Parameters in mxfp8 are gathered in 16 bits, since both of their copies are cast from
+        that: megatron/core/distributed/distributed_data_parallel_config.py,
+        reuse_grad_buf_for_mxfp8_param_ag.
+        """
+        fp8, fp4, recipe = rows["fp8"] > 0, rows["fp4"] > 0, rows["fp8_recipe"]
+        rate = self._product_flops("fp8") if fp8.any() else 0.0
+        narrow = self._product_flops("fp4") if fp4.any() else 0.0
+        half = self._product_flops(None)
+        mixed = fp4_flops(narrow, half) if narrow else 0.0
+        narrow_rate: Any = rate
+        if not self._task.has_fp4:
+            by_blocks = half + BLOCKWISE_GAIN_SHARE * (rate - half)
+            is_blockwise = recipe == FP8_RECIPES.index("blockwise")
+            narrow_rate = np.where(is_blockwise, by_blocks, rate)
+        is_kept = fp8 & (rows["fp8_param_gather"] > 0)
+        names = np.where(fp4, len(FP8_RECIPES), recipe)
+        found: dict[str, Any] = {
+            column: np.array(
+                [SCALINGS[name].get(column, usual) for name in (*FP8_RECIPES, "nvfp4")]
+            )[names]
+            for column, usual in (("cast_bytes", 4.0), ("cast_kernels", 1.0))
+        }
+        return found | {
+            "matmul_flops": np.where(fp8, narrow_rate, np.where(fp4, mixed, half)),
+            "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
+            "weight_bytes": np.where(is_kept, 1.0, 2.0),
+            "gather_bytes": np.where(is_kept & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0),
+            "fused_experts": rows["fused_experts"],
+        }
 
     def _product_flops(self, precision: str | None) -> float:
         """Rate of large products at a precision, or at the job's where the device has it not.
@@ -576,6 +644,10 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         expert_bytes=kept_bytes * expert_params(shape),
         other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
+        fuses_experts=has_te and _fuses_experts(found, shape, release),
+        graphs_here=_graphs_of(shape) if has_te and not _lacks_graphs(release) else 0,
+        paced_tokens=_paced_tokens(shape, device["half_flops"]),
+        in_bf16=job.precision == "bf16",
         fp8_here=_fp8_of(found, shape) if has_te and job.precision != "fp32" else (0, 0),
         flex_here=_flex_of(int(device["nvlink_domain"]), release)
         if has_te and shape.n_experts > 1 and job.precision != "fp32"
@@ -654,6 +726,35 @@ def _flex_of(domain: int, release: str) -> int:
     is_older = bool(release) and release_tuple(release) < _HAS_HYBRIDEP
     is_rack = domain > _OF_ONE_NODE and not is_older
     return DISPATCHERS.index("hybridep" if is_rack else "deepep")
+
+
+def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:
+    is_blackwell = "fp4" in found.peak_flops and "fp8" in found.peak_flops
+    return is_blackwell and shape.n_experts > 1 and "fused_experts" not in _lacking(release)
+
+
+def _lacks_graphs(release: str) -> bool:
+    """Whether a release has no CUDA graphs of Transformer Engine by parts of a layer."""
+    return bool(release) and release_tuple(release) < _HAS_GRAPHS
+
+
+def _graphs_of(shape: ModelShape) -> int:
+    """The most that can be captured of a layer whose shapes never change."""
+    parts = "attn+moe_router+moe_preprocess" if shape.n_experts > 1 else "attn+mlp"
+    return GRAPHS.index(parts)
+
+
+def _paced_tokens(shape: ModelShape, flops_per_s: float) -> float:
+    """Tokens of a rank's micro-batch that take a layer's products as long as its launches.
+
+    6 operations per parameter and token. Twice as many, since fp8 is faster and experts are
+    launched one by one.
+    """
+    c = load_constants()
+    kernels = c.kernels_per_layer + c.routing_kernels * (shape.n_experts > 1)
+    launches_s = 3.0 * kernels * c.launch_s
+    layer = (shape.n_params_active or shape.n_params) / shape.n_layers
+    return 2.0 * launches_s * flops_per_s / (6.0 * layer)
 
 
 def _lacking(release: str) -> frozenset[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.choices import DISPATCHERS, FLEX, RECOMPUTED, has
+from autotune.engines.megatron.choices import DISPATCHERS, FLEX, FP8_RECIPES, RECOMPUTED, has
 from autotune.engines.megatron.layout_rule import CONFIG, layout_rule
 from autotune.engines.megatron.layout_task import Counts, LayoutRows, Truth
 from autotune.space.rule import Rule
@@ -12,6 +12,8 @@ _DISPATCHER = "megatron/core/transformer/moe/token_dispatcher.py"
 _OVERLAP = f"{CONFIG}: overlap_moe_expert_parallel_comm"
 _SELECTIVE = int(Recompute.SELECTIVE)
 _ALL_GATHER = DISPATCHERS.index("allgather")
+_MXFP8 = FP8_RECIPES.index("mxfp8")
+_FUSED = "megatron/core/transformer/moe/experts.py: _is_fused_impl_supported"
 
 
 def _recomputes(part: str, recompute: Counts, modules: Counts) -> Truth:
@@ -20,6 +22,39 @@ def _recomputes(part: str, recompute: Counts, modules: Counts) -> Truth:
 
 
 RULES: tuple[Rule[LayoutRows], ...] = (
+    layout_rule(
+        "fused_experts.experts",
+        lambda fused_experts, n_experts: (fused_experts == 0) | (n_experts > 1),
+        "fused_experts is the kernel of a mixture, and the model has {n_experts} experts",
+        "take fused_experts=false",
+        "ours: the same run as without",
+    ),
+    layout_rule(
+        "fused_experts.recipe",
+        lambda fused_experts, fp8, fp8_recipe, has_fp4: (
+            (fused_experts == 0) | (fp8 > 0) & (fp8_recipe == _MXFP8) & has_fp4
+        ),
+        "fused_experts is a kernel for mxfp8 on Blackwell",
+        "take fp8=e4m3 and fp8_recipe=mxfp8, or fused_experts=false",
+        "ours: Transformer Engine, NVTE_CUTEDSL_FUSED_GROUPED_MLP",
+    ),
+    layout_rule(
+        "fused_experts.split",
+        lambda fused_experts, etp, tp: (fused_experts == 0) | (etp == 1) | (etp == 0) & (tp == 1),
+        "fused_experts computes whole experts, and etp {etp} (0: tp {tp}) splits them",
+        "take etp=1, or fused_experts=false",
+        _FUSED,
+    ),
+    layout_rule(
+        "fused_experts.recompute",
+        lambda fused_experts, recompute, recompute_modules: (
+            (fused_experts == 0) | ~_recomputes("moe_act", recompute, recompute_modules)
+        ),
+        "fused_experts keeps no result of an activation that moe_act could compute again",
+        "leave moe_act out of recompute_modules, or take fused_experts=false",
+        _FUSED,
+        undoes=("recompute_modules.moe_act",),
+    ),
     layout_rule(
         "etp.experts",
         lambda etp, tp, n_experts, ffn_hidden: np.where(

@@ -16,6 +16,7 @@ from autotune.engines.megatron.choices import (
     FP8,
     FP8_RECIPES,
     FSDP,
+    GRADIENTS,
     GRAPHS,
     LAYOUTS,
     MODULES,
@@ -139,10 +140,9 @@ def _has_experts(_: Knobs, at: Context) -> bool:
 def _same_stages(value: KnobValue, values: Knobs, at: Context) -> KnobValue:
     """A written layout by its name, where it is that of a name."""
     stages = stages_of(str(value)) if value not in ("even", "balanced") else None
-    pp = int(values["pp"])
-    if stages is None or len(stages) % pp:
+    pp, vp, n_mtp_layers = int(values["pp"]), int(values["vp"]), at.model.n_mtp_layers
+    if stages is None or len(stages) != pp * vp:
         return value
-    vp, n_mtp_layers = len(stages) // pp, at.model.n_mtp_layers
     if "".join(stages)[-n_mtp_layers - 1 :] != f"{'m' * n_mtp_layers}L":
         return value
     counts, n_layers = layers_in(stages), at.model.n_layers
@@ -229,7 +229,7 @@ _MORE = (
         acts=_off("dispatcher", _has_experts),
         help="how tokens reach their experts: alltoall sends a row for each expert; deepep and "
         "hybridep, which are packages of their own, send a token once to each rank or node; "
-        "allgather sends all tokens to all, and is predicted like alltoall",
+        "allgather sends all tokens to all",
         source=f"{_TRANSFORMER}: moe_token_dispatcher_type, moe_flex_dispatcher_backend",
     ),
     Knob(
@@ -240,7 +240,8 @@ _MORE = (
         needs_cuda=CP_KINDS[1:],
         scope="with cp above 1",
         acts=_off("cp_kind", lambda values, _: int(values["cp"]) > 1),
-        help="how context parallel ranks exchange keys and values; predicted alike",
+        help="how context parallel ranks exchange keys and values: from rank to rank beside the "
+        "attention; heads for tokens; or all gathered before it",
         source=f"{_TRANSFORMER}: cp_comm_type",
     ),
     Knob(
@@ -274,7 +275,7 @@ _MORE = (
         scope="with fsdp",
         acts=_off("fsdp_double_buffer", lambda values, _: "fsdp" in values),
         help="whether FSDP gathers into two buffers that stay, in place of new memory for each "
-        "layer; predicted alike",
+        "layer",
         source=f"{_DATA}: fsdp_double_buffer",
     ),
     Knob(
@@ -288,6 +289,17 @@ _MORE = (
         changes_training="Adam's moments are rounded to 16 bits",
         help="precision of Adam's moments: the precision-aware optimizer",
         source=f"{_OPTIMIZER}: use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype",
+    ),
+    Knob(
+        name="main_grads",
+        group="precision",
+        default=GRADIENTS[0],
+        choices=GRADIENTS,
+        scope="for a job in bf16",
+        acts=_off("main_grads"),
+        changes_training="sums of gradients are rounded to 16 bits",
+        help="precision in which gradients are summed over micro-batches and reduced",
+        source=f"{_ARGUMENTS}: grad_reduce_in_bf16",
     ),
     Knob(
         name="optimizer_offload",
@@ -395,6 +407,27 @@ _MORE = (
         source=f"{_TRANSFORMER}: moe_shared_expert_overlap",
     ),
     Knob(
+        name="nccl_ub",
+        group="overlap",
+        default=False,
+        needs_cuda=(True,),
+        acts=_off("nccl_ub"),
+        help="whether NCCL sends gradients and parameters from buffers that are registered with "
+        "it, by fewer of the processors that layers compute on",
+        source=f"{_DATA}: nccl_ub",
+    ),
+    Knob(
+        name="fused_experts",
+        group="kernels",
+        default=False,
+        needs_cuda=(True,),
+        scope="for a mixture of experts, with fp8_recipe=mxfp8",
+        acts=_off("fused_experts", _has_experts),
+        help="whether an expert's products, its activation and the casts to fp8 are one kernel, "
+        "of Transformer Engine 2.14 on Blackwell",
+        source=f"{_TRANSFORMER}: use_transformer_engine_op_fuser",
+    ),
+    Knob(
         name="tp_comm_overlap",
         group="overlap",
         default=False,
@@ -433,6 +466,7 @@ _MORE = (
         needs_cuda=FP8[1:],
         acts=_off("fp8"),
         changes_training="layers compute their products in fp8",
+        asks="Transformer Engine",
         help="format of the products' inputs; hybrid: gradients in e5m2",
         source=f"{_TRANSFORMER}: fp8",
     ),
@@ -445,6 +479,7 @@ _MORE = (
         scope="with fp8",
         acts=_off("fp8_recipe", _in_fp8),
         changes_training="layers compute their products in fp8",
+        asks="Transformer Engine",
         help="how the scales of fp8 are chosen",
         source=f"{_TRANSFORMER}: fp8_recipe",
     ),

@@ -249,6 +249,7 @@ _SWITCHES_OF = {
     "overlap_experts": ("overlap_moe_expert_parallel_comm",),
     "delay_weight_grads": ("delay_wgrad_compute",),
     "overlap_shared_experts": ("moe_shared_expert_overlap",),
+    "fused_experts": ("use_transformer_engine_op_fuser",),
 }
 """The same for a switch, of which a launch may have several."""
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(_ARGUMENT_OF)})\b(=none|=?)")
@@ -498,6 +499,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "n_mtp_layers", lambda: get("mtp_num_layers") or 0
     yield "groups_experts", lambda: bool(get("moe_grouped_gemm"))
     yield "in_fp32", lambda: not (get("bf16") or get("fp16"))
+    yield "in_bf16", lambda: bool(get("bf16"))
     yield "tracks_aux_loss", lambda: _tracks_aux_loss(launch)
     yield "work", lambda: _WORK_UNKNOWN
     yield "seq_len", lambda: get("seq_length")
@@ -573,6 +575,9 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "cp_kind", lambda: _cp_kind(launch)
     yield "cuda_graphs", lambda: _graphs(launch)
     yield "adam_moments", lambda: _moments(launch)
+    yield "main_grads", lambda: int(bool(get("grad_reduce_in_bf16")))
+    # Without fp8 it is another kernel, which no knob carries.
+    yield "fused_experts", lambda: None if get("use_transformer_engine_op_fuser") else 0
     yield "fp4", lambda: int(bool(get("fp4")))
     yield "dispatcher", lambda: _dispatcher(launch)
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
@@ -604,6 +609,7 @@ _SWITCHES = {
     "delay_weight_grads": ("delay_wgrad_compute", False),
     "overlap_shared_experts": ("moe_shared_expert_overlap", False),
     "fp8_param_gather": ("fp8_param_gather", False),
+    "nccl_ub": ("nccl_ub", False),
 }
 """Knob -> its argument, and the knob's default."""
 

@@ -32,6 +32,8 @@ from autotune.engines.megatron.flags import (
     flags,
     is_flag_of_any,
     meant_by,
+    newest_release,
+    recorded_release,
     releases,
     similar,
 )
@@ -71,6 +73,8 @@ _OF_RECIPES = {
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
 }
 """Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
+_HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
+"""The release in the first line of an export's arguments."""
 _BY_SHELL = re.compile(r"[$`]")
 _SOURCES = re.compile(r"^[ \t]*(?:source|\.)[ \t]", re.MULTILINE)
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
@@ -134,6 +138,8 @@ class MegatronLaunch:
     is_passing_on: bool = False
     """Whether all that the shell puts in are the words that the file itself was started with."""
     release: str
+    release_because: str = ""
+    """Why the file is read by that release; empty: somebody named it, or it is installed."""
     gpu: str = ""
     """The kind of GPU; empty: nobody says it."""
     gpu_precisions: frozenset[str] = frozenset()
@@ -209,6 +215,51 @@ def read_launches(path: Path, *, release: str) -> list[MegatronLaunch]:
         JobError: As of `launches_of`.
     """
     return launches_of(read_text(path), path, release=release)
+
+
+def launches_as_written(path: Path, *, installed: str) -> list[MegatronLaunch]:
+    """The same by the release that the file is written for.
+
+    That is the one in the header of an export; else the installed one, or the newest that takes
+    more of the flags.
+
+    Args:
+        path: The file.
+        installed: Release of Megatron Core on this machine; empty: none is.
+
+    Raises:
+        RenderError: It cannot be read.
+        JobError: As of `launches_of`.
+    """
+    usual = recorded_release(installed) or newest_release()
+    found = read_launches(path, release=usual)
+    if not found:
+        return []
+    texts = (found[0].text, *map(read_text, found[0].sourced))
+    headers = (match for text in texts if (match := _HEADER.search(text)))
+    if (header := next(headers, None)) and (named := recorded_release(header[1])):
+        because = "its header names it"
+        return [
+            replace(each, release_because=because) for each in read_launches(path, release=named)
+        ]
+    readings = {usual: found}
+    if _n_refused(found):
+        readings |= {
+            release: read_launches(path, release=release)
+            for release in reversed(releases())
+            if release != usual
+        }
+    best = min(readings, key=lambda release: _n_refused(readings[release]))
+    if best == usual:
+        return found
+    because = f"the newest that takes its flags; {usual} does not"
+    return [replace(each, release_because=because) for each in readings[best]]
+
+
+def _n_refused(launches: Iterable[MegatronLaunch]) -> int:
+    """Flags and values that the release's parser refuses."""
+    rules = ("flags.unknown", "flags.value")
+    return sum(each.rule in rules for launch in launches for each in launch.problems)
 
 
 def launch_of_line(line: str, *, release: str) -> MegatronLaunch:

@@ -55,6 +55,8 @@ class LayoutTask:
     Transformer Engine do, and Apex's LayerNorm."""
     in_fp32: bool = False
     """Whether the job trains in 32 bits."""
+    in_bf16: bool = True
+    """Whether it trains in bf16."""
     has_fp8: bool = True
     """Whether the device computes products in fp8."""
     has_fp4: bool = True
@@ -90,6 +92,12 @@ class LayoutTask:
     """Format and recipe of fp8 that fit the device, as places in their knobs' values."""
     flex_here: int = 0
     """The dispatcher that sends each token once, as a place in its knob's values; 0: none runs."""
+    fuses_experts: bool = False
+    """Whether Transformer Engine has one kernel for an expert in the device's fp8."""
+    graphs_here: int = 0
+    """Parts of a layer that CUDA graphs capture, as a place in their knob's values; 0: none."""
+    paced_tokens: float = 0.0
+    """Tokens of a rank's micro-batch below which launches may take longer than kernels."""
 
     @property
     def stage_work(self) -> StageWork:
@@ -152,10 +160,14 @@ def written_stages(stages: int) -> Stages:
 
 
 def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
-    """Layers of each pipeline rank of a legal layout that `ends_as_layers` does not shift."""
+    """Layers of each pipeline rank of a legal layout."""
     if row["stages"]:
         counts = placed(task, row["pp"], row["vp"], row["stages"])
         return [sum(counts[rank :: row["pp"]]) for rank in range(row["pp"])]
+    if row["ends_as_layers"]:
+        inner = [(task.n_layers + 2) // row["pp"]] * (row["pp"] - 2)
+        ends = (task.n_layers - sum(inner)) // 2
+        return [ends, *inner, ends]
     first, last = row["first_stage_layers"], row["last_stage_layers"]
     rest, stages = task.n_layers - first - last, row["pp"] - (first > 0) - (last > 0)
     middle = [rest // stages] * stages if stages else []

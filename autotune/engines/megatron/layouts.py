@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.choices import BALANCED, RECOMPUTED
+from autotune.engines.megatron.choices import BALANCED, RECOMPUTED, has
 from autotune.engines.megatron.knobs import (
     LATTICE_KNOBS,
     MORE_KNOBS,
@@ -91,7 +91,9 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
 
     Args:
         task: What is laid out.
-        changes_training: Whether fp8 is among them, where the device has it.
+        changes_training: Whether fp8 is among them, where the device has it, and for experts
+            gradients in 16 bits; and CUDA graphs, which trials without a checkout's training loop
+            do not capture.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -110,8 +112,10 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         "distributed_optimizer": (0, 1),
         "recompute": range(len(_recomputed(task))),
         "fp8": (0, 1) if changes_training and task.fp8_here[0] else (0,),
+        "main_grads": (0, 1) if changes_training and task.n_experts > 1 and task.in_bf16 else (0,),
         "dispatcher": (0, task.flex_here) if task.flex_here else (0,),
         "overlap_experts": (0, 1) if task.flex_here else (0,),
+        "cuda_graphs": (0, task.graphs_here) if changes_training and task.graphs_here else (0,),
     }
     rows: dict[str, Counts] = {}
     judged: set[str] = set()
@@ -132,7 +136,7 @@ _BALANCED = 2
 _FOLLOWING = {
     "ends_as_layers": ("stages",),
     "recompute": ("recompute_modules",),
-    "fp8": ("fp8_recipe",),
+    "fp8": ("fp8_recipe", "fused_experts"),
     "overlap_experts": ("delay_weight_grads", "overlap_shared_experts"),
 }
 """Axis -> knobs that follow from it."""
@@ -181,6 +185,16 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
             keep = keep & _holds_weights(task, rows)
     elif name == "fp8":
         keep = (rows["fp8"] == 0) | _is_sharded(rows)
+    elif name == "main_grads":
+        held = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
+        is_kept = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
+        keep = (rows["main_grads"] == 0) | held & is_kept
+    elif name == "cuda_graphs":
+        at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
+        at_once &= rows["recompute"] != Recompute.FULL
+        # Where all-to-alls are slow, launches have time.
+        sends_once = (rows["dispatcher"] > 0) | (rows["ep"] == 1) | (task.flex_here == 0)
+        keep = (rows["cuda_graphs"] == 0) | at_once & sends_once
     elif is_mixture and name == "tp":
         keep = rows["tp"] <= _MOST_TP
     elif is_mixture and name == "cp":
@@ -195,6 +209,15 @@ def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
     return keep
 
 
+def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
+    """Whether the experts of a row in fp8 are one kernel."""
+    is_whole = np.where(rows["etp"] > 0, rows["etp"], rows["tp"]) == 1
+    recomputes = rows["recompute"] == Recompute.SELECTIVE
+    recomputes &= has("moe_act", RECOMPUTED, rows["recompute_modules"])
+    found: Truth = is_whole & ~recomputes & np.full(is_whole.shape, task.fuses_experts)
+    return found
+
+
 def _is_sharded(rows: Columns) -> Truth:
     """Whether optimizer states are sharded, where there are ranks for it."""
     found: NDArray[np.bool_] = (rows["distributed_optimizer"] > 0) | (rows["dp"] * rows["cp"] == 1)
@@ -203,14 +226,20 @@ def _is_sharded(rows: Columns) -> Truth:
 
 def _holds_weights(task: LayoutTask, rows: Columns) -> Truth:
     """Whether a device holds the weights and gradients, which nothing in the lattice shards."""
-    own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
-    experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
-    found: NDArray[np.bool_] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts <= (
-        task.memory_bytes or np.inf
-    )
+    found: Truth = _held_bytes(task, rows) <= (task.memory_bytes or np.inf)
     return found
 
 
+def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
+    """Weights and gradients of a device."""
+    own_tp = np.where(rows["etp"] > 0, rows["etp"], rows["tp"])
+    experts = task.expert_bytes / (rows["ep"] * own_tp * rows["pp"])
+    held: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts
+    return held
+
+
+_HEAVY_SHARE = 0.2
+"""Part of the memory that weights and gradients take where it is worth to halve gradients."""
 _MOST_TP = 8
 """Tensor parallel degree of a mixture of experts, at most, though a rack joins more devices."""
 _LEAST_TOKENS = 4096
@@ -273,7 +302,12 @@ def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, 
         return {key: column[whole] for key, column in found.items()}
     if name == "fp8":
         kind, recipe = task.fp8_here
-        return {**rows, "fp8": rows["fp8"] * kind, "fp8_recipe": rows["fp8"] * recipe}
+        return {
+            **rows,
+            "fp8": rows["fp8"] * kind,
+            "fp8_recipe": rows["fp8"] * recipe,
+            "fused_experts": rows["fp8"] * _may_fuse_experts(task, rows),
+        }
     if name == "overlap_experts":
         # Gradients of weights hide more where they are computed apart.
         shares = rows["overlap_experts"] == 0

@@ -177,9 +177,13 @@ def _family(model: Model) -> str:
 
 
 _WHY = {
-    "llama4_text": "Llama 4's layers without positions, its attention in chunks and the weights "
-    "that it puts on its experts' inputs were not tried",
+    "llama4_text": "Megatron Core has no attention in chunks, and pretrain_gpt.py no flags for "
+    "Llama 4's norm of queries and keys and for router weights on the inputs of experts",
+    "minimax_m2": "it norms the queries of all heads together, and Megatron those of each head; "
+    "Megatron-Bridge converts it with layers of its own, which no file here names",
 }
+"""Family -> why Megatron's GPT model is none, by megatron/core/models/gpt/gpt_layer_specs.py and
+megatron/training/arguments.py up to 0.19, and Megatron-Bridge's models/minimax_m2."""
 
 
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:

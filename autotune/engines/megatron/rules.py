@@ -17,7 +17,7 @@ from autotune.space.rule import Rule
 
 ON_GPU_ALONE = (
     *("fsdp", "optimizer_offload", "activation_offload", "offload_modules"),
-    *("tp_comm_overlap", "fp8", "fp4", "cuda_graphs", "adam_moments"),
+    *("tp_comm_overlap", "fp8", "fp4", "cuda_graphs", "adam_moments", "nccl_ub", "fused_experts"),
 )
 """Knobs that have to stay at their default on CPU ranks."""
 OF_TRANSFORMER_ENGINE = {
@@ -31,10 +31,13 @@ OF_TRANSFORMER_ENGINE = {
     "fp4": "megatron/core/fp4_utils.py: HAVE_TE",
     "cuda_graphs": "megatron/core/transformer/cuda_graphs.py: TECudaGraphHelper",
     "adam_moments": "megatron/core/optimizer/__init__.py: Transformer Engine's FusedAdam",
+    "fused_experts": "megatron/core/transformer/moe/experts.py: _is_fused_impl_supported",
 }
 """Knobs that have to stay at their default on a GPU without Transformer Engine, and the source."""
 _INSTALL_TE = ", or install transformer-engine for your GPUs"
-OF_SOME_RELEASES = ("activation_offload", "offload_modules", "fp4", "cuda_graphs")
+OF_SOME_RELEASES = (
+    *("activation_offload", "offload_modules", "fp4", "cuda_graphs", "fused_experts"),
+)
 """Knobs whose flag not every release has that is known."""
 
 
@@ -511,6 +514,13 @@ RULES: tuple[Rule[LayoutRows], ...] = (
         "adam_moments in 16 bits beside optimizer_offload: on the host they are in 32",
         "take adam_moments=fp32, or optimizer_offload=0",
         "ours: megatron/core/optimizer/cpu_offloading, HybridDeviceOptimizer",
+    ),
+    layout_rule(
+        "main_grads.precision",
+        lambda main_grads, in_bf16: (main_grads == 0) | in_bf16,
+        "main_grads in bf16 are those of a job in bf16",
+        "take main_grads=fp32",
+        f"ours: {ARGUMENTS}: grad_reduce_in_bf16 does nothing then",
     ),
     layout_rule(
         "fsdp.double_buffer",

@@ -35,11 +35,13 @@ from autotune.trial.transformer_shape import script_settings
 
 _LEAST = {
     **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),
-    **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),
+    **dict.fromkeys(("seed", "loss_chunk_tokens", "mlp_chunk_tokens"), 0),
 }
 """Settings that are whole numbers -> the least that each may be."""
-_WORDS = ("recompute", "attention", "compile")
+_WORDS = ("recompute", "attention", "compile", "offload.activations")
 """Settings that are text."""
+_LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
+"""Settings that older exports do not say, with what they mean by that."""
 
 
 class DeepSpeedFiles(Dialect):
@@ -128,7 +130,8 @@ def _read(
     digest: str,
 ) -> tuple[TrialSpec, Setup]:
     """Spec of its trial, and the setup that would run."""
-    told = {"sp": 1, **settings}  # older exports say none
+    # Older exports say none.
+    told = {"sp": 1, **_LATER, **settings}
     for name, least in _LEAST.items():
         _whole(told, name, least=least)
     for name in _WORDS:
@@ -138,8 +141,8 @@ def _read(
     told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
     if "factory" not in told:
         told["config"] = read_json(folder / "model" / "config.json")
-    workload, layout = parts_of(told, digest=script_digest())
-    own: dict[str, Any] = workload.settings
+    workload, layout = parts_of(told, digest=script_digest(), more=_LATER)
+    own: dict[str, Any] = {n.replace(".", "_"): value for n, value in workload.settings.items()}
     setup = Setup(
         ds_config=config,
         world=layout.world,

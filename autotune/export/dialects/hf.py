@@ -24,7 +24,7 @@ RUN_FILE = "run.args"
 BY_SCRIPT = frozenset(
     {
         *(Setting.SOME_LAYERS, Setting.ATTENTION, Setting.LOSS_CHUNKS, Setting.COMPILE),
-        *(Setting.ADAPTERS, Setting.FACTORY, Setting.CORES),
+        *(Setting.ADAPTERS, Setting.FACTORY, Setting.CORES, Setting.MLP_CHUNKS),
     }
 )
 """What arguments cannot say, and the script beside them does."""

@@ -9,7 +9,7 @@ from autotune.engines.megatron.engine import PADDED_TO
 from autotune.engines.megatron.model_arguments import Arguments
 from autotune.export.base import Handout
 from autotune.export.megatron import MegatronRun
-from autotune.export.megatron_sections import SectionedDialect, Sections, say
+from autotune.export.megatron_sections import MOMENT_DTYPES, SectionedDialect, Sections, say
 
 FIELDS_FILE = Path(__file__).parents[1] / "bridge_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_bridge_fields`."""
@@ -27,9 +27,11 @@ _ELSEWHERE = {
         (
             *("optimizer_cpu_offload", "optimizer_offload_fraction"),
             *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+            *MOMENT_DTYPES,
         ),
         "optimizer",
     ),
+    "use_tp_pp_dp_mapping": "dist",
     "lr_decay_style": "scheduler",
     "seed": "rng",
 }
@@ -79,6 +81,7 @@ class MegatronBridge(SectionedDialect):
             "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": run.vocab},
             "checkpoint": {},
             "rng": {},
+            "dist": {},
         }
         for name, value in {**_with_yarn(run.model), **run.layout}.items():
             self.say(found, name, value)
@@ -94,6 +97,11 @@ class MegatronBridge(SectionedDialect):
         """See `SectionedDialect.say`."""
         if name == "fp4_format":  # mixed_precision says it
             return
+        if name == "grad_reduce_in_bf16":  # its mixed precision decides
+            return
+        if name == "use_nccl_ub":
+            sections["ddp"]["nccl_ub"] = value
+            return
         if name == "te_rng_tracker":
             sections["rng"][name] = sections["model"]["use_te_rng_tracker"] = value
             return
@@ -101,7 +109,10 @@ class MegatronBridge(SectionedDialect):
 
     def beside(self, run: MegatronRun, handout: Handout) -> dict[str, Any]:
         """See `SectionedDialect.beside`: its script asks for a mixed precision by name."""
-        return {"mixed_precision": _mixed_precision(run, handout.job.precision)}
+        found: dict[str, Any] = {"mixed_precision": _mixed_precision(run, handout.job.precision)}
+        if run.layout.get("grad_reduce_in_bf16"):
+            found["grad_reduce_in_fp32"] = False
+        return found
 
 
 def _with_yarn(arguments: Arguments) -> Arguments:

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.engines.megatron.engine import PADDED_TO, padded_vocab
 from autotune.export.base import Handout
 from autotune.export.megatron import MegatronRun
-from autotune.export.megatron_sections import SectionedDialect, Sections, say
+from autotune.export.megatron_sections import MOMENT_DTYPES, SectionedDialect, Sections, say
 
 FIELDS_FILE = Path(__file__).parents[1] / "nemo_fields.json"
 """Section of its configuration -> fields, by `python -m tests.record_nemo_fields`."""
@@ -28,7 +28,7 @@ _ELSEWHERE = {
     **dict.fromkeys(
         (
             *("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"),
-            *("data_parallel_sharding_strategy", "fp8_param_gather"),
+            *("data_parallel_sharding_strategy", "fp8_param_gather", "fsdp_double_buffer"),
         ),
         "ddp",
     ),
@@ -36,6 +36,7 @@ _ELSEWHERE = {
         (
             *("optimizer_cpu_offload", "optimizer_offload_fraction"),
             *("use_precision_aware_optimizer", "overlap_cpu_optimizer_d2h_h2d"),
+            *MOMENT_DTYPES,
         ),
         "optimizer",
     ),
@@ -110,6 +111,11 @@ class NeMo(SectionedDialect):
             sections["precision"][name.removesuffix("_format")] = value
         elif name == "fp8_param_gather":
             sections["precision"][name] = sections["ddp"][name] = value
+        elif name == "grad_reduce_in_bf16":
+            sections["precision"]["grad_reduce_in_fp32"] = not value
+            sections["ddp"]["grad_reduce_in_fp32"] = not value
+        elif name == "use_nccl_ub":
+            sections["ddp"]["nccl_ub"] = value
         elif name == "tp_comm_overlap":
             sections["comm_overlap"][name] = value
         elif name == "no_overlap_p2p_communication":

@@ -11,13 +11,13 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, JudgedCandidate, Neighbour
 from autotune.report.candidates.ranking import (
     assumptions,
-    changing_knobs,
     figures_as_dict,
     forecast_facts,
     host_facts,
     learned_as_dict,
     lengths_facts,
     needs_facts,
+    no_files_facts,
     parts_as_dict,
     parts_of,
     rank_facts,
@@ -27,6 +27,8 @@ from autotune.report.candidates.ranking import (
 )
 from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
+from autotune.space.knob import knobs_of
+from autotune.space.knobs import changing_knobs
 from autotune.space.rule import Violation
 
 _ALIKE = 0.005
@@ -43,6 +45,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "notes": list(found.notes),
         "violations": _violations(found.violations),
         "needs": list(found.needs),
+        "no_files": found.no_files,
     }
 
 
@@ -51,7 +54,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     return {
         **judged_as_dict(found),
         **figures_as_dict(found.job, found.prediction, 0, found.reach),
-        "changes_training": changing_knobs(found.candidate, found.job.engine),
+        "changes_training": changing_knobs(found.candidate, knobs_of(found.job.engine)),
         "assumed": assumptions(found.reach, 0),
         **parts_as_dict(found.prediction, 0),
         **learned_as_dict(found.learned),
@@ -64,6 +67,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         **estimate_as_dict(found),
         "rank": found.place,
         "n_ranked": found.n_ranked,
+        "pred_slower_than_first_of_choice": found.slower_than_first,
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": _neighbour(found.cheapest_fit),
         "cheapest_legal": _neighbour(found.cheapest_legal),
@@ -126,6 +130,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
         *lengths_facts(found.job),
         *training_facts(found.candidate, found.job.engine),
         *needs_facts(found.needs),
+        *no_files_facts(found.no_files),
     ]
 
 
@@ -133,7 +138,10 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
     facts = verdict(found)
     if change := found.cheapest_legal:
         facts.append(("legal with", _said(change)))
-    place = f"{found.place} of {found.n_ranked} of the lattice"
+    place = f"{found.place} of {found.n_ranked} distinct choices"
+    if found.first:
+        slower = f"{found.slower_than_first - 1:.1%} slower than"
+        place += f", as a variant, {slower if found.slower_than_first > 1 else 'of'} {found.first}"
     if found.violations:
         place = f"none: it is refused; its step would be {place}"
     elif not found.is_in_lattice:

@@ -9,17 +9,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.units import format_bytes, format_rate, format_seconds
+from autotune.base.units import format_bytes, format_count, format_rate, format_seconds
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
+from autotune.planning.choices import PROBABLE
 from autotune.planning.learned import Learned
 from autotune.planning.ranking import FasterElsewhere, OtherBatch, PredictedBaseline, Ranking
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import knobs_of
+from autotune.space.knobs import changing_knobs
 from autotune.space.ranks import describe_ranks, machine_places
 
 _TIME_PARTS = {
@@ -64,10 +66,20 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
+        "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
+        "no_files": ranking.no_files,
         "pred_level": LEVEL,
         **learned_as_dict(ranking.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
+        "alternatives": [
+            _row(ranking, rank) for rank in _alternatives(ranking) if rank not in ranks
+        ],
+        "fastest_probable": [
+            {"rank": ranking.choices.rank(index), "least_fit_probability": chance}
+            for index, chance in ranking.probable.items()
+        ],
+        "ways_to_fit": [dataclasses.asdict(way) for way in ranking.ways_to_fit],
         "spread_experts": [dataclasses.asdict(other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and dataclasses.asdict(ranking.other_batch),
         "baseline": _baseline_as_dict(ranking),
@@ -85,15 +97,20 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
         f"{len(ranking.candidates)} legal candidates of {ranking.home}, {ranking.n_likely} fit "
-        f"with a probability of {ranking.min_fit:.0%} or more",
+        f"with a probability of {ranking.min_fit:.0%} or more; "
+        f"{format_count(len(ranking.choices), 'distinct choice')}",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
-    shown = [int(index) for index in ranking.order[:top]]
-    console.print(_table(ranking, shown))
-    if ranking.on_front.intersection(shown):
+    best = [rank for rank in range(1, top + 1) if rank <= len(ranking.choices)]
+    more = [rank for rank in _alternatives(ranking) if rank not in best]
+    shown = [int(ranking.choices.firsts[rank - 1]) for rank in (*best, *more)]
+    console.print(_table(ranking, best, more))
+    if any(map(ranking.is_on_front, (*best, *more))):
         print_facts(console, [("*", "no other candidate that fits is both faster and smaller")])
     if not ranking.n_likely:
-        print_facts(console, [("too large", _too_large(ranking))])
+        name = "too large" if _likeliest(ranking) < PROBABLE else "no sure fit"
+        print_facts(console, [(name, _too_large(ranking))])
+    print_facts(console, no_files_facts(ranking.no_files))
     if (other := ranking.other_batch) is not None:
         print_facts(console, [("global batch", _dear_batch(job, other))])
     for there in ranking.spread_experts:
@@ -112,6 +129,9 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
                 *_training_facts(ranking, index),
                 *needs_facts(ranking.needs(ranking.candidates[index])),
                 *rank_facts(ranking.candidates[index], ranking.environment),
+                *_variants_facts(ranking),
+                *_asks_facts(ranking, [*best, *more]),
+                *_search_facts(ranking, [*best, *more]),
             ],
         )
     if ranking.baseline is not None:
@@ -124,12 +144,49 @@ def _too_large(ranking: Ranking) -> str:
     """What nothing fits into, and what could be changed."""
     least = format_bytes(float(ranking.prediction.peak_memory_bytes.min()))
     there = format_bytes(ranking.environment.device_memory_bytes)
+    text = (
+        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
+        f"{there}. "
+    )
+    if (chance := _likeliest(ranking)) >= PROBABLE:
+        text = (
+            f"no candidate fits with {ranking.min_fit:.0%} or more, the likeliest with "
+            f"{chance:.0%}: the smallest is forecast at {least} of {there}. "
+        )
+    if ways := ranking.ways_to_fit:
+        return f"{text}The smallest changes with which one surely fits: " + "; ".join(
+            f"{way.flags} ({way.described}, {way.fit_probability:.0%})" for way in ways
+        )
     knobs = find_engine(ranking.job.engine).unused_savings(ranking.candidates)
     changes = ["more accelerators (--world)", "larger ones (--what-if gpu=NAME)", *knobs]
-    return (
-        f"no candidate is likely to fit: the smallest needs {least}, and an accelerator has "
-        f"{there}. Take {', '.join(changes[:-1])} or {changes[-1]}"
-    )
+    return f"{text}Take {', '.join(changes[:-1])} or {changes[-1]}"
+
+
+def _likeliest(ranking: Ranking) -> float:
+    """Probability to fit of the candidate that does most surely."""
+    return float(ranking.prediction.fit_probability.max())
+
+
+def _alternatives(ranking: Ranking) -> list[int]:
+    """Ranks that stand in every plan: what probably fits, and the best of each kind."""
+    alone = [*ranking.probable, *([] if ranking.unchanged is None else [ranking.unchanged])]
+    ranks = [ranking.choices.rank(index) for index in alone]
+    kinds = sorted(ranking.choices.rank(index) for index in ranking.best_of.values())
+    return list(dict.fromkeys([*ranks, *kinds]))
+
+
+def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
+    """Shown rows that a search which is told no space does not try, and what makes it."""
+    firsts, search = ranking.choices.firsts, ranking.default_search
+    if search is None:
+        return []
+    tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
+    if len(tried) == len(shown):
+        return []
+    has = f"{_rows(tried)} of these" if tried else "none of these rows"
+    others = "the others" if tried else "them"
+    text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
+    return [("search", text)]
 
 
 def _dear_batch(job: Job, other: OtherBatch) -> str:
@@ -206,7 +263,7 @@ def _of_router(reach: Margin, index: int) -> list[str]:
 
 def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     """Knobs of a candidate with which something else is trained, and what they change."""
-    changing = changing_knobs(candidate, engine)
+    changing = changing_knobs(candidate, knobs_of(engine))
     if not changing:
         return []
     knobs = knobs_of(engine)
@@ -214,36 +271,24 @@ def training_facts(candidate: Candidate, engine: str) -> list[tuple[str, str]]:
     return [("changes training", f"{' '.join(changing)}: {'; '.join(said)}")]
 
 
-def changing_knobs(candidate: Candidate, engine: str) -> list[str]:
-    """Knobs of a candidate with which something else is trained."""
-    knobs = knobs_of(engine)
-    return [
-        name
-        for name, value in candidate.values.items()
-        if knobs[name].changes_training and value != knobs[name].default
-    ]
-
-
-_MOST_READ = 5_000
-"""Candidates that are looked at for one that trains the same."""
-
-
 def _training_facts(ranking: Ranking, index: int) -> list[tuple[str, str]]:
-    engine = ranking.job.engine
-    facts = training_facts(ranking.candidates[index], engine)
-    if not facts:
-        return []
-    for rank, other in enumerate(ranking.order[:_MOST_READ], start=1):
-        if not changing_knobs(ranking.candidates[int(other)], engine):
-            seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
-            described = ranking.describe(ranking.candidates[int(other)])
-            return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
-    return facts
+    facts = training_facts(ranking.candidates[index], ranking.job.engine)
+    if (other := ranking.unchanged) is None:
+        return facts
+    seconds = format_seconds(float(ranking.prediction.step_time_s[other]))
+    described = ranking.describe(ranking.candidates[other])
+    rank = ranking.choices.rank(other)
+    return [*facts, ("without it", f"rank {rank}, {seconds}: {described}")]
 
 
 def needs_facts(packages: Sequence[str]) -> list[tuple[str, str]]:
     """What nodes must have that nobody looked at; nothing for this machine."""
     return [("nodes need", ", ".join(packages))] if packages else []
+
+
+def no_files_facts(why: str) -> list[tuple[str, str]]:
+    """Why a forecast is all that there is."""
+    return [("no files", f"are made for this, it is a forecast alone: {why}")] if why else []
 
 
 def _interval(ranking: Ranking, index: int) -> str:
@@ -355,37 +400,122 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 
 
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
-    index = int(ranking.order[rank - 1])
+    index = int(ranking.choices.firsts[rank - 1])
     found = ranking.prediction
     return {
         "rank": rank,
+        "n_variants": len(ranking.choices.variants(rank)),
+        "n_variants_within_1_percent": len(ranking.close_variants(rank)),
+        "best_of": _best_of(ranking, index),
+        "asks": list(ranking.asks(ranking.candidates[index])),
+        "is_tried_by_default": ranking.default_search is None
+        or ranking.default_search.has(ranking.candidates[index]),
         "candidate": ranking.candidates[index].values,
         **figures_as_dict(ranking.job, found, index, ranking.reach),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
-        "is_on_front": index in ranking.on_front,
+        "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.needs(ranking.candidates[index])),
-        "changes_training": changing_knobs(ranking.candidates[index], ranking.job.engine),
+        "changes_training": changing_knobs(
+            ranking.candidates[index], knobs_of(ranking.job.engine)
+        ),
         "assumed": assumptions(ranking.reach, index),
         **parts_as_dict(found, index),
     }
 
 
-def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
+def _best_of(ranking: Ranking, index: int) -> list[str]:
+    """Kinds of which a candidate is the best one."""
+    return [kind for kind, best in ranking.best_of.items() if best == index]
+
+
+def _notes(ranking: Ranking, rank: int) -> list[str]:
+    """What is worth saying of a row: why it is there, and what varies in it."""
+    index = int(ranking.choices.firsts[rank - 1])
+    notes, times_s = [], ranking.prediction.step_time_s
+    if chance := ranking.probable.get(index):
+        gain = times_s[int(ranking.choices.firsts[0])] / times_s[index]
+        notes.append(
+            f"the fastest that fits with {chance:.0%} or more, {gain:.2f} times as fast as rank 1"
+        )
+    elif rank == 1 and ranking.probable and ranking.n_likely:
+        notes.append(f"the fastest that fits with {ranking.min_fit:.0%} or more")
+    if index == ranking.unchanged:
+        notes.append("the best that trains the same numbers")
+    if rank > 1 and (kinds := _best_of(ranking, index)):
+        notes.append(f"the best of {', '.join(kinds)}")
+    if close := len(ranking.close_variants(rank)):
+        notes.append(f"{format_count(close, 'variant')} within 1%")
+    return ["; ".join(notes)] if notes else []
+
+
+_LEAST_SAVING = 0.03
+"""Part of the peak that a variant has to save to be named."""
+
+
+def _variants_facts(ranking: Ranking) -> list[tuple[str, str]]:
+    """The variants of the first row, and the smallest of them where it is smaller."""
+    close, every = ranking.close_variants(1), ranking.choices.variants(1)
+    if not len(every):
+        return []
+    text = f"{len(close)} within 1%, {len(every) - len(close)} slower"
+    peaks, index = ranking.prediction.peak_memory_bytes, int(ranking.choices.firsts[0])
+    smallest = min(close, key=lambda other: float(peaks[other]), default=index)
+    if peaks[smallest] < (1 - _LEAST_SAVING) * peaks[index]:
+        own, other = (ranking.candidates[int(each)].values for each in (index, smallest))
+        changed = [f"{n}={format_value(v)}" for n, v in other.items() if own.get(n) != v]
+        text += f"; {' '.join(changed)} takes {format_bytes(peaks[smallest])}"
+    return [("variants of 1", text)]
+
+
+def _asks_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
+    """What shown rows ask of the user beside their settings, each with its rows."""
+    firsts = ranking.choices.firsts
+    rows: dict[str, list[int]] = {}
+    for rank in shown:
+        for asked in ranking.asks(ranking.candidates[int(firsts[rank - 1])]):
+            rows.setdefault(asked, []).append(rank)
+    every = len(shown)
+    texts = [
+        f"{asked} ({'all rows' if len(ranks) == every else _rows(ranks)})"
+        for asked, ranks in rows.items()
+    ]
+    return [("rows need", "; ".join(texts))] if texts else []
+
+
+def _rows(ranks: Sequence[int]) -> str:
+    """`rows 1, 4 to 6`, for ranks in any order."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    texts = [
+        f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part))
+        for part in parts
+    ]
+    return f"row{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
+
+
+def _table(ranking: Ranking, best: Sequence[int], more: Sequence[int]) -> Table:
     prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
     table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
     found = ranking.prediction
-    for rank, index in enumerate(shown, start=1):
+    for rank in (*best, *more):
+        if more and rank == more[0]:
+            table.add_section()
+        index = int(ranking.choices.firsts[rank - 1])
         price = _price(ranking, index)
         probability = found.fit_probability[index]
         table.add_row(
-            f"{rank}{'*' if index in ranking.on_front else ' '}",
+            f"{rank}{'*' if ranking.is_on_front(rank) else ' '}",
             format_seconds(found.step_time_s[index]),
             format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            SettingsCell(ranking.describe(ranking.candidates[index])),
+            SettingsCell(ranking.describe(ranking.candidates[index]), notes=_notes(ranking, rank)),
         )
     return table
 

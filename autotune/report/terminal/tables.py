@@ -1,6 +1,6 @@
 """Tables and named facts, the same wherever a terminal shows them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -77,11 +77,15 @@ class _PlainTable(Table):
 
 
 class SettingsCell:
-    """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`."""
+    """`knob=value ...` in a cell: a setting that is wider than its line breaks after the `=`.
 
-    def __init__(self, text: str, style: str = "") -> None:
+    Notes stand below, a line each.
+    """
+
+    def __init__(self, text: str, style: str = "", notes: Sequence[str] = ()) -> None:
         self._text = text
         self._style = style
+        self._notes = notes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._fitted(options)
@@ -89,14 +93,18 @@ class SettingsCell:
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         parts = self._text.replace("=", "= ").split()
         least = max(map(len, parts), default=0)
-        return Measurement(least, max(least, len(self._text))).with_maximum(options.max_width)
+        longest = max(map(len, (self._text, *self._notes)))
+        return Measurement(least, max(least, longest)).with_maximum(options.max_width)
 
     def _fitted(self, options: ConsoleOptions) -> Text:
         words = [
             word if len(word) <= options.max_width else word.replace("=", "=\n", 1)
             for word in self._text.split(" ")
         ]
-        return Text(" ".join(words), style=self._style, overflow="fold")
+        fitted = Text(" ".join(words), style=self._style, overflow="fold")
+        for note in self._notes:
+            fitted.append(f"\n{note}", style="dim")
+        return fitted
 
 
 _NARROW, _WIDEST = 10, 24

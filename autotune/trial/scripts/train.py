@@ -64,6 +64,10 @@ class Settings:
     loss_chunk_tokens: int
     """Compute logits and loss over so many tokens at a time; 0: over all at once."""
     compile: str
+    mlp_chunk_tokens: int = 0
+    """Compute each MLP over so many tokens at a time; 0: over all at once."""
+    offload_activations: str = "none"
+    """`cpu`: the inputs of recomputed layers wait on the host for the backward pass."""
     transformer: Mapping[str, Any] = field(default_factory=dict)
     """Sizes of the model where it is a pipeline; see `transformer.py`."""
 
@@ -81,7 +85,8 @@ class Settings:
         Keys that the script does not use are left alone.
         """
         own = {"source", "micro_batch", "grad_accum"}
-        named = {f.name: data[f.name] for f in fields(cls) if f.name in data.keys() - own}
+        told = {key.replace(".", "_"): value for key, value in data.items()}
+        named = {f.name: told[f.name] for f in fields(cls) if f.name in told.keys() - own}
         source = {key: data[key] for key in ("factory", "path", "vocab", "lora") if key in data}
         return cls(
             **named,
@@ -105,6 +110,7 @@ def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
         compress(model, ds_config)
         apply_recompute(model, settings.recompute)
         chunk_loss(model, settings.loss_chunk_tokens)
+        chunk_mlps(model, settings.mlp_chunk_tokens, most_tokens=most_tokens(settings))
         prepare_autoep(model, ds_config)
         mpu = split_attention(model, sp=settings.sp, micro_batch=settings.micro_batch)
     model.train()
@@ -114,6 +120,7 @@ def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
         config=ds_config,
         mpu=mpu,
     )
+    engine.inputs_on_host = inputs_on_host(settings.offload_activations)
     if settings.compile != "none":
         engine.compile()
     return engine
@@ -159,6 +166,8 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
             stack.enter_context(default_dtype(dtype))
         if "factory" in settings.source:
             return from_factory(settings.source)
+        if is_sharded:
+            stack.enter_context(left_undrawn())
         model = from_config(settings.source["config"], dtype, settings.attention)
     draw_weights(model, settings.seed)
     return model
@@ -174,6 +183,28 @@ def sharding(ds_config: Mapping[str, Any]) -> Any:
     size = ds_config["zero_optimization"].get("mics_shard_size", -1)
     init = deepspeed.zero.MiCS_Init if size > 0 else deepspeed.zero.Init
     return init(config_dict_or_path=ds_config)
+
+
+@contextlib.contextmanager
+def left_undrawn() -> Iterator[None]:
+    """Leave weights that stage 3 has sharded to `draw_weights`.
+
+    transformers zeroes the row of padding, which the empty weight of a sharded embedding has not
+    (transformers 5.23: IndexError for a config with `pad_token_id`, such as Gemma's and OLMoE's).
+    """
+    from transformers import PreTrainedModel
+
+    initialize = PreTrainedModel._initialize_weights
+
+    def whole_ones(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not any(hasattr(p, "ds_id") for p in module.parameters(recurse=False)):
+            initialize(self, module, *args, **kwargs)
+
+    PreTrainedModel._initialize_weights = whole_ones
+    try:
+        yield
+    finally:
+        PreTrainedModel._initialize_weights = initialize
 
 
 def compress(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> None:
@@ -356,13 +387,11 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
         **rest: Any,
     ) -> Any:
         hidden = model.base_model(input_ids=input_ids, **rest).last_hidden_state
-        # Asked anew each time: AutoTP replaces the head after the model is built.
-        head = model.get_output_embeddings()
         states = hidden.flatten(0, 1).split(chunk_tokens)
         targets = (shifted(labels) if shift_labels is None else shift_labels).flatten()
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for part, wanted in zip(states, targets.split(chunk_tokens), strict=True):
-            loss = loss + checkpoint(_summed, head, part, wanted, use_reentrant=False)
+            loss = loss + checkpoint(_summed, model, part, wanted, use_reentrant=False)
         if num_items_in_batch is None:
             num_items_in_batch = (targets != IGNORED).sum()
         return CausalLMOutput(loss=loss / num_items_in_batch)
@@ -371,11 +400,67 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
     model.forward = forward
 
 
-def _summed(
-    head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
-    logits = head(states).float()
-    return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+def _summed(model: Any, states: torch.Tensor, targets: torch.Tensor) -> Any:
+    # Asked anew each time: AutoTP replaces the head after the model is built.
+    head = model.get_output_embeddings()
+    logits = head(states)
+    if getattr(head, "is_vocab_parallel_lm_head", False):
+        # This rank's part of the vocabulary; the loss over all parts is DeepSpeed's.
+        return model.loss_function(logits, shift_labels=targets, num_items_in_batch=1)
+    return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+
+
+def chunk_mlps(model: torch.nn.Module, chunk_tokens: int, *, most_tokens: int) -> None:
+    """Make every MLP of a Hugging Face model compute over chunks of its tokens; 0: as it is.
+
+    What lies between its products never exists for all tokens at once: each chunk's is made, used
+    and dropped, and made again in backward, as DeepSpeed's TiledMLP does. There are as many chunks
+    as `most_tokens` of a micro-batch make, whatever its own are: at stage 3 ranks gather the
+    weights for each chunk together.
+    """
+    if not chunk_tokens:
+        return
+    n_chunks = -(-most_tokens // chunk_tokens)
+    for layer in model.modules():
+        mlp = getattr(layer, "mlp", None)
+        if isinstance(mlp, torch.nn.Module):
+            mlp.forward = _in_chunks(mlp.forward, n_chunks)
+            mlp.chunk_tokens = chunk_tokens  # says that it is in force
+
+
+def _in_chunks(
+    forward: Callable[[torch.Tensor], torch.Tensor], n_chunks: int
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def chunked(states: torch.Tensor) -> torch.Tensor:
+        parts = states.flatten(0, -2).tensor_split(n_chunks)
+        found = [checkpoint(forward, part, use_reentrant=False) for part in parts]
+        return torch.cat(found).unflatten(0, states.shape[:-1])
+
+    return chunked
+
+
+def most_tokens(settings: Settings) -> int:
+    """Tokens of a rank's largest micro-batch."""
+    longest = settings.seq_len
+    if settings.lengths.get("kind") == "histogram":
+        longest = beside("lengths").longest(settings.lengths)
+    return -(-settings.micro_batch * longest // settings.sp)
+
+
+def inputs_on_host(where: str) -> Any:
+    """The context of a forward and backward pass in which inputs of recomputed layers are kept.
+
+    With `cpu` each goes to the host when its layer has run, and comes back for the backward pass,
+    but for the last one. The switch is DeepSpeed's, which does nothing on a CPU rank.
+    """
+    if where == "none":
+        return contextlib.nullcontext()
+    from deepspeed.runtime.activation_checkpointing import offload_activations
+
+    # Its pinned buffers are reused if there is room for those of all layers.
+    return offload_activations.get_checkpoint_hidden_states_offloading_ctx_manager(
+        max_cpu_buffer_pool_count=100_000
+    )
 
 
 def shifted(labels: torch.Tensor) -> torch.Tensor:
@@ -615,11 +700,12 @@ def accepts_mask(model: torch.nn.Module) -> bool:
 
 def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
     """One forward and backward pass, and every so many the optimizer's step; returns the loss."""
-    output = engine(**batch)
-    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
-    if engine.sequence_parallel_size > 1:
-        loss = whole_loss(loss, group=engine.seq_parallel_group, scale=scale)
-    engine.backward(loss)
+    with engine.inputs_on_host:
+        output = engine(**batch)
+        loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+        if engine.sequence_parallel_size > 1:
+            loss = whole_loss(loss, group=engine.seq_parallel_group, scale=scale)
+        engine.backward(loss)
     engine.step()
     return loss
 

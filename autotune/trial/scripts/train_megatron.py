@@ -7,8 +7,10 @@ beside it, and `megatron_cpu.py` on CPU ranks.
 """
 
 import argparse
+import copy
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import os
@@ -437,10 +439,15 @@ def mtp_spec(config: Any, layers: Any, has_te: bool, number: int | None) -> Any:
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     like = layers
-    if hasattr(specs, "get_gpt_decoder_layer_specs"):  # 0.15 on; a stage may have no layer there
-        like = specs.get_gpt_decoder_layer_specs(config, has_te, config.normalization)[-1]
-    elif not layers.layer_specs:
-        return None
+    if not layers.layer_specs:  # a stage may have no other layer
+        alone = copy.copy(config)
+        alone.pipeline_model_parallel_size = 1
+        alone.virtual_pipeline_model_parallel_size = alone.pipeline_model_parallel_layout = None
+        alone.num_layers_in_first_pipeline_stage = alone.num_layers_in_last_pipeline_stage = None
+        make = specs.get_gpt_decoder_block_spec
+        knows_rank = "pp_rank" in inspect.signature(make).parameters  # 0.15 on
+        of_rank = {} if knows_rank else {"vp_stage": number}
+        like = make(alone, has_te, normalization=config.normalization, **of_rank)
     return specs.get_gpt_mtp_block_spec(config, like, has_te, vp_stage=number)
 
 
@@ -460,8 +467,9 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
     is_overlapped = arguments.get("overlap_grad_reduce", False)
     bucket = max(_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK * settings.dp)
     return DistributedDataParallelConfig(
-        # Megatron-LM forces it for bf16.
-        grad_reduce_in_fp32=arguments.get("bf16", False),
+        # Megatron-LM forces it for bf16, unless it is told not to.
+        grad_reduce_in_fp32=arguments.get("bf16", False)
+        and not arguments.get("grad_reduce_in_bf16", False),
         overlap_grad_reduce=is_overlapped,
         overlap_param_gather=arguments.get("overlap_param_gather", False),
         use_distributed_optimizer=arguments.get("use_distributed_optimizer", False),
@@ -470,6 +478,7 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
             "data_parallel_sharding_strategy", "no_shard"
         ),
         fp8_param_gather=arguments.get("fp8_param_gather", False),
+        nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,
     )

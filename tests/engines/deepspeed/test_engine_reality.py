@@ -54,6 +54,7 @@ BEYOND_THE_SPACES: list[dict[str, Any]] = [
     {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
     {"zero.stage": 1, "communication_dtype": "fp16"},
     {"zero.stage": 1, "communication_dtype": "bf16"},
+    {"zero.stage": 1, "tp": 2, "tp.head": "gathered"},
 ]
 """What no shipped space lists; at stage 3 where they do not say."""
 AT_LEAST = 40

@@ -53,6 +53,11 @@ def value(plans, column):
         ({"attention": "eager"}, "flash_attention", 0),
         ({"attention": "sdpa"}, "flash_attention", 1),
         ({"loss_chunk_tokens": 64, "micro_batch": 8}, "loss_chunk_tokens", 64),
+        ({"mlp_chunk_tokens": 8}, "mlp_tile_tokens", 8),
+        ({"recompute": "full", "offload.activations": "cpu"}, "offloaded_activations", 1),
+        ({"offload.activations": "cpu"}, "offloaded_activations", 0),
+        ({"tp": 2}, "whole_logits", 1),
+        ({"tp": 2, "tp.head": "split"}, "whole_logits", 0),
         ({"compile": "torch"}, "fused_kernels", 0.7),
     ],
 )

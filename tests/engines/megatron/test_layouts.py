@@ -279,6 +279,31 @@ BROKEN = {
     "etp.replicas": ({"n_experts": 4}, "tp=2 sequence_parallel=true etp=1"),
     "dispatcher.experts": ({}, "dispatcher=deepep"),
     "dispatcher.ranks": ({"n_experts": 4}, "dispatcher=deepep"),
+    "fused_experts.experts": ({}, "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8"),
+    "fused_experts.recipe": (
+        {"n_experts": 4},
+        "fused_experts=true fp8=e4m3 fp8_recipe=tensorwise",
+    ),
+    "fused_experts.split": (
+        {"n_experts": 4},
+        "tp=2 ep=2 fused_experts=true fp8=e4m3 fp8_recipe=mxfp8",
+    ),
+    "fused_experts.recompute": (
+        {"n_experts": 4},
+        "fused_experts=true fp8=e4m3 fp8_recipe=mxfp8 recompute=selective "
+        "recompute_modules=moe_act",
+    ),
+    "fused_experts.gpu": ({"n_experts": 4, "on_cpu": True}, "fused_experts=true"),
+    "fused_experts.transformer_engine": (
+        {"n_experts": 4, "without_te": True},
+        "fused_experts=true",
+    ),
+    "fused_experts.release": (
+        {"n_experts": 4, "lacking": frozenset({"fused_experts"})},
+        "fused_experts=true",
+    ),
+    "nccl_ub.gpu": ({"on_cpu": True}, "nccl_ub=true"),
+    "main_grads.precision": ({"in_bf16": False}, "main_grads=bf16"),
     "dispatcher.precision": ({"n_experts": 4, "in_fp32": True}, "ep=2 dispatcher=hybridep"),
     "overlap_experts.ranks": ({"n_experts": 4}, "overlap_experts=true"),
     "overlap_experts.chunks": ({"n_experts": 4}, "ep=2 pp=2 overlap_experts=true"),
@@ -530,6 +555,38 @@ def test_what_only_a_gpu_does_has_to_be_seen_in_the_live_engine(tmp_path, name, 
     assert name not in engine.expected(one(task_of(job(tmp_path), A100), "tp=1 cp=2"))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("overlap_experts", "ep=2 overlap_experts=true"),
+        ("delay_weight_grads", "ep=2 overlap_experts=true delay_weight_grads=true"),
+        ("overlap_shared_experts", "ep=2 overlap_shared_experts=true"),
+        ("adam_moments", "distributed_optimizer=true adam_moments=bf16"),
+        ("fsdp_double_buffer", "distributed_optimizer=true fsdp=optim fsdp_double_buffer=true"),
+        ("optimizer_offload_overlap", "optimizer_offload=0.5 optimizer_offload_overlap=true"),
+    ],
+)
+def test_overlap_and_moments_are_read_back_where_they_are_off_their_default(
+    tmp_path, name, settings
+):
+    asked = job(tmp_path, model="tiny-deepseek-v3")
+    engine, task = MegatronEngine(asked, A100), task_of(asked, A100)
+    candidate = one(task, settings)
+    assert engine.expected(candidate)[name] == candidate[name]
+    assert name not in engine.expected(one(task, "tp=1"))
+
+
+def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
+    asked = job(tmp_path, model="llama-2-7b", world=4)  # 32 layers, and the ends
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=2 ends_as_layers=true")
+    assert engine.expected(candidate)["stage_layers"] == [16, 16]
+    asked = dataclasses.replace(asked, model=asked.model_with(10))
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=4 ends_as_layers=true")
+    assert engine.expected(candidate)["stage_layers"] == [2, 3, 3, 2]
+
+
 def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
     asked = job(tmp_path)
     task = task_of(asked, dataclasses.replace(A100, has_transformer_engine=True))
@@ -722,3 +779,65 @@ def test_a_device_without_bf16_has_no_fused_attention(tmp_path):
     assert not task_of(job(tmp_path, precision="fp16"), older).fused_attention
     assert task_of(job(tmp_path), A100).fused_attention
     assert not task_of(job(tmp_path, precision="fp32"), A100).fused_attention
+
+
+MIXTURE = task(
+    n_experts=8,
+    n_kv_heads=8,
+    groups_experts=True,
+    flex_here=1,
+    fp8_here=(2, 3),
+    fuses_experts=True,
+    expert_bytes=6e9,
+    other_bytes=1e9,
+    memory_bytes=8e9,
+    graphs_here=4,
+    paced_tokens=4096.0,
+)
+"""Sequences of 2,048 tokens on a device with mxfp8."""
+
+
+def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
+    columns = lay_out(MIXTURE, changes_training=True).columns
+    has_graphs = columns["cuda_graphs"] > 0
+    assert has_graphs.any()
+    tokens = columns["micro_batch"] * MIXTURE.seq_len // columns["cp"] / columns["tp"]
+    assert tokens[has_graphs].max() < 4096
+    assert not (columns["recompute"][has_graphs] == Recompute.FULL).any()
+    # A trial captures none without a checkout's own loop.
+    assert not lay_out(MIXTURE).columns["cuda_graphs"].any()
+
+
+def test_experts_are_one_kernel_wherever_it_runs() -> None:
+    columns = lay_out(MIXTURE, changes_training=True).columns
+    is_fused = columns["fused_experts"] > 0
+    assert is_fused.any()
+    assert (columns["fp8"][is_fused] > 0).all()
+    own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
+    may = (columns["fp8"] > 0) & (own_tp == 1) & (columns["recompute"] != Recompute.SELECTIVE)
+    assert is_fused[may].all()
+    plain = dataclasses.replace(MIXTURE, fuses_experts=False)
+    assert not lay_out(plain, changes_training=True).columns["fused_experts"].any()
+
+
+def test_gradients_have_16_bits_only_where_they_fill_the_memory() -> None:
+    columns = lay_out(MIXTURE, changes_training=True).columns
+    halved = columns["main_grads"] > 0
+    assert halved.any()
+    own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
+    held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (columns["ep"] * own_tp * columns["pp"])
+    assert held[halved].min() > 0.2 * 8e9
+    roomy = dataclasses.replace(MIXTURE, memory_bytes=80e9)
+    assert not lay_out(roomy, changes_training=True).columns["main_grads"].any()
+
+
+def test_a_written_layout_with_other_chunks_is_no_even_one(tmp_path) -> None:
+    """Four stages on four ranks are even with one chunk each, and wrong with two."""
+    job = tiny_job(tmp_path, engine="megatron", model="llama-3.2-1b", world=4)
+    engine = MegatronEngine(job, H100)
+    chosen = {"pp": 4, "stages": "E(t*4|)*3t*4L"}
+    whole, halved = (canonical({**chosen, "vp": vp}, engine.context) for vp in (1, 2))
+    assert whole["stages"] == "even"
+    assert halved["stages"] == chosen["stages"]
+    candidate = Candidate.of(halved, world=4, global_batch=8)
+    assert "stages.chunks" in {violation.rule for violation in engine.judge(candidate)}

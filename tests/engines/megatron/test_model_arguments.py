@@ -56,7 +56,12 @@ def test_what_megatron_would_train_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("llama-4-scout", "in chunks"), ("gemma-2-2b", "a gemma2")]
+    ("name", "why"),
+    [
+        ("llama-4-scout", "in chunks"),
+        ("minimax-m2", "of all heads together"),
+        ("gemma-2-2b", "a gemma2"),
+    ],
 )
 def test_a_family_that_is_not_known_is_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(JobError, match=why):

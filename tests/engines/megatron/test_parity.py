@@ -58,6 +58,23 @@ MODELS: dict[str, dict[str, Any]] = {
         **{k: v for k, v in DEEPSEEK.items() if k not in ("norm_topk_prob",)},
         **{"model_type": "deepseek_v2", "topk_method": "greedy", "q_lora_rank": None},
     },
+    "deepseek_v2, yarn": {
+        **{k: v for k, v in DEEPSEEK.items() if k not in ("norm_topk_prob",)},
+        **{"model_type": "deepseek_v2", "topk_method": "greedy", "q_lora_rank": None},
+        "rope_parameters": {
+            **YARN,
+            **{"factor": 40.0, "original_max_position_embeddings": 4096},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    },
+    "deepseek_v3, Kimi-K2's yarn": {
+        **DEEPSEEK,
+        "rope_parameters": {
+            **YARN,
+            **{"factor": 32.0, "original_max_position_embeddings": 4096},
+            **{"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    },
     "glm4_moe": {
         **{k: v for k, v in DEEPSEEK.items() if "lora" not in k and not k.startswith("qk_")},
         **{"model_type": "glm4_moe", "num_key_value_heads": 2, "head_dim": 16},

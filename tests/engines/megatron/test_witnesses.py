@@ -24,6 +24,10 @@ def test_rules_of_megatrons_own_have_a_witness() -> None:
             "tests/engines/megatron/test_stages.py asks Megatron Core's own class",
         ),
         "dispatcher.ranks": "DeepEP and HybridEP need a GPU",
+        **dict.fromkeys(
+            ("fused_experts.split", "fused_experts.recompute"),
+            "the kernel needs Transformer Engine",
+        ),
         "stages.mtp_on_first_rank": "it hangs, or trains with an embedding that differs",
         "stages.tracked_losses": "Megatron-LM's script alone sums them",
         **dict.fromkeys(

@@ -3,14 +3,16 @@
 import ast
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import yaml
 
 from autotune.base.errors import RenderError
-from autotune.export.dialects.megatron_bridge import FIELDS_FILE
-from autotune.export.megatron_sections import fields_of
+from autotune.engines.megatron.arguments import KNOBS_OF
+from autotune.export.dialects.megatron_bridge import FIELDS_FILE, MegatronBridge
+from autotune.export.megatron_sections import MOMENT_DTYPES, fields_of
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
 from tests.record_bridge_fields import as_text
@@ -47,6 +49,31 @@ def test_what_few_layouts_have_is_in_its_section(tmp_path):
     assert data["model"]["cp_comm_type"] == "a2a"
     assert data["ddp"]["fsdp_double_buffer"] is True
     assert data["rng"]["te_rng_tracker"] is data["model"]["use_te_rng_tracker"] is True
+
+
+def test_16_bit_moments_and_the_order_of_ranks_have_fields(tmp_path):
+    settings = "pp=2 distributed_optimizer=true adam_moments=bf16 order=tp-cp-ep-pp-dp"
+    out = exported(tmp_path, DENSE, settings, to="megatron-bridge")
+    data = yaml.safe_load((out / "bridge.yaml").read_text())
+    assert (
+        data["optimizer"]["exp_avg_dtype"] == data["optimizer"]["exp_avg_sq_dtype"] == "bfloat16"
+    )
+    assert data["dist"]["use_tp_pp_dp_mapping"] is True
+    assert "exp_avg_dtype" in (out / "train.py").read_text()
+
+
+def test_every_argument_of_a_knob_has_a_field():
+    dialect = MegatronBridge()
+    for name in KNOBS_OF:
+        sections = defaultdict(dict)
+        dialect.say(sections, name, "bf16" if name in MOMENT_DTYPES else 1)
+        for section, fields in sections.items():
+            assert set(fields) <= fields_of(FIELDS_FILE, section), name
+
+
+def test_a_field_that_is_missing_is_told_with_the_knob(tmp_path):
+    with pytest.raises(RenderError, match="fp4_format, which fp4 needs"):
+        exported(tmp_path, DENSE, "fp4=true", to="nemo", gpu="B200")
 
 
 def test_fp4_is_a_mixed_precision(tmp_path):

@@ -31,6 +31,15 @@ def _spreads_experts(values: Knobs, _: Context) -> bool:
     return degree(values, "ep") > 1
 
 
+def _splits_layers(values: Knobs, _: Context) -> bool:
+    return degree(values, "tp") > 1 and not has_pipeline(values)
+
+
+def _read_head(config: Mapping[str, Any]) -> Any:
+    said = look_up(config, "tensor_parallel.vocab_parallel_lm_head")
+    return {True: "split", False: "gathered"}.get(said) if isinstance(said, bool) else None
+
+
 def _read_sequence(config: Mapping[str, Any]) -> Any:
     # With the pass it is the compiler's degree: the script must not split once more.
     passes = look_up(config, "compile.passes")
@@ -67,6 +76,7 @@ ENTRIES = (
     DeepSpeedKnob(
         name="pp",
         by_script=True,
+        asks="the model as DeepSpeed's PipelineModule",
         default=1,
         minimum=1,
         help="pipeline parallel degree: stages of about as many parameters each (DeepSpeed's "
@@ -74,7 +84,45 @@ ENTRIES = (
         source="runtime/pipe/module.py",
     ),
     DeepSpeedKnob(
+        name="tp.overlap_comm",
+        key="tensor_parallel.tp_overlap_comm",
+        by_template=True,
+        default=False,
+        scope="where tp is above 1, without a pipeline",
+        acts=_splits_layers,
+        help="all-reduce the gradients of a split layer's input while those of its weights are "
+        "computed",
+        source="module_inject/layers.py: AsyncColumnParallel; two CPU ranks train alike",
+    ),
+    DeepSpeedKnob(
+        name="tp.head",
+        key="tensor_parallel.vocab_parallel_lm_head",
+        reader=_read_head,
+        default="default",
+        choices=("default", "gathered", "split"),
+        scope="where tp is above 1, without a pipeline",
+        acts=_splits_layers,
+        help="gathered: every rank has the logits of the whole vocabulary; split: each computes "
+        "its part, and the loss is one over all parts; default: split where the head is tied to "
+        "the embedding and transformers' plan splits that",
+        source="runtime/engine.py: _apply_autotp_partitioning; two CPU ranks train alike",
+    ),
+    DeepSpeedKnob(
+        name="tp.loss",
+        key="tensor_parallel.vocab_parallel_ce_backend",
+        by_template=True,
+        default="torch",
+        choices=("torch", "liger"),
+        scope="with tp.head=split",
+        when={"tp.head": ("split",)},
+        needs_cuda=("liger",),
+        help="whose cross entropy of split logits: torch's, or the package liger_kernel's",
+        source="sequence/cross_entropy.py: configure_vocab_parallel_loss; no rank has run "
+        "liger's, it needs a GPU",
+    ),
+    DeepSpeedKnob(
         name="sp",
+        asks="a training script with Ulysses attention",
         key="sequence_parallel_size",
         more_keys=("data_parallel_size",),
         reader=_read_sequence,

@@ -75,10 +75,16 @@ class Setup:
     """Attention implementation that the script builds the model with; `default`: transformers'."""
     loss_chunk_tokens: int = 0
     """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
+    mlp_chunk_tokens: int = 0
+    """Tokens of a chunk of the training script's MLPs; 0: they are not chunked."""
+    offload_activations: str = "none"
+    """Where the training script lets the inputs of recomputed layers wait: `none` or `cpu`."""
     compile: str = "none"
     """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
     supports_loss_chunks: bool = True
     """Whether the model's loss is known to be plain cross entropy over its output head."""
+    supports_mlp_chunks: bool = True
+    """Whether each of its MLPs is known to be a module that takes one token after the other."""
     pipeline_refusal: str = ""
     """Why the pipeline's transformer cannot be this model; empty where it can, or is not asked."""
     sp_by_script: int = 1
@@ -279,6 +285,8 @@ class Case:
     recompute: str = "none"
     attention: str = "default"
     loss_chunk_tokens: int = 0
+    mlp_chunk_tokens: int = 0
+    offload_activations: str = "none"
     compile: str = "none"
     sp_by_script: int = 1
     script_optimizer: str = ""

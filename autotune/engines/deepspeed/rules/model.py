@@ -77,3 +77,23 @@ def _recompute_every(setup: Setup) -> Finding | None:
         f"it means {'the first layer alone' if setup.pp == 1 else 'a whole stage at once'}",
         advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
     )
+
+
+@rule(
+    "runtime/activation_checkpointing/offload_activations.py",
+    raised(
+        "(ImportError|ModuleNotFoundError): .*offload_activations",
+        recompute="full",
+        offload_activations="cpu",
+        accelerator="cuda",
+        deepspeed="0.19.7",
+        repaired={"offload_activations": "none"},
+    ),
+)
+def _inputs_on_host(setup: Setup) -> Finding | None:
+    if setup.offload_activations == "none" or setup.is_at_least("0.19.8"):
+        return None
+    return Finding(
+        message=f"offload.activations=cpu: DeepSpeed has it since 0.19.8, this is {setup.version}",
+        advice="install deepspeed 0.19.8, or set offload.activations to none",
+    )

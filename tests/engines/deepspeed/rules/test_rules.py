@@ -24,6 +24,8 @@ NEEDS_SOMEBODY = {
     "elasticity.other_batch",  # which sizes
     "elasticity.world",
     "loss.chunks_of_another_loss",  # the script
+    "loss.chunks_of_another_mlp",  # the script
+    "model.inputs_on_host",  # the script, or the environment
     "model.recompute_every",  # the layout and the job are not in the configuration
     "model.recompute_unsupported",
     "model.seq_len",

@@ -44,6 +44,7 @@ from autotune.trial.scripts.train import (
     add_adapters,
     apply_recompute,
     chunk_loss,
+    chunk_mlps,
     gradient_scale,
     own_piece,
     prepare_autoep,
@@ -173,6 +174,7 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
     if run["attention"] != "default":
         model.set_attn_implementation(run["attention"])
     chunk_loss(model, run["loss_chunk_tokens"])
+    chunk_mlps(model, run["mlp_chunk_tokens"], most_tokens=run["seq_len"])
     micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
     prepare_autoep(model, config)
     gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled

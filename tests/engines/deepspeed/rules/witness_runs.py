@@ -78,6 +78,7 @@ def _run_of(case: Case) -> dict[str, Any]:
         "recompute": case.recompute,
         "attention": case.attention,
         "loss_chunk_tokens": case.loss_chunk_tokens,
+        "mlp_chunk_tokens": case.mlp_chunk_tokens,
         "compile": case.compile,
         "sp": case.sp_by_script,
         "optimizer": case.script_optimizer,

@@ -1,0 +1,247 @@
+"""Rows of a plan: candidates that are one choice, in the order in which an expert tries them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost import Prediction
+from autotune.cost.plans import Plans
+
+Indices = NDArray[np.intp]
+
+MIN_FIT = 0.9
+"""A candidate that fits less surely than this is ranked behind all that do."""
+CHANCES = (0.75, 0.5)
+"""Probabilities to fit of which a plan names the fastest, below `MIN_FIT`: no cliff is there."""
+PROBABLE = CHANCES[-1]
+"""A candidate that fits at least as likely as not probably fits."""
+LONG_TOKENS = 16_384
+"""Tokens of a sequence from which on ranks share one for a reason; below, it is exotic."""
+_TIE = 1.03
+"""Step times within this factor are a tie, which the plainer layout wins: the model cannot tell
+them apart."""
+SAME = 1.01
+"""Variants of a choice whose step times differ by less are one row."""
+_EXOTIC = 8
+"""Degrees that one exotic one counts as: more than a plain layout can have."""
+_SHARED = ("cp", "ulysses")
+"""Columns of degrees in which ranks share a sequence."""
+_DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
+"""Kind of parallelism -> columns of its degrees."""
+_OF_A_CHOICE = (
+    *("tp", "pp", "cp", "ulysses", "ep", "zero_stage", "micro_batch"),
+    *("recompute", "recompute_every", "optimizer_tier", "param_tier"),
+    *("fused_kernels", "matmul_flops"),
+)
+"""Columns whose values make another choice, however close the step times are: the layout, what is
+sharded, recomputed and offloaded, whether the model is compiled, and the precision of products."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choices:
+    """Candidates of a lattice as the rows of a plan."""
+
+    order: Indices
+    """Candidates, best first."""
+    firsts: Indices
+    """The best candidate of each row, rows in the order of the plan."""
+    row_of: Indices
+    """By candidate: its row, from 0."""
+
+    def rank(self, index: int) -> int:
+        """Rank of a candidate's row, from 1."""
+        return int(self.row_of[index]) + 1
+
+    def variants(self, rank: int) -> Indices:
+        """The other candidates of a row, best first."""
+        inside: Indices = self.order[self.row_of[self.order] == rank - 1]
+        return inside[inside != self.firsts[rank - 1]]
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+
+def choices_of(found: Prediction, *, min_fit: float, splits: bool) -> Choices:
+    """The rows of a plan, by what is predicted of the candidates.
+
+    Args:
+        found: What is predicted.
+        min_fit: Probability to fit from which on a candidate surely does.
+        splits: Whether a row is of candidates within 1% of its first; else of all that are one
+            choice, such as those that differ in the size of buckets, however slow some are.
+    """
+    order = _ordered(found, min_fit=min_fit)
+    kinds = _kinds(found, min_fit=min_fit, splits=splits)
+    _, at, which = np.unique(kinds[order], return_index=True, return_inverse=True)
+    place = np.empty(len(at), np.intp)
+    place[np.argsort(at)] = np.arange(len(at))
+    row_of = np.empty(len(order), np.intp)
+    row_of[order] = place[which]
+    firsts = order[np.sort(at)]
+    return Choices(order=order, firsts=_representatives(found, firsts, row_of), row_of=row_of)
+
+
+def first_of(found: Prediction, *, min_fit: float) -> int:
+    """The candidate of the first row alone."""
+    return int(_ordered(found, min_fit=min_fit)[0])
+
+
+def ranked(
+    times_s: NDArray[np.float64],
+    peaks_bytes: NDArray[np.float64],
+    fit: NDArray[np.float64],
+    *,
+    min_fit: float,
+    strain: NDArray[np.float64] | None = None,
+) -> Indices:
+    """Indices of candidates: those that surely fit, fastest first, then all others.
+
+    Of those that probably fit, a chance that is less by a tenth has to be worth a fifth of the
+    time. The rest come surest first, and of those that surely do not fit, the smallest. Of times
+    within 3% the candidate with less `strain` comes first, as of `strain_of`; an exotic one comes
+    behind all others, unless it is faster by more.
+    """
+    sure = np.flatnonzero(fit >= min_fit)
+    probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
+    rest = np.flatnonzero(fit < min(min_fit, PROBABLE))
+    strain = np.zeros(len(fit)) if strain is None else strain
+    return np.concatenate(
+        [
+            sure[_fastest_first(times_s[sure], strain[sure])],
+            probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
+            rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
+        ]
+    )
+
+
+def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
+    if not len(times_s):
+        return np.zeros(0, np.intp)
+    is_exotic = strain >= _EXOTIC
+    least_s = times_s[np.ones_like(is_exotic) if is_exotic.all() else ~is_exotic].min()
+    ties = np.floor(np.log(times_s / least_s) / np.log(_TIE))
+    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / _TIE)))
+
+
+def strain_of(plans: Plans) -> NDArray[np.float64]:
+    """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
+
+    What is offloaded counts as a degree. Exotic are sequences that are shared below 16k tokens,
+    and tensor parallelism that leaves the linked devices.
+    """
+    n = len(plans)
+    strain = np.zeros(n)
+    for columns in _DEGREES.values():
+        for name in columns:
+            strain += _column(plans, name) > 1
+    for name in _SHARED:
+        strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
+    strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)
+    strain += _column(plans, "optimizer_tier") > 0
+    return strain + (_column(plans, "param_tier") > 0)
+
+
+def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
+    """Candidates that only probably fit, and are faster than all that do more surely.
+
+    Returns:
+        The fastest row of those that fit with each of the probabilities of `CHANCES` at least,
+        with that probability. Empty: none is faster by more than a tie.
+    """
+    firsts = choices.firsts
+    fit, times_s = found.fit_probability[firsts], found.step_time_s[firsts]
+    best: dict[int, float] = {}
+    is_surer = fit >= min_fit
+    if not is_surer.any():
+        is_surer = np.arange(len(firsts)) == 0
+    for chance in CHANCES:
+        rows = (fit >= chance) & (fit < min_fit)
+        rows &= times_s * _TIE < times_s[is_surer].min()
+        if rows.any():
+            at = firsts[rows]
+            best[int(at[first_of(found.take(at), min_fit=0.0)])] = chance
+            is_surer |= rows
+    return best
+
+
+def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
+    """Kind in words -> its best candidate: of each ZeRO stage, and of each kind of layout.
+
+    Kinds of which nothing probably fits have none, nor has a sequence that is shared below 16k
+    tokens.
+    """
+    firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
+    plans = found.plans.take(firsts)
+    stages = _column(plans, "zero_stage")
+    best: dict[str, int] = {}
+    for stage in np.unique(stages):
+        best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])
+    is_split = np.array(
+        [
+            np.logical_or.reduce([_column(plans, name) > 1 for name in columns])
+            for columns in _DEGREES.values()
+        ]
+    )
+    is_exotic = is_split[list(_DEGREES).index("sequence")] & (plans.seq_len < LONG_TOKENS)
+    for kind in np.unique(is_split[:, ~is_exotic], axis=1).T:
+        names = [name for name, is_in in zip(_DEGREES, kind, strict=True) if is_in]
+        at = np.argmax((is_split == kind[:, None]).all(axis=0) & ~is_exotic)
+        best[" and ".join(names) or "data parallel alone"] = int(firsts[at])
+    return best
+
+
+def _ordered(found: Prediction, *, min_fit: float) -> Indices:
+    return ranked(
+        found.step_time_s,
+        found.peak_memory_bytes,
+        found.fit_probability,
+        min_fit=min_fit,
+        strain=strain_of(found.plans),
+    )
+
+
+def _kinds(found: Prediction, *, min_fit: float, splits: bool) -> NDArray[np.intp]:
+    """A number per candidate, equal for those that are one row."""
+    fit = found.fit_probability
+    keys = np.add.reduce([fit >= chance for chance in (min_fit, *CHANCES) if chance <= min_fit])
+    keys = keys.astype(np.float64)
+    # Factors by chance: no two combinations have the same sum.
+    factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
+    for name, factor in zip(_OF_A_CHOICE, factors, strict=True):
+        column = _column(found.plans, name)
+        keys += column * (factor / max(1.0, float(column.max())))
+    _, kinds = np.unique(keys, return_inverse=True)
+    return _split(kinds, found.step_time_s) if splits else kinds
+
+
+def _split(kinds: NDArray[np.intp], times_s: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Each kind cut where the step time is more than 1% above that of the part's first."""
+    parts = np.zeros(len(kinds), np.intp)
+    left, n_parts = np.arange(len(kinds)), 0
+    while len(left):
+        least_s = np.full(int(kinds.max()) + 1, np.inf)
+        np.minimum.at(least_s, kinds[left], times_s[left])
+        is_in = times_s[left] < SAME * least_s[kinds[left]]
+        parts[left[is_in]] = n_parts
+        left, n_parts = left[~is_in], n_parts + 1
+    return kinds * n_parts + parts
+
+
+def _representatives(found: Prediction, firsts: Indices, row_of: Indices) -> Indices:
+    """By row, the candidate that stands for it: its first.
+
+    Of a row that only probably fits it is the surest of those within 1% of the fastest.
+    """
+    fit, times_s = found.fit_probability, found.step_time_s
+    least_s = np.full(len(firsts), np.inf)
+    np.minimum.at(least_s, row_of, times_s)
+    fast = np.flatnonzero(times_s < SAME * least_s[row_of])
+    surest = fast[np.lexsort((times_s[fast], -fit[fast], row_of[fast]))]
+    _, at = np.unique(row_of[surest], return_index=True)
+    is_probable = (fit[firsts] >= PROBABLE) & (fit[firsts] < MIN_FIT)
+    return np.where(is_probable, surest[at], firsts)
+
+
+def _column(plans: Plans, name: str) -> NDArray[np.float64]:
+    return np.broadcast_to(np.asarray(getattr(plans, name), np.float64), len(plans))

@@ -1,0 +1,149 @@
+"""Rows of a plan: what is one choice, which comes first, and what stands below the best."""
+
+import numpy as np
+import pytest
+
+from autotune.app.planning import open_outlook
+from autotune.planning.choices import (
+    LONG_TOKENS,
+    PROBABLE,
+    best_of_kinds,
+    best_probable,
+    choices_of,
+    ranked,
+    strain_of,
+)
+from autotune.planning.outlook import PLAN_SPACE, FleetWishes
+from autotune.planning.ranking import rank_lattice
+
+JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
+H100 = FleetWishes(gpu="H100")
+LAYOUT = ("zero.stage", "tp", "pp", "sp", "micro_batch", "recompute", "compile")
+
+
+@pytest.fixture(scope="module")
+def outlook():
+    return open_outlook(None, JOB, H100)
+
+
+@pytest.fixture(scope="module")
+def ranking(outlook):
+    return rank_lattice(outlook)
+
+
+def of_row(ranking, rank):
+    return ranking.candidates[int(ranking.choices.firsts[rank - 1])].values
+
+
+def test_the_first_row_is_no_worse_than_that_of_any_space(ranking):
+    best_s = ranking.prediction.step_time_s[int(ranking.order[0])]
+    for space in ("zero", "compile", "parallel_3d", "zero_offload"):
+        other = rank_lattice(open_outlook(None, {**JOB, "space": space}, H100))
+        assert best_s <= 1.03 * other.prediction.step_time_s[int(other.order[0])], space
+
+
+def test_a_space_that_is_named_is_the_one_that_is_ranked(outlook):
+    assert outlook.job.space == PLAN_SPACE
+    named = open_outlook(None, {**JOB, "space": "smoke"}, H100)
+    assert named.job.space == "smoke"
+    assert named.default_search is None
+
+
+def test_rows_are_distinct_choices_and_candidates_are_each_of_one(ranking):
+    rows = [tuple(of_row(ranking, rank).get(n) for n in LAYOUT) for rank in range(1, 11)]
+    assert len(set(rows)) == len(rows)
+    choices = ranking.choices
+    assert sorted(choices.order) == list(range(len(ranking.candidates)))
+    assert (choices.row_of[choices.firsts] == np.arange(len(choices))).all()
+    assert sum(1 + len(choices.variants(rank)) for rank in (1, 2)) == int(
+        (choices.row_of < 2).sum()
+    )
+
+
+def test_variants_of_a_row_differ_in_what_is_no_choice_of_its_own(ranking):
+    first = of_row(ranking, 1)
+    variants = ranking.close_variants(1)
+    assert variants
+    for index in variants:
+        values = ranking.candidates[index].values
+        assert all(values.get(name) == first.get(name) for name in LAYOUT if name != "compile")
+
+
+def test_in_a_named_space_what_is_slower_by_more_than_one_per_cent_is_a_row():
+    found = rank_lattice(open_outlook(None, {**JOB, "space": "zero"}, H100))
+    times_s, choices = found.prediction.step_time_s, found.choices
+    for rank in range(1, 30):
+        others = choices.variants(rank)
+        assert (times_s[others] < 1.0101 * times_s[choices.firsts[rank - 1]]).all()
+
+
+def test_ties_go_to_the_plainer_and_the_exotic_has_to_gain():
+    times_s = np.array([1.00, 1.02, 1.05, 0.99, 0.90])
+    strain = np.array([2.0, 1.0, 0.0, 9.0, 9.0])
+    fits = np.ones(5)
+    # 0.90 gains more than 3%; 0.99 does not, and comes behind all that are plain.
+    order = ranked(times_s, fits, fits, min_fit=0.9, strain=strain)
+    assert order.tolist() == [4, 1, 0, 2, 3]
+    order = ranked(times_s[:4], fits[:4], fits[:4], min_fit=0.9, strain=strain[:4])
+    assert order.tolist() == [1, 0, 2, 3]
+
+
+def test_no_row_before_the_plain_ones_shares_a_short_sequence(ranking):
+    assert JOB["seq_len"] < LONG_TOKENS
+    assert {of_row(ranking, rank).get("sp", 1) for rank in range(1, 30)} == {1}
+    long = open_outlook(None, {**JOB, "seq_len": 65_536, "global_batch": 8}, H100)
+    assert of_row(rank_lattice(long), 1)["sp"] > 1
+
+
+def test_strain_counts_degrees(outlook):
+    lattice = outlook.lattice.candidates
+    plain, wide = (
+        lattice.index(outlook.read(settings.split())[0])
+        for settings in ("zero.stage=2 overlap_comm=true", "zero.stage=1 tp=4 overlap_comm=true")
+    )
+    strain = strain_of(outlook.plans(lattice))
+    assert (strain[plain], strain[wide]) == (0, 1)
+
+
+def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(ranking):
+    found, choices = ranking.prediction, ranking.choices
+    best = best_probable(found, choices, min_fit=0.9)
+    assert best == ranking.probable != {}
+    fit, times_s = found.fit_probability, found.step_time_s
+    surer_s = times_s[fit >= 0.9].min()
+    for index, chance in best.items():
+        assert chance <= fit[index] < 0.9
+        assert times_s[index] * 1.02 < surer_s
+        surer_s = times_s[index]
+    assert best_probable(found, choices_of(found, min_fit=0.5, splits=False), min_fit=0.5) == {}
+
+
+def test_where_nothing_surely_fits_a_little_more_of_a_chance_is_not_worth_a_far_slower_step():
+    fit, peaks = np.array([0.79, 0.72, 0.53, 0.4, 0.3]), np.ones(5)
+    times_s = np.array([52.0, 14.7, 10.1, 1.0, 0.9])
+    order = ranked(times_s, peaks, fit, min_fit=0.9)
+    assert order.tolist() == [1, 2, 0, 3, 4]
+
+
+def test_each_zero_stage_and_kind_of_layout_that_fits_has_its_best(ranking):
+    found = ranking.prediction
+    best = best_of_kinds(found, ranking.choices)
+    assert {f"ZeRO stage {n}" for n in (0, 1, 2, 3)} <= set(best)
+    assert {"data parallel alone", "tp", "pp", "tp and pp"} <= set(best)
+    assert not any("sequence" in kind for kind in best)
+    for kind, index in best.items():
+        values = ranking.candidates[index].values
+        assert found.fit_probability[index] >= PROBABLE
+        if kind.startswith("ZeRO"):
+            assert kind.endswith(str(values["zero.stage"]))
+
+
+def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
+    tries = outlook.default_search
+    assert tries.flags == "--space plan"
+    plain, _ = outlook.read(["zero.stage=2", "micro_batch=1", "overlap_comm=true"])
+    assert tries.has(plain)
+    compiled, _ = outlook.read(["zero.stage=2", "micro_batch=1", "compile=torch"])
+    assert not tries.has(compiled)
+    assert outlook.asks(compiled) == ("torch.compile to hold",)
+    assert outlook.asks(plain) == ()

@@ -1,0 +1,32 @@
+"""What is said where nothing fits: the smallest changes with which something does."""
+
+import pytest
+
+from autotune.app.planning import open_outlook
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.ranking import rank_lattice
+
+LARGE = {"model": "llama-3-70b", "seq_len": 8192, "global_batch": 64, "world": 8}
+SMALL_GPU = FleetWishes(gpu="A100-40GB")
+
+
+def test_a_job_that_fits_is_told_no_way_to():
+    fits = {"model": "gpt2", "seq_len": 512, "global_batch": 16, "world": 2, "space": "smoke"}
+    assert rank_lattice(open_outlook(None, fits, SMALL_GPU)).ways_to_fit == ()
+
+
+@pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
+def test_the_ways_that_are_named_do_fit(engine, space):
+    named = {} if space is None else {"space": space}
+    found = rank_lattice(open_outlook(None, {**LARGE, **named}, SMALL_GPU, engine=engine))
+    assert found.n_likely == 0
+    flags = [way.flags for way in found.ways_to_fit]
+    world = next(int(flag.split()[1]) for flag in flags if flag.startswith("--world"))
+    wider = {**LARGE, **named, "world": world}
+    assert rank_lattice(open_outlook(None, wider, SMALL_GPU, engine=engine)).n_likely
+    memory = next(flag for flag in flags if flag.startswith("accelerators of"))
+    larger = FleetWishes(gpu=memory.split("--gpu ")[1])
+    assert rank_lattice(open_outlook(None, {**LARGE, **named}, larger, engine=engine)).n_likely
+    if engine == "deepspeed":
+        assert "--space plan" in flags
+        assert rank_lattice(open_outlook(None, LARGE, SMALL_GPU)).n_likely
