@@ -2,8 +2,9 @@
 
 `recipes.csv` names each recipe's job, fleet and settings, and the source. For each, the plan of
 the job is ranked as `autotune plan` does. The recipe's row is the fastest candidate with its
-settings; what a recipe leaves open may be anything. It is compared with the first row that trains
-in the same precision. `reason` says why a recipe that is far behind may be.
+settings that rather fits than not, since somebody trained it; what a recipe leaves open may be
+anything. It is compared with the first row that trains in the same precision. `reason` says why a
+recipe that is far behind may be.
 """
 
 import argparse
@@ -20,11 +21,21 @@ from autotune.app.planning import open_outlook
 from autotune.base.errors import AutotuneError
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking, rank_lattice
+from autotune.space.candidate import Candidate
 
 RECIPES = Path(__file__).resolve().parent / "recipes.csv"
 MODELS = RECIPES.parent / "recipe_models"
+_PROBABLE = 0.5
+"""Probability to fit from which a recipe's row is taken."""
 NEAR = 0.05
 """A recipe within this share of the first row is as good as it."""
+
+_SHORT = {
+    **{"zero.stage": "stage ", "tp": "tp", "pp": "pp", "vp": "vp", "cp": "cp", "sp": "sp"},
+    **{"ep": "ep", "micro_batch": "mb"},
+}
+_NAMED = (*_SHORT, "recompute", "recompute_modules", "offload.optimizer", "offload.param")
+"""Knobs by which a row is described."""
 
 Columns = Mapping[str, NDArray[np.object_]]
 
@@ -65,12 +76,17 @@ class Place:
 
     @property
     def verdict(self) -> str:
-        """`near`, `explained` by a reason, or what is wrong."""
+        """`near`, `explained` by a reason, or what is wrong.
+
+        `ahead` is faster than the first row, which fits more surely.
+        """
         if self.behind is not None and self.behind <= NEAR:
-            return "near"
+            return "near" if self.behind >= -NEAR else "ahead"
         if self.reason:
             return "explained"
-        return "no plan" if self.refused else "not in the plan" if self.place is None else "far"
+        if self.behind is None:
+            return "no plan" if self.refused else "not in the plan"
+        return "far"
 
 
 def places(path: Path, part: str = "") -> Iterator[Place]:
@@ -107,22 +123,32 @@ def place_of(row: Mapping[str, str]) -> Place:
     order = [int(i) for i in ranking.order if alike[i]]
     first = order[0]
     has_it = np.logical_and.reduce([_is(columns, key, text) for key, text in wanted.items()])
-    position = next((n for n, i in enumerate(order) if has_it[i]), None)
-    times_s = ranking.prediction.step_time_s
-    found = None if position is None else order[position]
+    times_s, fits = ranking.prediction.step_time_s, ranking.prediction.fit_probability
+    of_recipe = [i for i in order if has_it[i]]
+    probable = [i for i in of_recipe if fits[i] >= _PROBABLE]
+    found = min(probable or of_recipe, key=lambda i: float(times_s[i]), default=None)
+    position = None if found is None else order.index(found)
     return Place(
         **about,
         published_s=published_s,
         forecast_s=None if found is None else float(times_s[found]),
-        row="" if found is None else outlook.engine.describe(outlook.lattice.candidates[found]),
-        fit_probability=(
-            None if found is None else float(ranking.prediction.fit_probability[found])
-        ),
+        row="" if found is None else _described(outlook.lattice.candidates[found]),
+        fit_probability=None if found is None else float(fits[found]),
         place=None if position is None else position + 1,
         candidates=len(order),
         first_s=float(times_s[first]),
-        first=outlook.engine.describe(outlook.lattice.candidates[first]),
+        first=_described(outlook.lattice.candidates[first]),
         step="" if found is None else _best_step(ranking, columns, list(wanted), found, order),
+    )
+
+
+def _described(candidate: Candidate) -> str:
+    """A candidate by the knobs that recipes name, where they do anything."""
+    values = {knob: candidate.get(knob) for knob in _NAMED}
+    return " ".join(
+        f"{_SHORT.get(knob, knob)}{'' if knob in _SHORT else '='}{value}"
+        for knob, value in values.items()
+        if value not in (None, 1, 0, "none") or (knob == "zero.stage" and value is not None)
     )
 
 
@@ -185,18 +211,22 @@ def in_words(found: Place) -> str:
     cells = [
         found.name,
         "" if found.published_s is None else f"{found.published_s:.1f} s",
-        "" if found.forecast_s is None else f"{found.forecast_s:.3g} s",
+        (
+            ""
+            if found.forecast_s is None
+            else f"{found.forecast_s:.3g} s, fits {found.fit_probability:.0%}"
+        ),
         f"{found.place} of {found.candidates}" if found.place else found.refused or "none",
         "" if found.behind is None else f"{found.behind:+.0%}",
         "" if found.first_s is None else f"{found.first_s:.3g} s: {found.first}",
-        found.step,
-        found.verdict,
+        found.step if found.verdict in ("far", "explained") else "",
+        found.reason if found.verdict == "explained" else found.verdict,
     ]
     return f"| {' | '.join(cells)} |"
 
 
 _HEAD = (
-    "| recipe | published | forecast | place | behind | first row | one change | verdict |\n"
+    "| Recipe | Published | Forecast | Place | Behind | First row | One change | Why |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 

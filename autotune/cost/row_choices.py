@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
-from autotune.cost.traits import RECOMPUTED_MODULES, Traits
+from autotune.cost.traits import RECOMPUTED_MODULES, SCALINGS, Traits
 
 _CHUNK_TOKENS = 1024.0
 """Tokens of a chunk where a row does not say: what loss functions in chunks take by default."""
@@ -34,6 +34,8 @@ CHOICES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "fused": {"fused_kernels": 1.0},
         "graphs": {"fused_kernels": 1.0, "launch_free": 1.0},
     },
+    # How fp8 and fp4 choose their scales.
+    "scaling": SCALINGS,
 }
 """Column -> word -> columns of `Plans`. Sources: Dao-AILab/flash-attention,
 flash_attn/ops/triton/cross_entropy.py (the gradient overwrites the logits); linkedin/Liger-Kernel,
@@ -69,8 +71,6 @@ SETTINGS: Mapping[str, tuple[float, float]] = {
     "launch_free": (0, 1),
     "graph_share": (0, 1),
     "attention_speed": (0.01, 100),
-    "cast_bytes": (0, 100),
-    "cast_kernels": (0, 100),
     "overlap_reduce": (0, 1),
     "overlap_gather": (0, 1),
     "overlap_sends": (0, 1),
@@ -93,14 +93,19 @@ They come before what the framework usually does."""
 def choice_columns(
     cells: Cells, columns: Mapping[str, float], *, is_hopper: bool, traits: Traits
 ) -> dict[str, float]:
-    """Columns that the cells `loss`, `attention`, `kernels` and `optimizer` change.
+    """Columns that the cells `scaling`, `kernels`, `loss`, `attention` and `optimizer` change.
 
     `columns` are those of the row without them; `is_hopper` says whether its device has fp8.
 
     Raises:
         RowError: A word is not known.
     """
-    found = {**_word(cells, "kernels"), **_loss(cells, traits), **_word(cells, "attention")}
+    found = {
+        **_word(cells, "scaling"),
+        **_word(cells, "kernels"),
+        **_loss(cells, traits),
+        **_word(cells, "attention"),
+    }
     if (kernel := cells.text("attention")) in _ATTENTION_SPEED:
         found["attention_speed"] = _ATTENTION_SPEED[kernel][is_hopper]
     if not cells.is_blank("optimizer"):

@@ -22,7 +22,7 @@ from autotune.devices.accelerators import Accelerator, find_accelerator
 
 from .cells import PublishedCells
 from .model import model_cells, preset_shape
-from .settings import mixture_cells, scaling_cells
+from .settings import mixture_cells, scaling_of
 from .words import (
     AGE,
     FREED_GRADS,
@@ -126,7 +126,7 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         **_tiles(cells, model),
         **_memory(cells, framework),
         "precision": _precision(cells),
-        **scaling_cells(cells),
+        "scaling": scaling_of(cells),
     }
     found |= _batch(cells, found)
     found["interconnect"] = _network(cells)

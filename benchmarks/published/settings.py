@@ -7,7 +7,7 @@ and nothing of a clause that compares with another run. A new setting is a line 
 import re
 from collections.abc import Mapping
 
-from autotune.cost.traits import CAPTURED_SHARES, SCALINGS
+from autotune.cost.traits import CAPTURED_SHARES
 
 from .cells import PublishedCells
 
@@ -96,15 +96,15 @@ def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, s
     return {name: f"{value:g}" for name, value in found.items()}
 
 
-def scaling_cells(cells: PublishedCells) -> dict[str, str]:
-    """Columns of how a row's fp8 or fp4 chooses its scales, as its precision or notes name it."""
+def scaling_of(cells: PublishedCells) -> str:
+    """How a row's fp8 or fp4 chooses its scales, as its precision or notes name it."""
     precision, notes = cells.words("precision"), cells.text("notes").lower()
     if not re.search("fp8|float8|fp4", precision):
-        return {}
+        return ""
     for words, name in _RECIPES:
         if words.search(precision) or (name == "tensorwise" and words.search(notes)):
-            return {column: f"{value:g}" for column, value in SCALINGS[name].items()}
-    return {}
+            return name
+    return ""
 
 
 def _older_dispatch(cells: PublishedCells, can_overlap: float) -> dict[str, float]:

@@ -56,6 +56,11 @@ def test_a_full_row_leaves_nothing_open() -> None:
         ({"task": "lora", "trained_share": "0.02"}, "trained_share", 0.02),
         ({"precision": "pure-bf16"}, "optimizer_bytes", 4),
         ({"allocator": "expandable_segments"}, "fragments", 0.1),
+        (
+            {"precision": "fp8", "scaling": "mxfp8", "gpu_type": "B200", "gpu_mem_gb": ""},
+            "cast_bytes",
+            4.1,
+        ),
         ({"n_experts": "0"}, "n_experts", 0),
         ({"n_experts": "8", "ep": "4", "flex_dispatch": "1"}, "flex_dispatch", 1),
         ({"gpu_mem_gb": "40"}, "memory_bytes", 39.4 * 2**30),
