@@ -25,7 +25,7 @@ def test_the_ways_that_are_named_do_fit(engine, space):
     found = rank_lattice(open_outlook(None, {**LARGE, **named}, SMALL_GPU, engine=engine))
     assert found.n_likely == 0
     out = io.StringIO()
-    print_ranking(Console(file=out, width=400), found, top=1)
+    print_ranking(Console(file=out, width=4000), found, top=1)
     assert "no candidate is likely to fit: the smallest needs" in out.getvalue()
     assert all(f"{way.flags} ({way.described}" in out.getvalue() for way in found.ways_to_fit)
     flags = [way.flags for way in found.ways_to_fit]
