@@ -80,6 +80,15 @@ class Ends(BaseModel):
     """Sources that it was learned from."""
 
 
+def widest(wider: Mapping[str, float], parts: Mapping[str, Values]) -> Values:
+    """How much wider each row is by the part that widens it most.
+
+    No source has shown what two of them do together.
+    """
+    found: Values = np.max([size * parts[name] for name, size in wider.items()], axis=0, initial=0)
+    return found
+
+
 class Widths(BaseModel):
     """Intervals of one figure."""
 
@@ -112,9 +121,8 @@ class Widths(BaseModel):
         return f"{found}, {self.kinds[found].sources} sources{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
-        """How many times as wide as of its kind each row is."""
-        wider = [size * parts[name] for name, size in self.wider.items()]
-        found: Values = 1.0 + np.sum(wider, axis=0)
+        """How many times as wide as of its kind each row is: what widens it most decides."""
+        found: Values = 1.0 + widest(self.wider, parts)
         return found
 
 
