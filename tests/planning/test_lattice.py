@@ -188,7 +188,8 @@ def test_distance_counts_logarithms_on_numbers_and_one_on_choices(space_file):
 
     assert distance(2, "none", 0) == 0
     assert distance(3, "none", 0) == pytest.approx((np.log2(4) - np.log2(3)) / span)
-    assert distance(2, "full", 0) == 1
+    # Recomputed inputs may wait on the host: a knob that acts only there.
+    assert distance(2, "full", 0) == 1 + 1
     # The stage itself, and each of the knobs that act only there.
     conditional = {
         *("offload.optimizer", "reduce_bucket_size", "overlap_comm", "contiguous_gradients"),

@@ -46,7 +46,10 @@ FEW_WORLDS = {
 """Spaces whose candidates do not depend on the world beyond what these show."""
 SAMPLE = 100
 """Candidates of a larger lattice that DeepSpeed's classes are asked about."""
-SCRIPT = ("recompute", "attention", "loss_chunk_tokens", "compile")
+SCRIPT = (
+    *("recompute", "attention", "loss_chunk_tokens", "mlp_chunk_tokens", "compile"),
+    "offload.activations",
+)
 PROCESS = ("allocator", "host_allocator", "core_binding")
 COMMUNICATION = tuple(name for name, knob in KNOBS.items() if knob.group == "communication")
 # One of each family; tiny-llama-32k differs from tiny-llama in sizes alone.
@@ -251,6 +254,11 @@ def read_from(parsed, text):
     return {
         "zero.stage": int(zero.stage),
         "tp": max(1, parsed.tensor_parallel_config.autotp_size),
+        "tp.overlap_comm": parsed.tensor_parallel_config.tp_overlap_comm,
+        "tp.head": {None: "default", False: "gathered", True: "split"}[
+            parsed.tensor_parallel_config.vocab_parallel_lm_head
+        ],
+        "tp.loss": parsed.tensor_parallel_config.vocab_parallel_ce_backend,
         "micro_batch": parsed.train_micro_batch_size_per_gpu,
         "offload.optimizer": _device(optimizer),
         "offload.param": _device(param),

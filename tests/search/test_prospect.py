@@ -48,12 +48,17 @@ def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
 def test_of_changes_that_fit_only_together_no_more_are_named_than_are_needed(tmp_path: Path):
     """On one device a ZeRO stage alone saves nothing, and offload needs one."""
     one = session(
-        tmp_path, "simulate:1xA100", model="llama-3-8b", seq_len=2048, global_batch=8, space="zero"
+        tmp_path,
+        "simulate:1xA100-40GB",
+        model="llama-3-8b",
+        seq_len=2048,
+        global_batch=8,
+        space="zero",
     )
     said = prospect(one, fresh=True, knowledge=None)
     assert said is not None
     assert said.nearest.startswith(
-        "--space zero_offload, which has zero.stage=1 offload.optimizer=cpu; or --world 4; or"
+        "--space zero_offload, which has zero.stage=1 offload.optimizer=cpu; or --world 8; or"
     )
 
 
