@@ -98,6 +98,8 @@ def strict_rows(rows: Sequence[Mapping[str, str]]) -> list[StrictRow]:
 def _spelled(row: Mapping[str, str]) -> StrictRow:
     cells = PublishedCells({k: v for k, v in row.items() if k not in RESULT_COLUMNS})
     found: dict[str, str] = {k: v for k, v in row.items() if k not in _OWN_COLUMNS}
+    if found.get("status", "").lower() == "failed":
+        found["status"] = ""  # of no known cause: neither a time nor what memory asks for
     reason = ""
     try:
         found |= _cells_of(cells)
