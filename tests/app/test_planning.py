@@ -355,7 +355,8 @@ def test_the_head_room_leaves_less_to_fit_into(tmp_path):
     wishes, setting = FleetWishes(gpu="T4"), ["micro_batch=8"]
     roomy = estimate_candidate(small(tmp_path, wishes, precision="fp16"), setting)
     tight = estimate_candidate(small(tmp_path, wishes, precision="fp16", head_room=0.6), setting)
-    assert tight.peak_memory_bytes == roomy.peak_memory_bytes
+    # Freed segments count only as far as there is room for them.
+    assert tight.peak_memory_bytes <= roomy.peak_memory_bytes
     assert tight.fit_probability < roomy.fit_probability
 
 

@@ -478,7 +478,7 @@ def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) 
         result = realistic(spec)
         if spec.identity.role is not Role.CONFIRM or not result.samples_per_s:
             return result
-        factor = 1.3 if spec.identity.number % 2 else 1.0
+        factor = 1.3 if (spec.identity.confirm_round or 0) % 2 else 1.0
         return ok(spec, result.samples_per_s * factor, peak=result.peak_memory_bytes or 1)
 
     def of_one_run(spec: TrialSpec) -> TrialResult:

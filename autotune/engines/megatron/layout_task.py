@@ -176,10 +176,11 @@ def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
 
 def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts]:
     """Layers of the first, the last and the fullest pipeline rank; 0 where all have as many."""
-    names = ("stages", "pp", "vp", "first_stage_layers", "last_stage_layers")
+    uneven = ("stages", "first_stage_layers", "last_stage_layers", "ends_as_layers")
+    names = (*uneven, "pp", "vp")
     keys = np.stack([rows[name] for name in names])
     found = np.zeros((3, keys.shape[1]), dtype=np.int64)
-    where = np.flatnonzero((keys[0] > 0) | (keys[3] > 0) | (keys[4] > 0))
+    where = np.flatnonzero((keys[: len(uneven)] > 0).any(axis=0))
     if len(where):
         splits, places = np.unique(keys[:, where], axis=1, return_inverse=True)
         edges = np.array(

@@ -195,7 +195,7 @@ def acting_as_listed(combination: dict[str, Any], context: Context) -> dict[str,
 def is_legal(combination: dict[str, Any], context: Context) -> bool:
     """16-bit master weights and pipelines have conditions that the spaces leave to the rules."""
     if context.model.n_experts and int(combination.get("tp", 1)) > 1:
-        return int(combination["ep"]) > 1 and combination.get("offload.optimizer") != "cpu"
+        return int(combination.get("ep", 1)) > 1 and combination.get("offload.optimizer") != "cpu"
     if (pp := int(combination.get("pp", 1))) > 1:
         return pp * int(combination.get("tp", 1)) <= WORLD and combination["zero.stage"] == 1
     if combination.get("master_dtype", "fp32") == "fp32":

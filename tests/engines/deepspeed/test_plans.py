@@ -208,7 +208,7 @@ def test_a_family_whose_layers_cannot_be_said_is_refused_by_name(job):
         **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     }
     other = dataclasses.replace(job, model=model_from_config("mine", config, where="config.json"))
-    says = "the family qwen3_next has layers of linear_attention, which the cost model"
+    says = "the family qwen3_next has layers of linear attention, which the cost model"
     with pytest.raises(JobError, match=says) as refused:
         plans_of([canonical_candidate(other)], other, A100)
     assert "estimate --trace" in refused.value.hint
