@@ -239,7 +239,7 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
     host_share = p.host_memory_bytes_per_s * c.host_optimizer_share / p.devices_per_node
     drive_share = p.nvme_bytes_per_s / p.devices_per_node
     on_host = states_bytes / host_share
-    on_drive = 2.0 * params * p.optimizer_bytes / drive_share
+    on_drive = 2.0 * params * p.trained_share * p.optimizer_bytes / drive_share
     share = p.optimizer_host_share
     in_steps = params * p.trained_share * _ADAM_IN_STEPS_BYTES / host_share
     return np.where(

@@ -31,7 +31,7 @@ class Prediction(PlanColumns):
     """Probability that the peak stays within the device's memory: 0 or 1 by the peak alone, until
     `Margin.judge` says how far it may be off."""
     host_memory_bytes: Values
-    """Memory of offloaded states, on one node."""
+    """Memory of offloaded states and activations, on one node."""
     plans: Plans
     constants: Constants
 
