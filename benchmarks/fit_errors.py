@@ -12,9 +12,11 @@ command after a change of the model. It takes about a minute of one core.
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import fit_constants
 import numpy as np
@@ -33,7 +35,6 @@ from autotune.cost.errors import (
     RunKinds,
     Widths,
     basis_of,
-    widest,
 )
 
 Values = NDArray[np.float64]
@@ -96,8 +97,19 @@ def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
         here = np.zeros(len(runs.rows), bool)
         here[rows] = True
         others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, peaks=peaks_of(runs, ~here))
-        parts.append(basis_of(said, runs.part(here).told(others)))
-    return ForecastBasis.joined(parts, left_out.rows)
+        parts.append(basis_of(said, runs.part(here).facts(others)))
+    order = np.argsort(np.concatenate(left_out.rows))
+    return ForecastBasis(**_joined([vars(part) for part in parts], order))
+
+
+def _joined(parts: Sequence[Any], order: NDArray[np.intp]) -> Any:
+    """Parts of rows together, in an order: arrays, and those in mappings and tuples."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([part[name] for part in parts], order) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(each, order) for each in zip(*parts, strict=True))
+    return np.concatenate(parts)[order]
 
 
 def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
@@ -150,7 +162,7 @@ def _learned(
     beyond = _beyond(missed, low[rows], high[rows], slower)
     parts = {name: every[name][rows] for name in names}
     wider = _wider(np.minimum(np.abs(beyond), _MOST), parts, sources)
-    scaled = beyond / (1.0 + widest(wider, parts))
+    scaled = beyond / Widths(kinds={}, wider=wider).scale(parts)
     # Peaks decide what stands first in a plan, where an end too far off costs speed.
     most = 1.0 if is_time else (1 + LEVEL) / 2
     found = {"all": _ends(scaled, sources, most)}

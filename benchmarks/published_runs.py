@@ -73,9 +73,9 @@ class Runs:
             n_unpredicted=self.n_unpredicted,
         )
 
-    def told(self, errors: Errors) -> RunFacts:
+    def facts(self, errors: Errors) -> RunFacts:
         """What is known of them, to those errors."""
-        return errors.told(
+        return errors.facts_of(
             self.frameworks.tolist(),
             self.accelerators,
             self.open,

@@ -171,8 +171,8 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
     errors = load_errors()
-    told = errors.told(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
-    basis = basis_of(predicted, told)
+    facts = errors.facts_of(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
+    basis = basis_of(predicted, facts)
     reach = errors.reach_of(basis)
     predicted = reach.judge(predicted)
     shown = errors.reach_of(basis, read.meters)

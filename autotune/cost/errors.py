@@ -10,7 +10,7 @@ Runs of CPU ranks have `errors_cpu.yaml`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -80,15 +80,6 @@ class Ends(BaseModel):
     """Sources that it was learned from."""
 
 
-def widest(wider: Mapping[str, float], parts: Mapping[str, Values]) -> Values:
-    """How much wider each row is by the part that widens it most.
-
-    No source has shown what two of them do together.
-    """
-    found: Values = np.max([size * parts[name] for name, size in wider.items()], axis=0, initial=0)
-    return found
-
-
 class Widths(BaseModel):
     """Intervals of one figure."""
 
@@ -121,9 +112,26 @@ class Widths(BaseModel):
         return f"{found}, {self.kinds[found].sources} sources{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
-        """How many times as wide as of its kind each row is: what widens it most decides."""
-        found: Values = 1.0 + widest(self.wider, parts)
+        """How many times as wide as of its kind each row is: what widens it most decides.
+
+        No source has shown what two of them do together.
+        """
+        wider = [size * parts[name] for name, size in self.wider.items()]
+        found: Values = 1.0 + np.max(wider, axis=0, initial=0)
         return found
+
+
+def _combinations(
+    places: Sequence[tuple[int, NDArray[Any]]],
+) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
+    """Combinations of places that rows have in several lists, and the number of each row's.
+
+    A list is its length, and the place of each row in it.
+    """
+    sizes = [size for size, _ in places]
+    codes = np.ravel_multi_index([which.astype(np.intp) for _, which in places], sizes)
+    there, which = np.unique(codes, return_inverse=True)
+    return list(zip(*np.unravel_index(there, sizes), strict=True)), which
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +145,10 @@ class RunKinds:
     @classmethod
     def of(cls, *words: tuple[tuple[str, ...], NDArray[Any]]) -> Self:
         """Kinds of one word each of several sets: the position of each row's there."""
-        sizes = [len(each) for each, _ in words]
-        codes = np.ravel_multi_index([which.astype(np.intp) for _, which in words], sizes)
-        there, which = np.unique(codes, return_inverse=True)
-        parts = zip(*np.unravel_index(there, sizes), strict=True)
+        there, which = _combinations([(len(each), place) for each, place in words])
         names = tuple(
-            " ".join(each[at] for (each, _), at in zip(words, place, strict=True))
-            for place in parts
+            " ".join(each[at] for (each, _), at in zip(words, places, strict=True))
+            for places in there
         )
         return cls(names=names, which=which)
 
@@ -165,35 +170,6 @@ class ForecastBasis:
     open_time: tuple[Values, Values]
     """Distances to the ends by what is left open alone: lower, upper."""
     open_memory: tuple[Values, Values]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self], rows: Sequence[NDArray[np.intp]]) -> Self:
-        """Several together, with the rows that each is of."""
-        order = np.argsort(np.concatenate(rows))
-
-        def join(read: Callable[[Self], NDArray[Any]]) -> NDArray[Any]:
-            found: NDArray[Any] = np.concatenate([read(part) for part in parts])[order]
-            return found
-
-        return cls(
-            is_mixture=join(lambda part: part.is_mixture),
-            is_known=join(lambda part: part.is_known),
-            layer_s=join(lambda part: part.layer_s),
-            peak_bytes=join(lambda part: part.peak_bytes),
-            is_natural=join(lambda part: part.is_natural),
-            open_time=(
-                join(lambda part: part.open_time[0]),
-                join(lambda part: part.open_time[1]),
-            ),
-            open_memory=(
-                join(lambda part: part.open_memory[0]),
-                join(lambda part: part.open_memory[1]),
-            ),
-            parts={
-                name: np.concatenate([part.parts[name] for part in parts])[order]
-                for name in parts[0].parts
-            },
-        )
 
     @property
     def slower(self) -> Values:
@@ -321,7 +297,7 @@ class Errors(BaseModel):
         ends = self.peak_memory.kinds["all"]
         return LogSpread(low=np.array([ends.low]), high=np.array([ends.high]))
 
-    def told(
+    def facts_of(
         self,
         frameworks: Sequence[str],
         accelerators: Sequence[Accelerator],
@@ -356,10 +332,10 @@ class Errors(BaseModel):
         )
 
     def reach(
-        self, said: Prediction, told: RunFacts, meters: Sequence[str] | None = None
+        self, said: Prediction, facts: RunFacts, meters: Sequence[str] | None = None
     ) -> Margin:
         """How far each prediction reaches; peaks by their meters, by default everything's."""
-        return self.reach_of(basis_of(said, told), meters)
+        return self.reach_of(basis_of(said, facts), meters)
 
     def reach_of(self, basis: ForecastBasis, meters: Sequence[str] | None = None) -> Margin:
         """How far predictions reach by what they rest on."""
@@ -379,11 +355,10 @@ class Errors(BaseModel):
 
     def _evidence(self, time_kinds: RunKinds, memory_kinds: RunKinds) -> dict[str, Any]:
         """What is said of intervals."""
-        shape = (len(time_kinds.names), len(memory_kinds.names))
-        codes = np.ravel_multi_index([time_kinds.which, memory_kinds.which], shape)
-        there, which = np.unique(codes, return_inverse=True)
+        both = (time_kinds, memory_kinds)
+        there, which = _combinations([(len(kinds.names), kinds.which) for kinds in both])
         words = []
-        for time, memory in zip(*np.unravel_index(there, shape), strict=True):
+        for time, memory in there:
             of_time = self.step_time.evidence(time_kinds.names[time])
             of_memory = self.peak_memory.evidence(memory_kinds.names[memory])
             words.append(f"time: {of_time}; memory: {of_memory}")
@@ -395,7 +370,7 @@ def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
     return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
 
 
-def basis_of(said: Prediction, told: RunFacts) -> ForecastBasis:
+def basis_of(said: Prediction, facts: RunFacts) -> ForecastBasis:
     """What predictions rest on."""
     p, shape = said.plans, said.step_time_s.shape
 
@@ -411,13 +386,13 @@ def basis_of(said: Prediction, told: RunFacts) -> ForecastBasis:
         "doubt": doubt_of(said),
         "small_layers": 1.0 / (1.0 + layer_s / _HALF_LAYER_S),
         "small_peak": 1.0 / (1.0 + said.peak_memory_bytes / _HALF_BYTES),
-        "new_framework": column(told.new_framework),
-        "new_accelerator": column(told.new_accelerator),
+        "new_framework": column(facts.new_framework),
+        "new_accelerator": column(facts.new_accelerator),
     }
-    open_time, open_memory = _open_distances(said, told)
+    open_time, open_memory = _open_distances(said, facts)
     return ForecastBasis(
         is_mixture=is_mixture,
-        is_known=told.is_known,
+        is_known=facts.is_known,
         layer_s=layer_s,
         peak_bytes=said.peak_memory_bytes,
         parts=parts,
@@ -456,7 +431,7 @@ class _Distances:
 
 
 def _open_distances(
-    said: Prediction, told: RunFacts
+    said: Prediction, facts: RunFacts
 ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
     """Distances to the ends of time and memory by what is left open.
 
@@ -469,12 +444,12 @@ def _open_distances(
     offloads = offloads | np.greater(p.offloaded_activations, 0)
     offloads = offloads | np.greater(p.optimizer_host_share, 0)
     unknown_price = np.where(offloads & np.equal(p.host_link_measured, 0), _OFFLOAD, 0.0)
-    age = np.where(told.open.get("software", np.zeros(n, bool)), _UNKNOWN_AGE, 0.0)
+    age = np.where(facts.open.get("software", np.zeros(n, bool)), _UNKNOWN_AGE, 0.0)
     for distance in (unknown_price, age):
         time.reach(distance)
         time.reach(-distance)
-    for name, column, value in _other_ways(said, told):
-        rows = np.flatnonzero(told.open.get(name, np.zeros(n, bool)))
+    for name, column, value in _other_ways(said, facts):
+        rows = np.flatnonzero(facts.open.get(name, np.zeros(n, bool)))
         if not len(rows):
             continue
         values = np.broadcast_to(np.asarray(value, np.float64), (n,))[rows]
@@ -487,7 +462,7 @@ def _open_distances(
     return time.ends(), memory.ends()
 
 
-def _other_ways(said: Prediction, told: RunFacts) -> list[tuple[str, str, Column]]:
+def _other_ways(said: Prediction, facts: RunFacts) -> list[tuple[str, str, Column]]:
     """What is open, with the column of `Plans` that says it and its value the other way."""
     p = said.plans
     recomputes = np.greater(p.recompute, 0)
@@ -499,8 +474,8 @@ def _other_ways(said: Prediction, told: RunFacts) -> list[tuple[str, str, Column
         # Where scores are assumed to be written, a fused kernel may not write them.
         ("attention", "flash_attention", 1.0),
     ]
-    if told.fewest_logit_bytes is not None:
-        found.append(("loss", "logit_bytes", told.fewest_logit_bytes))
+    if facts.fewest_logit_bytes is not None:
+        found.append(("loss", "logit_bytes", facts.fewest_logit_bytes))
     return found
 
 

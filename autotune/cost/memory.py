@@ -167,12 +167,11 @@ def _stage(
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
     kept = kept * (1.0 + _PINNED_SHARE * p.graph_share)
-    at_loss = kept + logits
     is_loss = np.greater_equal(logits, working)
     activations = np.where(is_loss, kept, kept + working)
     loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
-    varying = np.maximum(at_loss, kept + working) + gathered
+    varying = kept + np.maximum(loss_bytes, working) + gathered
     moves = varying - p.fixed_gather * gathered
     spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share

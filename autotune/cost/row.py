@@ -36,6 +36,7 @@ _ENDS = 2.0
 """Chunks of a pipeline without a layer: the embedding and the loss can have one each. Source:
 Megatron-LM, --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split."""
 _GIGABIT = 1e9 / 8
+_ULYSSES = re.compile(r"ulysses=([1-9]\d{0,8})")
 _AGE = re.compile(r"20[12]\d|\d\d\.\d\d")
 LINKS = re.compile(r"(?P<n>\d{1,4})x(?P<gbit>\d{1,6})Gb")
 """Network of a node: its links, and the bits that each moves in a second."""
@@ -269,7 +270,7 @@ def _stages(
 
 
 def _ulysses(cells: Cells) -> float:
-    found = re.fullmatch(r"ulysses=([1-9]\d{0,8})", cells.text("sp"))
+    found = _ULYSSES.fullmatch(cells.text("sp"))
     return float(found[1]) if found else 1.0
 
 
@@ -277,7 +278,7 @@ def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
     text = cells.text("sp")
     if text not in ("", "yes", "no") and not text.startswith("ulysses="):
         raise cells.wrong("sp", "is not yes, no or ulysses=N")
-    if text.startswith("ulysses=") and not re.fullmatch(r"ulysses=[1-9]\d{0,8}", text):
+    if text.startswith("ulysses=") and not _ULYSSES.fullmatch(text):
         raise cells.wrong("sp", "has no degree of at least 1, such as ulysses=8")
     if tp == 1 or text.startswith("ulysses"):
         return 0.0

@@ -193,7 +193,6 @@ FRAMEWORKS = (
         # Arctic Long Sequence Training: DeepSpeed with tiles of the loss and of MLPs. Source:
         # Bekman et al. (arXiv:2506.13996); snowflakedb/ArcticTraining.
         name="alst",
-        spelled="alst",
         zero_stage=3,
         columns={
             "flat_buffers": 1.0,

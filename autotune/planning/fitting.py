@@ -11,7 +11,7 @@ from autotune.base.data import shipped_spaces
 from autotune.base.errors import AutotuneError
 from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Plans, Prediction
-from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.engines.base import Engine, find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.planning.choices import CHANCES, MIN_FIT, first_of
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
@@ -152,8 +152,8 @@ def _with_memory(plans: Plans, memory_bytes: float) -> Plans:
 
 def _fitting(outlook: Outlook, job: Job, smallest: Candidate, flags: str) -> WayToFit | None:
     """The best small candidate of another job; None: none may well fit."""
-    engine = bind_engine(job, outlook.environment)
     other = dataclasses.replace(outlook, job=job)
+    engine = other.engine
     try:
         lattice = _small_lattice(job, engine, smallest)
         predicted = dataclasses.replace(other, lattice=lattice).predict(lattice.candidates)

@@ -208,8 +208,8 @@ class Outlook:
         accelerator = accelerator_of(self.environment, self.table)
         # Releases that are installed say how old the software is; nobody says it of other nodes.
         is_old = np.full(n, not self.environment.torch_version)
-        told = errors.told([self.job.engine] * n, [accelerator] * n, {"software": is_old})
-        margin = errors.reach(said, told)
+        facts = errors.facts_of([self.job.engine] * n, [accelerator] * n, {"software": is_old})
+        margin = errors.reach(said, facts)
         return margin.judge(said), margin
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:

@@ -50,8 +50,10 @@ def read(*rows: dict[str, str]) -> tuple[TableRows, Prediction, ForecastBasis]:
     found = rows_to_plans(rows, shipped_accelerators())
     assert found.plans is not None, found.reasons
     said = predict(found.plans)
-    told = ERRORS.told(found.frameworks, found.accelerators, found.open, found.fewest_logit_bytes)
-    return found, said, basis_of(said, told)
+    facts = ERRORS.facts_of(
+        found.frameworks, found.accelerators, found.open, found.fewest_logit_bytes
+    )
+    return found, said, basis_of(said, facts)
 
 
 def margin(*rows: dict[str, str]) -> tuple[Prediction, Margin]:
@@ -63,11 +65,11 @@ def test_a_framework_is_known_on_accelerators_like_those_it_ran_on() -> None:
     a100, a800, h100 = (find_accelerator(name) for name in ("A100", "A800", "H100"))
     probed = replace(h100, measured=MeasuredRates())
     fleet = [a100, a800, h100, probed]
-    ours = ERRORS.told(["megatron"] * 4, fleet, {})
+    ours = ERRORS.facts_of(["megatron"] * 4, fleet, {})
     assert ours.is_known.tolist() == [True, True, False, True]
     assert ours.new_accelerator.tolist() == [False, False, True, False]
     assert not ours.new_framework.any()
-    others = ERRORS.told(["fsdp"] * 4, fleet, {})
+    others = ERRORS.facts_of(["fsdp"] * 4, fleet, {})
     assert not others.is_known.any()
     assert others.new_framework.all()
 
