@@ -340,8 +340,9 @@ def show_markdown(found: Line) -> None:
         for kind, mean in found["mean"][figure].items():
             print(f"| mean of {mean['lines']} sources | {kind} | | {_cells(mean)} |")
         print()
-    print("| source | kind | groups | correlation | regret of the first | in the median group | of the best of three |")
-    print("|---|---|---|---|---|---|")
+    regrets = "regret of the first | in the median group | of the best of three"
+    print(f"| source | kind | groups | correlation | {regrets} |")
+    print("|---|---|---|---|---|---|---|")
     for line in found["rank"]:
         regrets = " | ".join(
             f"{line[name]:.2f}"
