@@ -147,3 +147,17 @@ def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
     assert not tries.has(compiled)
     assert outlook.asks(compiled) == ("torch.compile to hold",)
     assert outlook.asks(plain) == ()
+
+
+def test_gradients_in_16_bits_are_a_choice_of_their_own():
+    there = open_outlook(
+        None,
+        {"model": "deepseek-v2-lite", "seq_len": 4096, "global_batch": 64, "world": 8},
+        H100,
+        engine="megatron",
+    )
+    found = rank_lattice(there)
+    in_16_bits = there.lattice.candidates.columns["main_grads"]
+    for row in range(100):
+        inside = found.choices.row_of == row
+        assert len(np.unique(in_16_bits[inside])) == 1

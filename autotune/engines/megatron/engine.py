@@ -116,10 +116,7 @@ _READ_BACK = (
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
 """Dispatcher -> the package that it is, which Megatron imports."""
-_NEEDED_BY = {
-    "fused_experts": "Transformer Engine 2.14",
-    "cuda_graphs": "samples of one length",
-}
+_NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
 """Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""

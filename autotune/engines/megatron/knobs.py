@@ -418,7 +418,7 @@ _MORE = (
     ),
     Knob(
         name="fused_experts",
-        group="kernels",
+        group="compute",
         default=False,
         needs_cuda=(True,),
         scope="for a mixture of experts, with fp8_recipe=mxfp8",
@@ -444,6 +444,7 @@ _MORE = (
         choices=GRAPHS,
         needs_cuda=GRAPHS[1:],
         acts=_off("cuda_graphs"),
+        asks="samples of one length",
         help="parts of a layer whose kernels are started at once, by CUDA graphs of Transformer "
         "Engine",
         source=f"{_TRANSFORMER}: cuda_graph_impl, cuda_graph_scope",
