@@ -223,7 +223,7 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
         outlook,
         f"--global-batch {nearest}",
         {"global_batch": nearest},
-        partial(lattice_of, changes_training=is_laid_out),
+        partial(lattice_of, for_plan=is_laid_out),
         min_fit=min_fit,
     )
     if other is None or other.fit_probability < min_fit:

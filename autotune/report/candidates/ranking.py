@@ -184,16 +184,27 @@ def _alternatives(ranking: Ranking) -> list[int]:
 
 def _search_facts(ranking: Ranking, shown: Sequence[int]) -> list[tuple[str, str]]:
     """Shown rows that a search which is told no space does not try, and what makes it."""
-    firsts, search = ranking.choices.firsts, ranking.default_search
+    search = ranking.default_search
     if search is None:
         return []
-    tried = [r for r in shown if search.has(ranking.candidates[int(firsts[r - 1])])]
+    candidates = {
+        rank: ranking.candidates[int(ranking.choices.firsts[rank - 1])] for rank in shown
+    }
+    tried = [rank for rank, candidate in candidates.items() if search.has(candidate)]
     if len(tried) == len(shown):
         return []
-    has = f"{_rows(tried)} of these" if tried else "none of these rows"
-    others = "the others" if tried else "them"
-    text = f"by default tries {search.tries}: {has}; {search.flags} has {others}"
-    return [("search", text)]
+    left = {rank: candidates[rank] for rank in shown if rank not in tried}
+    parts = [f"{_rows(tried)} of these" if tried else "none of these rows"]
+    for name, held in search.homes(list(left.values())).items():
+        ranks = [rank for rank, candidate in left.items() if candidate in held]
+        left = {rank: candidate for rank, candidate in left.items() if rank not in ranks}
+        parts.append(f"--space {name} has {_rows(ranks)}")
+    if left:
+        parts.append(
+            f"no shipped space has {_rows(list(left))}: name their knobs and values in a space of "
+            "your own (docs/spaces.md)"
+        )
+    return [("search", f"by default tries {search.tries}: {'; '.join(parts)}")]
 
 
 def _faster(ranking: Ranking, other: OtherJob, why: str) -> str:

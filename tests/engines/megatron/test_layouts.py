@@ -400,6 +400,7 @@ BROKEN = {
     "fp4.precision": ({"in_fp32": True}, "fp4=true"),
     "fp4.device": ({"has_fp4": False}, "fp4=true"),
     "fp8.precision": ({"in_fp32": True}, "fp8=hybrid"),
+    "fp8.mxfp8": ({"has_fp4": False}, "fp8=e4m3 fp8_recipe=mxfp8"),
     "fp8.device": ({"has_fp8": False}, "fp8=hybrid"),
     "fp8.gather": ({}, "fp8=hybrid fp8_param_gather=true"),
     "fsdp.gpu": ({"on_cpu": True}, "distributed_optimizer=true fsdp=optim"),
@@ -798,7 +799,7 @@ MIXTURE = task(
 
 
 def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     has_graphs = columns["cuda_graphs"] > 0
     assert has_graphs.any()
     tokens = columns["micro_batch"] * MIXTURE.seq_len // columns["cp"] / columns["tp"]
@@ -809,7 +810,7 @@ def test_graphs_are_offered_where_launches_may_set_the_pace() -> None:
 
 
 def test_experts_are_one_kernel_wherever_it_runs() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     is_fused = columns["fused_experts"] > 0
     assert is_fused.any()
     assert (columns["fp8"][is_fused] > 0).all()
@@ -817,18 +818,18 @@ def test_experts_are_one_kernel_wherever_it_runs() -> None:
     may = (columns["fp8"] > 0) & (own_tp == 1) & (columns["recompute"] != Recompute.SELECTIVE)
     assert is_fused[may].all()
     plain = dataclasses.replace(MIXTURE, fuses_experts=False)
-    assert not lay_out(plain, changes_training=True).columns["fused_experts"].any()
+    assert not lay_out(plain, for_plan=True).columns["fused_experts"].any()
 
 
 def test_gradients_have_16_bits_only_where_they_fill_the_memory() -> None:
-    columns = lay_out(MIXTURE, changes_training=True).columns
+    columns = lay_out(MIXTURE, for_plan=True).columns
     halved = columns["main_grads"] > 0
     assert halved.any()
     own_tp = np.where(columns["etp"] > 0, columns["etp"], columns["tp"])
     held = 1e9 / (columns["tp"] * columns["pp"]) + 6e9 / (columns["ep"] * own_tp * columns["pp"])
     assert held[halved].min() > 0.2 * 8e9
     roomy = dataclasses.replace(MIXTURE, memory_bytes=80e9)
-    assert not lay_out(roomy, changes_training=True).columns["main_grads"].any()
+    assert not lay_out(roomy, for_plan=True).columns["main_grads"].any()
 
 
 def test_a_written_layout_with_other_chunks_is_no_even_one(tmp_path) -> None:
