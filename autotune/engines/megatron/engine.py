@@ -474,7 +474,7 @@ class MegatronEngine(Engine):
             ),
             "overlap_sends": _MEGATRON["overlap_sends"] * (rows["vp"] > 1),
         }
-        if any(np.any(rows[name]) for name in MORE_KNOBS):
+        if any(np.any(rows[name]) for name in (*MORE_KNOBS, "ends_as_layers")):
             columns |= self._more_columns(rows)
         for name in ("tp", "pp", "vp", "cp", "ep", "dp", "micro_batch", "grad_accum"):
             columns[name] = rows[name]
@@ -488,7 +488,7 @@ class MegatronEngine(Engine):
         )
 
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
-        """The cost model's columns of knobs that the lattice leaves at their default."""
+        """The cost model's columns of knobs that most of the lattice leaves at their default."""
         first, last, most = edge_layers(self._task, rows)
         fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
         modules = rows["recompute_modules"]

@@ -216,10 +216,12 @@ RULES: tuple[Rule[LayoutRows], ...] = (
     ),
     layout_rule(
         "vp.layers",
-        lambda pp, vp, n_layers, stages: (pp * vp <= n_layers) | (stages > 0),
+        lambda pp, vp, ends_as_layers, n_layers, stages: (
+            (pp * vp <= n_layers + 2 * ends_as_layers * (vp > 1)) | (stages > 0)
+        ),
         "pp {pp} x vp {vp} is more than the model's {n_layers} layers",
         "take a vp x pp of at most {n_layers}",
-        "ours: every chunk has a layer",
+        "ours: every chunk has a layer, or with ends_as_layers the embedding or the loss",
     ),
     layout_rule(
         "pp.split",

@@ -84,13 +84,13 @@ def splits(task: LayoutTask) -> Iterator[SimpleNamespace]:
 def chunks(task: LayoutTask, pp: int) -> Iterator[tuple[int, int, int, int]]:
     """Interleaved chunks, whether the ends count as layers, whether stages are balanced, and the
     layers of a chunk; 0: they differ."""
-    for vp in range(1, task.n_layers + 1):
+    for vp in range(1, task.n_layers + 3):
         if vp > 1 and pp == 1:
             continue
         whole = (task.n_layers + 2) // (pp * vp)
         if pp * vp <= task.n_layers and task.n_layers % (pp * vp) == 0:
             yield vp, 0, 0, task.n_layers // (pp * vp)
-        elif pp * vp <= task.n_layers and (task.n_layers + 2) % (pp * vp) == 0:
+        elif pp * vp <= task.n_layers + 2 * (vp > 1) and (task.n_layers + 2) % (pp * vp) == 0:
             yield vp, 1, 0, whole
         if pp > 1 and vp in (1, 2, 4, 8, 16) and pp * vp <= task.n_layers + 1:
             counts = balanced_layers(task.stage_work, pp, vp)
@@ -586,6 +586,29 @@ def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
     engine = MegatronEngine(asked, A100)
     candidate = one(task_of(asked, A100), "pp=4 ends_as_layers=true")
     assert engine.expected(candidate)["stage_layers"] == [2, 3, 3, 2]
+
+
+def test_the_first_and_the_last_chunk_may_have_the_embedding_and_the_loss_alone(tmp_path):
+    asked = job(tmp_path, model="llama-2-7b", world=4)
+    asked = dataclasses.replace(asked, model=asked.model_with(6))
+    engine = MegatronEngine(asked, A100)
+    candidate = one(task_of(asked, A100), "pp=2 vp=4 ends_as_layers=true")
+    assert candidate in engine.layouts()
+    assert not engine.judge(candidate)
+    assert engine.expected(candidate)["stage_layers"] == [3, 3]
+    arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
+    assert arguments["num_virtual_stages_per_pipeline_rank"] == 4
+    assert arguments["account_for_embedding_in_pipeline_split"] is True
+    assert arguments["account_for_loss_in_pipeline_split"] is True
+    plans = engine.plans([candidate])
+    assert [float(np.ravel(getattr(plans, f"{end}_stage_layers"))[0]) for end in ENDS] == [3, 3, 3]
+    # A rank without a layer is none: the ends are chunks among others.
+    whole = one(task_of(asked, A100), "pp=4 vp=2 ends_as_layers=true")
+    assert {each.rule for each in engine.judge(whole)} == set()
+    assert engine.expected(whole)["stage_layers"] == [1, 2, 2, 1]
+
+
+ENDS = ("first", "last", "most")
 
 
 def test_a_dense_model_has_no_activation_of_experts_to_compute_again(tmp_path):
