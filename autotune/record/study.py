@@ -226,7 +226,7 @@ class Study:
         """Read every trial folder.
 
         Raises:
-            StudyError: The folder cannot be read, or a newer autotune wrote it.
+            StudyError: The folder cannot be read, or it holds a record of another schema.
         """
         facts = self.read_state()
         before = self._read[1] if self._read[0] == facts else {}
@@ -536,11 +536,11 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
             ) from error
         raise
     version = data.get("schema_version")
-    # Taken for damage, a newer result would be declared lost and its trial run again.
-    if isinstance(version, int) and version > known:
+    # Taken for damage, such a result would be declared lost and its trial run again.
+    if isinstance(version, int) and version != known:
         raise StudyError(
-            f"{path}: schema {version}, this autotune knows {known}",
-            "use the autotune that wrote this study, or another --study NAME",
+            f"{path}: schema {version}, this autotune reads schema {known}",
+            "use the autotune that wrote this study, or begin another with --study NAME",
         )
     return data
 
