@@ -3,14 +3,11 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from autotune import DEFAULT_ENGINE
 from autotune.contract.files import ContractError, Stored, check_figures, from_json
 from autotune.contract.words import Role, Start
-
-if TYPE_CHECKING:
-    from typing import Self  # Python 3.10 lacks it, which a user's script may run in
 
 SPEC_SCHEMA_VERSION = 2
 """Version of `spec.json`."""
