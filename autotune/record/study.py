@@ -60,9 +60,9 @@ _CONFIG_BYTES = 4 * 2**20
 """Largest configuration file of a trial that is read back."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trial:
-    """One trial of the record."""
+    """One trial of the record; one is equal to itself alone."""
 
     folder: Path
     spec: TrialSpec

@@ -53,7 +53,7 @@ class TrialsInFlight:
         Raises:
             StudyError: The record cannot be read or written.
         """
-        left_out, n_lost = [], 0
+        answering, left_out, n_lost = [], [], 0
         recorded = self._study.read()
         for trial in recorded.trials:
             if trial.result is None:
@@ -62,10 +62,10 @@ class TrialsInFlight:
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
             if self._context.is_answered_by(trial):
-                self.history.put(trial)
+                answering.append(trial)
             else:
                 left_out.append(trial.spec.identity.number)
-        self.left_out = tuple(left_out)
+        self.history, self.left_out = History(answering), tuple(left_out)
         if n_recorded := len(self.history.recorded):
             held = f"the record holds {format_count(n_recorded, 'trial')}"
             self._note(f"{held}, {n_lost} lost: the search goes on from there")
@@ -112,7 +112,7 @@ class TrialsInFlight:
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
         self._candidates[spec.identity.number] = run.candidate
-        self.history.put(Trial(folder=folder, spec=spec, result=None))
+        self.history = self.history.with_trial(Trial(folder=folder, spec=spec, result=None))
         if run.retry_of is None and run.repeat_of is None:
             return
         ran = self.history if run.reduced_of is None else self.history.reduced
@@ -147,7 +147,8 @@ class TrialsInFlight:
             ended.append(result)
             self._handles.remove(handle)
             del self._candidates[handle.spec.identity.number]
-            self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
+            trial = Trial(folder=handle.folder, spec=handle.spec, result=result)
+            self.history = self.history.with_trial(trial)
         self._say_quarantined()
         if ended:
             self._say_given_up()
@@ -219,13 +220,13 @@ class TrialsInFlight:
 
     def _say_given_up(self) -> None:
         """Say once which candidates are left without a figure although they did nothing wrong."""
-        given_up = self.history.each(lambda tried: tried.given_up or None, by="given up")
-        for key, why in given_up.items():
-            first = self.history.of_hash(key).trials[0].spec.identity.number
-            self._context.note_once(
-                f"given up {key}",
-                f"the candidate of trial {first} is left without a figure: {why}",
-            )
+        for tried in self.history.tried:
+            if why := tried.given_up:
+                identity = tried.trials[0].spec.identity
+                self._context.note_once(
+                    f"given up {identity.candidate_hash}",
+                    f"the candidate of trial {identity.number} is left without a figure: {why}",
+                )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

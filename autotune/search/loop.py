@@ -86,17 +86,18 @@ class _StagedSearch:
             self._no_comparison = context.no_comparison
             context.note(f"no final comparison: {context.no_comparison}")
             return
-        history, left_s = self.flight.history, self.flight.left_s
+        left_s = self.flight.left_s
         baseline = self._baseline.candidate
-        measured = context.objective.figures(history.explored).keys()
+        measured = context.objective.figures(self.flight.history.explored).keys()
         if baseline is not None and measured == {baseline.hash}:
             self._no_comparison = "nothing but the baseline ran within the limits"
             context.note(f"no final comparison: {self._no_comparison}")
             return
-        drifting = confirm.drifted_before(history, self._standings.guards(baseline))
+        guards = self._standings.guards(baseline)
+        drifting = confirm.drifted_before(self.flight.history, guards)
         while True:
             planned = confirm.plan(
-                history,
+                self.flight.history,
                 context.objective,
                 baseline,
                 left_s=left_s,
@@ -119,7 +120,7 @@ class _StagedSearch:
                 self._drive(self._comparison)
             if context.interrupt.draining:
                 return
-            if confirm.is_broken(planned, history, context.objective):
+            if confirm.is_broken(planned, self.flight.history, context.objective):
                 continue  # the best has failed, and those that had dropped out are back
             drifted = self._standings.drifted_best(baseline, planned)
             if drifted is None:
@@ -127,7 +128,7 @@ class _StagedSearch:
             number, guarded = drifted
             context.note(f"trial {number} was the best, and its losses drift: {guarded.why}")
             guards = self._standings.guards(baseline)
-            if confirm.n_drifted(history, guards) >= confirm.MAX_COMPARISONS:
+            if confirm.n_drifted(self.flight.history, guards) >= confirm.MAX_COMPARISONS:
                 context.note(f"{confirm.MAX_COMPARISONS} comparisons drifted: no further one")
                 return
             drifting |= {m.hash for m in planned.members} & self._standings.drifting(baseline)

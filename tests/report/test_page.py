@@ -165,7 +165,7 @@ def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
         round_number = (trial.spec.identity.confirm_round or 0) + race.BLOCK
         spec = changed(trial.spec, number=number, confirm_round=round_number)
         assert trial.result is not None
-        again.put(
+        again = again.with_trial(
             dataclasses.replace(
                 trial, spec=spec, result=dataclasses.replace(trial.result, number=number)
             )
