@@ -780,5 +780,5 @@ class _UnrunSearch:
                 peak_memory_bytes=2**30 * (1 + number % 5),
             )
         recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
-        self._history.put(recorded)
+        self._history = self._history.with_trial(recorded)
         self.closed.add(candidate.hash)

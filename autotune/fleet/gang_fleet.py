@@ -4,7 +4,6 @@ import dataclasses
 import json
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from autotune.contract import (
     NodeReport,
     Outcome,
     Phase,
-    RankReport,
     Start,
     TrialResult,
     TrialSpec,
@@ -46,14 +44,8 @@ _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
 """Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
-_LOOK_S = 0.01
-"""Time that one look at the nodes takes at the most: those after them come first the next time."""
-_LONGEST_LOOK_S = 0.03
-"""The same by the wall clock."""
-_READ_S = 0.02
-"""Time that one look reads reports of a trial that has ended, which may have a thousand ranks."""
 _SHARE_OF_TIME = 0.01
-"""Share of the time that looks at the nodes take, so that a thousand of them cost no core."""
+"""Share of the time that looks at the nodes take."""
 _LONGEST_PAUSE_S = 0.5
 _WHY_S = 1.0
 """Time for a transport to say whether its nodes are gone for good, before others are looked at."""
@@ -93,7 +85,6 @@ class GangFleet:
             )
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
-        self._turns = deque(self.agents)
         """Names of the nodes, the one to be looked at next first."""
         self._not_before_s = 0.0
         self._running: dict[str, GangTrial] = {}
@@ -206,24 +197,18 @@ class GangFleet:
                 agent.wait(deadline_s)
 
     def hear(self) -> None:
-        """Take in what the nodes have said; does not wait. Of many nodes, some each time."""
+        """Take in what the nodes have said; does not wait.
+
+        Every trial in flight asks for it: one look serves all of them.
+        """
         begun_s = time.monotonic()
         if begun_s < self._not_before_s:
             return
-        # The time of this thread alone: on a busy machine a look is no dearer, only longer.
-        begun_cpu_s = time.thread_time()
-        for _ in range(len(self._turns)):
-            name = self._turns[0]
-            self._turns.rotate(-1)
-            for event in self.agents[name].hear():
+        for name, agent in self.agents.items():
+            for event in agent.hear():
                 self._take(name, event)
-            if (
-                time.thread_time() - begun_cpu_s > _LOOK_S
-                or time.monotonic() - begun_s > _LONGEST_LOOK_S
-            ):
-                break
-        took_s, now_s = time.thread_time() - begun_cpu_s, time.monotonic()
-        self._not_before_s = now_s + min(took_s / _SHARE_OF_TIME, _LONGEST_PAUSE_S)
+        now_s = time.monotonic()
+        self._not_before_s = now_s + min((now_s - begun_s) / _SHARE_OF_TIME, _LONGEST_PAUSE_S)
         for name, lost in self._lost.items():
             if now_s >= lost.again_s and not lost.is_asked:
                 lost.is_asked = True
@@ -476,12 +461,8 @@ class GangTrial(Handle):
         self._one_ended_s: float | None = None
         self._phase = (0, Phase.SPAWN)
         """When a report last came, and the phase then."""
-        self._reports: list[RankReport] = []
-        """Those that were read, of the first `_n_read` ranks, once it has ended."""
-        self._n_read = 0
         self._ended_after_s = 0.0
-        """Seconds until its last rank had ended, once it `is_over`: to read its reports is no part
-        of its time."""
+        """Seconds until its last rank had ended, once it has."""
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
@@ -506,12 +487,11 @@ class GangTrial(Handle):
             self._end_if_it_is_time()
             if self.open:
                 return None
-            if not self.is_over:
-                self.is_over, self._ended_after_s = True, self._elapsed_s()
+            self._ended_after_s = self._ended_after_s or self._elapsed_s()
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error
-            if not self._has_read() or (self.problem and self._fleet.end_of_all.is_asked):
+            if self.problem and self._fleet.end_of_all.is_asked:
                 return None
             self._result = self._collect()
             self._fleet.judge(self, self._result.outcome, self._result.wall_s)
@@ -588,16 +568,6 @@ class GangTrial(Handle):
             for name in self.open:
                 self._fleet.agents[name].tell("end", folder=str(self.folder), hangs=hangs)
 
-    def _has_read(self) -> bool:
-        """Whether all its ranks' reports are read; of very many, each look reads some."""
-        begun_s = time.monotonic()
-        while self._n_read < self.spec.layout.world:
-            if time.monotonic() - begun_s > _READ_S:
-                return False
-            self._reports += read_reports(self.folder, 1, first=self._n_read)
-            self._n_read += 1
-        return True
-
     def _collect(self) -> TrialResult:
         n_nodes = len(self.gang.nodes)
         nodes = [read_node_report(self.folder, node) for node in range(n_nodes)] or [NodeReport()]
@@ -613,7 +583,8 @@ class GangTrial(Handle):
             problem=self.problem and (self._fleet.end_of_all.why or self.problem),
         )
         devices = [slot.name for slot in self.gang.slots]
-        return collect(self.spec, self.folder, ending, devices, self._reports)
+        reports = read_reports(self.folder, self.spec.layout.world)
+        return collect(self.spec, self.folder, ending, devices, reports)
 
 
 def slots_of(transport: Transport) -> tuple[Slot, ...]:
