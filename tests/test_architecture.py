@@ -143,7 +143,7 @@ def test_data_is_never_code() -> None:
 
 STARTS = {
     "base/keeper.py": {"os.execvp", "os.fork"},
-    "base/kept_process.py": {"subprocess.Popen"},
+    "base/guarded_process.py": {"subprocess.Popen"},
     "engines/megatron/rank_probe.py": {"os.fork"},
     "fleet/node/bootstrap.py": {"os.execv", "subprocess.call"},
     "fleet/node/ranks.py": {"subprocess.Popen"},
@@ -154,8 +154,8 @@ STARTS = {
     "trial/launcher.py": {"os.execv"},
     "trial/warm.py": {"os.fork"},
 }
-"""What starts processes: `Kept`, a node its ranks, an actor of Ray a node's keeper, and a kept
-process that imports Megatron once for several ranks."""
+"""What starts processes: `GuardedProcess`, a node its ranks, an actor of Ray a node's
+keeper, and a process that imports Megatron once for several ranks."""
 
 _STARTER = re.compile(
     r"os\.(system|popen|startfile|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)|pty\.(fork|spawn)"
@@ -304,7 +304,7 @@ NAMES_DEEPSPEED = {
     "export/dialects/trl.py": "its configuration, which TRL reads",
     "export/launchers/accelerate.py": "its configuration, which accelerate's YAML names",
     "export/launchers/deepspeed.py": "its launcher",
-    "export/own.py": "the configuration of a user's command, and its keys",
+    "export/command_training.py": "the configuration of a user's command, and its keys",
     "export/trainer.py": "keys of its configuration, which Hugging Face Trainer owns",
     "fleet/node/inventory.py": "its release on a node",
     "job/observed.py": "what such a command showed",

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import refuse_foreign, write_text
-from autotune.base.kept_process import Kept
+from autotune.base.guarded_process import GuardedProcess
 from autotune.base.pace import Pace
 from autotune.base.templates import Templates
 from autotune.contract import Outcome
@@ -74,7 +74,7 @@ class PageWriter(Observer):
         self._observer = observer
         self._written: tuple[Stage, dict[Outcome, int]] | None = None
         self._pace = Pace(_SHARE_OF_TIME)
-        self._drawing: tuple[Kept, float] | None = None
+        self._drawing: tuple[GuardedProcess, float] | None = None
         """The process that draws it, and since when."""
         self._is_broken = False
         self._is_told = False
@@ -124,7 +124,7 @@ class PageWriter(Observer):
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         command = (sys.executable, "-P", "-m", _PROCESS, str(self._study.root), self._study.name)
         try:
-            process = Kept(
+            process = GuardedProcess(
                 command,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 stdin=subprocess.PIPE,

@@ -13,18 +13,15 @@ class Pace:
     """
 
     def __init__(self, share: float) -> None:
-        """Allow it a share of the time, such as 0.01."""
         self._share = share
         self._not_before_s = 0.0
 
     @property
     def is_due(self) -> bool:
-        """Whether it may be done now."""
         return time.monotonic() >= self._not_before_s
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Around what is done, which counts however it ends."""
         begun_s = time.monotonic()
         try:
             yield
@@ -32,5 +29,4 @@ class Pace:
             self.took(time.monotonic() - begun_s)
 
     def took(self, seconds: float) -> None:
-        """Count what it has taken."""
         self._not_before_s = time.monotonic() + seconds / self._share

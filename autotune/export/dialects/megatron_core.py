@@ -23,7 +23,6 @@ class MegatronCoreScript(Dialect):
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
     ) -> dict[str, str]:
-        """See `Dialect.files`."""
         assert launch is not None, "it has a script"
         scripts = [self.script, "train.py", "lengths.py"]
         if handout.environment.accelerator == "cpu":
@@ -38,10 +37,17 @@ class MegatronCoreScript(Dialect):
         }
 
     def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
-        """See `Dialect.read`: the arguments, and the settings that they do not say."""
+        """The arguments, and the settings that they do not say."""
         with reading_export(folder, "megatron-core"):
-            told, arguments = read_json(folder / SETTINGS_FILE), read_json(folder / ARGUMENTS_FILE)
-            workload, layout = spec_parts(told, digest=script_digest())
+            settings = read_json(folder / SETTINGS_FILE)
+            arguments = read_json(folder / ARGUMENTS_FILE)
+            workload, layout = spec_parts(settings, digest=script_digest())
             return subject_of(
-                folder, told, arguments, workload, layout, environment=environment, measure=measure
+                folder,
+                settings,
+                arguments,
+                workload,
+                layout,
+                environment=environment,
+                measure=measure,
             )
