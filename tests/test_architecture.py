@@ -16,7 +16,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 _ROW = re.compile(r"^\| `(\w+)/` \|", re.MULTILINE)
 
-_MAP = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## A map of")[2]
+_BUDGETS, _, _MAP = (
+    (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## A map of")
+)
 
 ROOMS = _ROW.findall(_MAP)
 """The rooms from the top to the bottom; a room imports from itself and from those below it."""
@@ -63,6 +65,22 @@ def ours(path: Path) -> list[tuple[int, str]]:
 def test_the_map_names_every_room_and_no_other() -> None:
     here = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert sorted(ROOMS) == sorted(here)
+
+
+def test_no_room_has_more_lines_than_its_budget() -> None:
+    """A change that needs more says what it removes."""
+    budgets = dict(re.findall(r"^\| `(\w+)/` \| ([\d,]+) \|$", _BUDGETS, re.MULTILINE))
+    assert list(budgets) == ROOMS
+    lines = {
+        room: sum(len(path.read_bytes().splitlines()) for path in (PACKAGE / room).rglob("*.py"))
+        for room in ROOMS
+    }
+    over = {
+        room: (lines[room], budget)
+        for room, budget in budgets.items()
+        if lines[room] > int(budget.replace(",", ""))
+    }
+    assert not over, f"lines and budgets in CONTRIBUTING.md: {over}"
 
 
 def test_no_module_stands_loose_at_the_top() -> None:
