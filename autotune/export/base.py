@@ -164,9 +164,9 @@ class Dialect(ABC):
     """Names of the engines whose configurations it writes."""
     has_releases: ClassVar[bool] = False
     """Whether what it writes differs by the consumer's release, which `NAME@RELEASE` names."""
-    script: ClassVar[str | None] = None
-    """Path of the script in its files that a launcher starts; None: its files are not started.
-    One that ends in `.sh` is sourced, and leaves the program to start in the array `PROGRAM`."""
+    script: ClassVar[str]
+    """Path of the script in its files that a launcher starts. One that ends in `.sh` is sourced,
+    and leaves the program to start in the array `PROGRAM`."""
     launcher: ClassVar[str] = "torchrun"
     """Name of the launcher that starts the script where nobody names one, and the ranks of each
     node where that starts nodes."""
@@ -176,9 +176,7 @@ class Dialect(ABC):
     """Frameworks whose scripts read its files, as `Observed.framework` names them."""
 
     @abstractmethod
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         """The files of an export, those of its launcher apart.
 
         Raises:

@@ -157,12 +157,7 @@ def export_handout(
             launch = None
     else:
         launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
-        if launch is None and launcher is not None:
-            raise RenderError(
-                f"--to {to} --launcher {launcher}: there is no script to start",
-                "leave --launcher out",
-            )
-        files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+        files = {**dialect.files(handout, launch, templates), **launch.files}
     if handout.claim and README_FILE in files:
         files[README_FILE] = with_claim(files[README_FILE], handout.claim)
     files |= figures_file(handout)
@@ -256,8 +251,8 @@ def launch_of(
     *,
     launcher: str | None = None,
     to: str = "this dialect",
-) -> Launch | None:
-    """Files of a launcher, by default the dialect's own, for a handout; None: nothing to start.
+) -> Launch:
+    """Files of a launcher, by default the dialect's own, for a handout.
 
     `to` names the dialect, for the error.
 
@@ -266,13 +261,10 @@ def launch_of(
         RenderError: A template does not render, or that launcher cannot start the dialect's
             script.
     """
-    if dialect.script is None:
-        return None
     name = launcher or dialect.launcher
     starter: Launcher | NodeLauncher = load_plugin("launcher", name, where="--launcher")
     if isinstance(starter, NodeLauncher):
         ranks = launch_of(dialect, handout, templates)
-        assert ranks is not None, "it has a script"
         files = {**ranks.files, **starter.files(handout, ranks, templates)}
         return Launch(name=name, files=files, usage=starter.usage(handout, ranks, templates))
     if dialect.only_launcher and name != dialect.launcher:
@@ -290,8 +282,6 @@ def can_start(dialect: Dialect, launcher: str) -> bool:
     Raises:
         JobError: There is no such launcher.
     """
-    if dialect.script is None:
-        return False
     if not dialect.only_launcher or launcher == dialect.launcher:
         return True
     return isinstance(load_plugin("launcher", launcher), NodeLauncher)

@@ -90,11 +90,7 @@ class SectionedDialect(Dialect):
         """
         return {}
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
-        assert self.script is not None, "see above"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         if handout.environment.accelerator == "cpu":
             raise RenderError(
                 f"--to {self.name}: it trains on CUDA devices alone, and this is a configuration "

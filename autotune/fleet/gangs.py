@@ -64,10 +64,6 @@ class GangAllocator:
         self._taken: set[Slot] = set()
         self._away: set[str] = set()
         """Names of nodes that are not there for the time being."""
-        self._of_node = _by_node(slots)
-        self._shares: dict[str, dict[int, _NodeShare | None]] = {}
-        """What each node has for a gang, by its slots there, until something changes there: of a
-        thousand nodes only a few do between two gangs."""
         self._capacities: dict[int, int] = {}
         """Answers of `capacity`, until slots are left out or come back."""
 
@@ -97,21 +93,14 @@ class GangAllocator:
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        if reserved or self._is_exclusive:
-            gang = self._gang(size, self._free(self._taken | {*reserved}))
-        else:
-            k = self.per_node(size)
-            nodes = (node for node in self._of_node if node not in self._away)
-            gang = self._best(size, (self._share(node, k) for node in nodes))
-        if gang is None:
-            free = self._free(self._taken | {*reserved})
+        free = self._free(self._taken | {*reserved})
+        if (gang := self._gang(size, free)) is None:
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
         self._taken.update(gang.slots)
-        self._forget(gang)
         return gang
 
     def reserve(self, size: int, free_at_s: Mapping[Slot, float]) -> frozenset[Slot]:
@@ -140,7 +129,6 @@ class GangAllocator:
 
     def release(self, gang: Gang) -> None:
         self._taken -= set(gang.slots)
-        self._forget(gang)
 
     def shared(self, gang: Gang) -> frozenset[str]:
         gang_parts = {part for slot in gang.slots for part in slot.parts}
@@ -163,7 +151,6 @@ class GangAllocator:
         for slot in self._slots:
             if slot.node == node:
                 self._faults[slot] = []
-        self._shares.pop(node, None)
         self._capacities.clear()
 
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
@@ -175,7 +162,6 @@ class GangAllocator:
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []
-        self._forget(gang)
         if not is_fault:
             return
         sound = [slot for slot in self._healthy() if not self._faults[slot]]
@@ -206,28 +192,6 @@ class GangAllocator:
         """The best gang of some slots; None: they make up none."""
         k = self.per_node(size)
         parts = (_NodeShare.of(slots, k, self._faults) for slots in _by_node(free).values())
-        return self._best(size, parts)
-
-    def _share(self, node: str, k: int) -> "_NodeShare | None":
-        """The best `k` free slots of a node; None: it has fewer."""
-        known = self._shares.setdefault(node, {})
-        if k not in known:
-            free = [
-                slot
-                for slot in self._of_node[node]
-                if slot not in self._taken and slot not in self._quarantined
-            ]
-            known[k] = _NodeShare.of(free, k, self._faults)
-        return known[k]
-
-    def _forget(self, gang: Gang) -> None:
-        """Drop what was computed of the nodes of a gang."""
-        for slot in gang.slots:
-            self._shares.pop(slot.node, None)
-
-    def _best(self, size: int, parts: Iterable["_NodeShare | None"]) -> Gang | None:
-        """The gang of the best shares of nodes; None: they are too few."""
-        k = self.per_node(size)
         fit = sorted((part for part in parts if part is not None), key=lambda part: part.cost)
         if not size or len(fit) < size // k:
             return None

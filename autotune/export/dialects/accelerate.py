@@ -28,10 +28,7 @@ class AccelerateFiles(Dialect):
     launcher = "accelerate"
     only_launcher = "accelerate.yaml is read by `accelerate launch` alone"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "accelerate", says=BY_SCRIPT)
         config = family_config(handout)
         config["train_micro_batch_size_per_gpu"] = handout.candidate.micro_batch

@@ -38,10 +38,7 @@ class Axolotl(Dialect):
     script = SCRIPT
     frameworks = ("axolotl",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "axolotl", says=_SAYS)
         decided = dump_yaml(decided_fields(handout))
         text = (

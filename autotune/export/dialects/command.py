@@ -14,11 +14,10 @@ class OwnCommand(Dialect):
     """`launch.sh` starts the training as the user does, with the edits that were measured."""
 
     engines = ("deepspeed",)
+    script = "launch.sh"
     frameworks = tuple(FRAMEWORKS)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         return files_of_command(self, handout, templates, Path())
 
     def of_command(self, training: CommandTraining) -> CommandFiles:

@@ -56,10 +56,7 @@ class DeepSpeedFiles(Dialect):
     script = "train.py"
     frameworks = tuple(FRAMEWORKS)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
         values = _values(handout, launch, settings)
         files = {

@@ -37,10 +37,7 @@ class HuggingFaceTrainer(Dialect):
     script = SCRIPT
     frameworks = ("trainer", "trl", "ms-swift")
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         consumer = "Hugging Face Trainer"
         refuse_unsaid(handout, consumer, says=BY_SCRIPT)
         arguments = trainer_arguments(handout, consumer)

@@ -35,10 +35,7 @@ class Lightning(Dialect):
     script = SCRIPT
     frameworks = ("lightning",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, "Lightning", says=BY_SCRIPT)
         config = family_config(handout)
         config.pop("gradient_accumulation_steps", None)  # Lightning raises on it

@@ -19,10 +19,10 @@ from autotune.export.trainer import (
 )
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.frameworks import FACTORY_ATTENTION
 
 YAML_FILE = "llamafactory.yaml"
 CONSUMER = "LLaMA-Factory"
-_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 _SAYS = frozenset({Setting.ATTENTION, Setting.COMPILE, Setting.ADAPTERS})
 
 
@@ -33,10 +33,7 @@ class LlamaFactory(Dialect):
     script = SCRIPT
     frameworks = ("llama-factory",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         refuse_unsaid(handout, CONSUMER, says=_SAYS)
         decided = dump_yaml(decided_fields(handout))
         fields = dump_yaml(_trained_fields(handout))
@@ -70,7 +67,7 @@ def decided_fields(handout: Handout) -> dict[str, Any]:
         "cutoff_len": handout.workload.seq_len,
     }
     if (attention := str(settings.get("attention", "default"))) != "default":
-        fields["flash_attn"] = _ATTENTION[attention]
+        fields["flash_attn"] = FACTORY_ATTENTION[attention]
     if is_recomputed:
         fields["use_reentrant_gc"] = False
     return fields

@@ -20,10 +20,7 @@ class MegatronCoreScript(Dialect):
     script = "train_megatron.py"
     only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         scripts = [self.script, "train.py", "lengths.py"]
         if handout.environment.accelerator == "cpu":
             scripts.append("megatron_cpu.py")

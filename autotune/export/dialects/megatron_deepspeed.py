@@ -50,10 +50,7 @@ class MegatronDeepSpeed(Dialect):
     script = ARGUMENTS_FILE
     only_launcher = "it starts scripts of Hugging Face's kind"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run = run_of(handout)
         _check_expressible(run, handout)
         config = ds_config(run, handout)

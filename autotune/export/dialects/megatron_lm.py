@@ -48,10 +48,7 @@ class MegatronArguments(Dialect):
     script = ARGUMENTS_FILE
     only_launcher = "it starts scripts with a configuration of DeepSpeed"
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         run, release = run_of(handout), release_of(handout)
         check_release(handout.job.model, release, by_script=True)
         words = user_words(handout.job)

@@ -21,10 +21,7 @@ class SupervisedTrainer(Dialect):
     script = SCRIPT
     frameworks = ("trl",)
 
-    def files(
-        self, handout: Handout, launch: Launch | None, templates: Templates
-    ) -> dict[str, str]:
-        assert launch is not None, "it has a script"
+    def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         # SFTTrainer computes its loss over chunks of its own.
         refuse_unsaid(handout, "TRL", says=BY_SCRIPT - {Setting.LOSS_CHUNKS})
         fields = sft_fields(handout)
