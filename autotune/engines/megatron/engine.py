@@ -153,7 +153,7 @@ _FLAGS = {
     "fused_experts": "--use-transformer-engine-op-fuser",
 }
 """Knob -> its flag, where not every known release has it."""
-_KEPT_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
+_SAVED_SHARES = {"qkv_linear": 2.0 / 34.0, "core_attn": 6.0 / 34.0, "attn_proj": 2.0 / 34.0}
 """Part of what a layer of GPT keeps that a module's inputs are. Source: Korthikanti et al.
 (arXiv:2205.05198), section 4.1, without the scores."""
 _PROCESS_BYTES_ON_CPU = 103e6
@@ -186,12 +186,6 @@ class MegatronEngine(Engine):
     planned_alone = PLANNED_ALONE
 
     def __init__(self, job: Job, environment: Environment) -> None:
-        """Look at what is laid out.
-
-        Raises:
-            FleetError: The accelerator is in no table.
-            JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
-        """
         super().__init__(job, environment)
         self._task = task_of(job, environment)
         self._notes: Notes = {}
@@ -210,7 +204,6 @@ class MegatronEngine(Engine):
         return lay_out(self._task, for_plan=for_plan)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """The rules that a layout breaks."""
         return judge_by(RULES, rows_of(self._task, [candidate]))
 
     def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
@@ -253,7 +246,7 @@ class MegatronEngine(Engine):
         return found
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """The layout, the batch and the model: what a live Megatron must say of itself."""
+        """What a live Megatron must say of itself: the layout, the batch and the model."""
         knobs = {name: candidate[name] for name in _READ_BACK}
         row = rows_of(self._task, [candidate]).row(0)
         knobs |= {name: value for name, value in self._more(row).items() if name in _LIVE_MORE}
@@ -289,7 +282,9 @@ class MegatronEngine(Engine):
                 counts = placed(self._task, row["pp"], row["vp"], BALANCED)
                 stages = stages_of(written(counts, self._task.n_mtp_layers)) or ()
             of_ranks = ["".join(stages[rank :: row["pp"]]) for rank in range(row["pp"])]
-            found["stage_layers"] = [each.count("t") + each.count("m") for each in of_ranks]
+            found["stage_layers"] = [
+                letters.count("t") + letters.count("m") for letters in of_ranks
+            ]
             found["stages"] = "|".join(stages)
         return found
 
@@ -321,7 +316,7 @@ class MegatronEngine(Engine):
         )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
-        """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
+        """Times and arguments are those with NVIDIA's kernels."""
         on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
         kind = str(candidate.get("dispatcher", ""))
         more = [_FLEX_PACKAGES.get(kind)]
@@ -329,7 +324,6 @@ class MegatronEngine(Engine):
         return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:
-        """See `Engine.lacks`."""
         if self._task.without_te:
             return (
                 "Transformer Engine is not installed: attention writes its scores, which costs "
@@ -350,7 +344,7 @@ class MegatronEngine(Engine):
         return ""
 
     def no_files(self) -> str:
-        """See `Engine.no_files`: Megatron's GPT model is not every model."""
+        """Megatron's GPT model is not every model."""
         try:
             model_arguments(self._job.model, self._job.seq_len)
             self._check_release()
@@ -379,7 +373,7 @@ class MegatronEngine(Engine):
         return {ARGUMENTS_FILE: canonical_json(arguments)}
 
     def check_here(self, candidates: Sequence[Candidate]) -> None:
-        """See `Engine.check_here`: a checkout's own parser knows which arguments it takes."""
+        """A checkout's own parser knows which arguments it takes."""
         if self._job.megatron_path is None:
             return
         checked = _with_each_value(candidates)
@@ -404,11 +398,10 @@ class MegatronEngine(Engine):
             yield [candidate for candidate in rung if not self.judge(candidate)]
 
     def probe_memory(self, candidate: Candidate) -> Sequence[RankMemory]:
-        """See `Engine.probe_memory`."""
         return probe_ranks(candidate, task=self._task, job=self._job)
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
-        """A user's own launch as a candidate; see `read_baseline`.
+        """A user's own launch as a candidate; what does not run as given is kept.
 
         The engine is this one, and says which of the user's arguments do not run as given.
 
@@ -428,28 +421,26 @@ class MegatronEngine(Engine):
             **notes,
             **{name: (knobs[name], None) for name in out_of_reach if name in knobs},
         }
-        kept = {name: value for name, value in knobs.items() if name not in out_of_reach}
+        usable = {name: value for name, value in knobs.items() if name not in out_of_reach}
         world, global_batch = self._job.world, self._job.global_batch
-        chosen = canonical(kept, self.context)
+        chosen = canonical(usable, self.context)
         return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
-        """See `Engine.edits_in_words`: the arguments of the user's own launch that change."""
+        """The arguments of the user's own launch that change."""
         path = self._job.baseline
         if path is None:
             return []
         release = known_release(release_for(self._job, self._environment) or newest_release())
-        _, own = self.baseline(path)
-        rows = rows_of(self._task, [own, candidate])
-        theirs, ours = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
-        return sorted(changes_in_words(path, theirs, ours, release=release))
+        _, start = self.baseline(path)
+        rows = rows_of(self._task, [start, candidate])
+        before, after = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
+        return sorted(changes_in_words(path, before, after, release=release))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        """Arguments of the user's baseline that do not run as given."""
         return self._notes
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
-        """The layouts in the cost model's columns; see `Engine.plans`."""
         job = self._job
         if isinstance(candidates, Layouts):
             rows = candidates.columns
@@ -557,7 +548,7 @@ class MegatronEngine(Engine):
             by_blocks = half + BLOCKWISE_GAIN_SHARE * (rate - half)
             is_blockwise = recipe == FP8_RECIPES.index("blockwise")
             narrow_rate = np.where(is_blockwise, by_blocks, rate)
-        is_kept = fp8 & (rows["fp8_param_gather"] > 0)
+        is_gathered = fp8 & (rows["fp8_param_gather"] > 0)
         names = np.where(fp4, len(FP8_RECIPES), recipe)
         found: dict[str, Any] = {
             column: np.array(
@@ -568,8 +559,10 @@ class MegatronEngine(Engine):
         return found | {
             "matmul_flops": np.where(fp8, narrow_rate, np.where(fp4, mixed, half)),
             "product_input_bytes": np.where(fp8, 1.0, np.where(fp4, 0.5, 2.0)),
-            "weight_bytes": np.where(is_kept, 1.0, 2.0),
-            "gather_bytes": np.where(is_kept & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0),
+            "weight_bytes": np.where(is_gathered, 1.0, 2.0),
+            "gather_bytes": np.where(
+                is_gathered & (recipe != FP8_RECIPES.index("mxfp8")), 1.0, 2.0
+            ),
             "fused_experts": rows["fused_experts"],
         }
 
@@ -589,7 +582,7 @@ class MegatronEngine(Engine):
     def _offloaded_activations(self, rows: Columns) -> NDArray[np.float64]:
         """Share of the kept activations that goes to the host."""
         share: NDArray[np.float64] = rows["activation_offload"] / self._task.n_layers
-        for module, part in _KEPT_SHARES.items():
+        for module, part in _SAVED_SHARES.items():
             share = share + part * has(module, OFFLOADED, rows["offload_modules"])
         return share
 
@@ -638,7 +631,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     release = release_for(job, environment)
     lacks_te = environment.accelerator != "cpu" and not environment.has_transformer_engine
     dtypes = {"weight_bytes": 2.0, **_MEGATRON, **_DTYPES[job.precision]}
-    kept_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
+    held_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
     has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
     return LayoutTask(
         n_layers=shape.n_layers,
@@ -650,8 +643,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         has_sinks=has_sinks(job.model),
         work=work_of(shape, job.seq_len),
         groups_experts=has_te and shape.n_experts > 1,
-        expert_bytes=kept_bytes * expert_params(shape),
-        other_bytes=kept_bytes * (shape.n_params - expert_params(shape)),
+        expert_bytes=held_bytes * expert_params(shape),
+        other_bytes=held_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
         fuses_experts=has_te and _fuses_experts(found, shape, release),
         graphs_here=_graphs_of(shape) if has_te and not _lacks_graphs(release) else 0,
@@ -743,7 +736,7 @@ def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:
 
 
 def _lacks_graphs(release: str) -> bool:
-    """Whether a release has no CUDA graphs of Transformer Engine by parts of a layer."""
+    """True if a release has no CUDA graphs of Transformer Engine by parts of a layer."""
     return bool(release) and release_tuple(release) < _HAS_GRAPHS
 
 
