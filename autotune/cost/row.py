@@ -420,4 +420,6 @@ def _kept(cells: Cells, traits: Traits) -> dict[str, float]:
         "recompute_every": float(every[1]) if every else 1.0,
         **modules,
         **{column: float(tier) for column, tier in tiers.items()},
+        # What the framework does by itself is off, too.
+        **({"offloaded_activations": 0.0} if cells.text("offload") == "none" else {}),
     }

@@ -175,7 +175,7 @@ def test_a_bad_row_does_not_shift_the_others() -> None:
         ({"framework": "jax"}, "framework=megatron (jax is not known)", "grad_bytes", 4),
         ({"zero_stage": "maybe"}, "zero_stage=as the framework (maybe", "zero_stage", 1),
         ({"recompute": "sometimes"}, "recompute=none (sometimes", "recompute", 0),
-        ({"offload": "tape"}, "offload=none (tape", "optimizer_tier", 0),
+        ({"offload": "tape"}, "offload=as the framework (tape", "optimizer_tier", 0),
         ({"sp": "perhaps"}, "sp=as the framework (perhaps", "sequence_parallel", 0),
         ({"n_layers": "", "params_b": "22"}, "n_layers=43 (of the width of", "hidden", 5120),
         ({"n_heads": "", "hidden": "14400", "tp": "8", "dp": "4"}, "n_heads=144", "n_heads", 144),

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from autotune.cost import Constants, Plans, Prediction, Recompute, Tier, load_constants, predict
 from autotune.cost import collectives as comm
-from autotune.cost.plans import Column
+from autotune.cost import traffic
+from autotune.cost.plans import Column, ContextKind
+from autotune.cost.sizes import sizes_of
 from tests.cost.plans import plans
 
 IDEAL = dataclasses.replace(
@@ -281,6 +283,34 @@ def test_an_mlp_in_chunks_computes_its_forward_pass_again() -> None:
     assert np.ravel(whole.recompute_s)[0] == 0.0
     assert 0.0 < tiled.recompute_s[0] < whole.matmul_s[0] / 3.0
     assert tiled.matmul_s[0] == whole.matmul_s[0]
+
+
+def test_experts_in_chunks_are_computed_again_too() -> None:
+    experts = {"n_experts": 8.0, "experts_per_token": 2.0, "grouped_experts": 1.0}
+    whole, tiled = (ideal(plans(mlp_tile_tokens=n, **experts)).times for n in (0.0, 256.0))
+    dense = ideal(plans(mlp_tile_tokens=256.0)).times.recompute_s[0]
+    assert np.ravel(whole.recompute_s)[0] == 0.0
+    assert tiled.recompute_s[0] > 1.8 * dense
+
+
+def test_what_is_recomputed_is_exchanged_again_by_context_parallel_ranks() -> None:
+    """Forward once and backward twice; a layer that runs again needs all keys and values again."""
+    of_core = {"recompute": np.array([0.0, 1.0, 2.0]), "recomputes_scores": 1.0}
+    for kind in (ContextKind.GATHERED, ContextKind.RING, ContextKind.HEADS):
+        p = plans(cp=8.0, context_kind=float(kind), flash_attention=1.0, **of_core)
+        s, c = sizes_of(p), load_constants()
+        of_kind = traffic.context_s if kind == ContextKind.RING else traffic.waiting_context_s
+        none, core, full = np.broadcast_to(of_kind(p, s, c), 3)
+        assert core == full
+        assert full / none == pytest.approx(1.5 if kind == ContextKind.HEADS else 4 / 3)
+
+
+def test_norms_are_a_sixth_of_what_a_layer_of_gpt_moves() -> None:
+    c, p = load_constants(), plans(has_dropout=0.0, n_layers=1.0)
+    norms = plans(has_dropout=0.0, n_layers=1.0, recompute=1.0, recomputes_scores=0.0)
+    again = predict(dataclasses.replace(norms, recomputes_norms=1.0), c).times.recompute_s
+    moved = predict(p, c).times.elementwise_s / 2.5
+    assert again == pytest.approx(moved * 4 / 24)
 
 
 def test_inputs_of_layers_take_the_host_s_link() -> None:
