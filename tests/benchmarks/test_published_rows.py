@@ -396,8 +396,11 @@ def test_nanotron_gives_layers_of_the_last_stage_to_the_others() -> None:
     # The head of 131,072 weighs four layers of 16 h^2: ten, and six with the head.
     model = {"model_name": "Llama-like", "params_b": "1.34", "n_layers": "16", "hidden": "2048"}
     model |= {"ffn_hidden": "8192", "vocab": "131072", "framework": "nanotron"}
-    stages = ("first_stage_layers", "last_stage_layers")
-    assert [column(name, **model) for name in stages] == [10, 6]
+    stages = ("first_stage_layers", "most_stage_layers", "last_stage_layers")
+    # Eight stages have 3, 2, 3, 2, 3 and 2 layers, one with the head's product, and the loss.
+    for pp, layers in ((2, [10, 10, 6]), (4, [5, 5, 1]), (8, [3, 3, 0])):
+        split = {"pp": str(pp), "tp": "1", "dp": str(64 // pp)}
+        assert [column(name, **model, **split) for name in stages] == layers
     assert column("first_stage_layers", pp="1", dp="16", **model) == 0
 
 

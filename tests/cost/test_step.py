@@ -406,11 +406,16 @@ def test_parameters_on_the_host_always_cost_time() -> None:
     assert 0 < times.offload_s[1] < times.offload_s[2]
 
 
-def test_stages_by_cost_wait_less_for_the_head() -> None:
-    # Four layers' time in the head: the last stage has fewer layers, and the others more.
-    p = plans(pp=4.0, grad_accum=32.0, vocab=1.2e6, balances_stages=np.array([0.0, 1.0]))
-    even, by_cost = predict(p).times.bubble_s
-    assert 0 < by_cost < even / 2
+def test_a_last_stage_may_have_the_loss_alone() -> None:
+    # Four layers' time in the head, so that an even split waits for it.
+    uneven = {"most_stage_layers": 26.0, "first_stage_layers": 26.0, "vocab": 1.2e6}
+    bubbles = [
+        predict(plans(pp=4.0, grad_accum=32.0, last_stage_layers=n, **uneven)).times.bubble_s[0]
+        for n in (0.0, 18.0, 24.0)
+    ]
+    even = predict(plans(pp=4.0, grad_accum=32.0, vocab=1.2e6)).times.bubble_s[0]
+    assert bubbles[0] == bubbles[1] < bubbles[2]
+    assert bubbles[2] == pytest.approx(even)
 
 
 def test_hosts_that_wait_for_messages_between_nodes_launch_later() -> None:
