@@ -184,9 +184,10 @@ def _latent_bytes(p: Plans, s: Sizes) -> Column:
 def _mlp_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """What a token's MLP keeps, or its router, its experts and the shared expert.
 
-    2 f + f of the width f, unless it runs in tiles; an expert's row also its input (h) and its probability (4), and the
-    router 8 E in logits and scores, 2 E in masks and 30 K in indices. Nothing is kept of the
-    all-to-alls. Counted in saved tensors of megatron/core/transformer/moe (0.16.1).
+    2 f + f of the width f, unless it runs in tiles; an expert's row also its input (h) and its
+    probability (4), and the router 8 E in logits and scores, 2 E in masks and 30 K in indices.
+    Nothing is kept of the all-to-alls. Counted in saved tensors of megatron/core/transformer/moe
+    (0.16.1).
     """
     if kind == LayerKind.DENSE:
         return _keeps_inner(p) * _inner_bytes(p) * s.dense_ffn_hidden / p.tp

@@ -67,7 +67,7 @@ _RECIPES = (
 _GRAPHS = re.compile(r"cuda[ _-]graphs?")
 _NO_GRAPHS = re.compile(r"cuda[ _-]graphs? (off|differ)|\beager\b")
 _UNSET_GRAPHS = re.compile(r"cuda_graph=none")
-"""A recipe's setting of parts to capture: whole iterations, as newest recipes, are another one's."""
+"""A recipe's setting of parts to capture; the newest capture whole iterations by another one."""
 
 
 def mixture_cells(cells: PublishedCells, *, chunks_overlap: bool) -> dict[str, str]:

@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autotune.cost import Constants, Plans, Prediction, Recompute, Tier, load_constants, predict
+from autotune.cost import (
+    Constants,
+    Plans,
+    Prediction,
+    Recompute,
+    Tier,
+    load_constants,
+    predict,
+    traffic,
+)
 from autotune.cost import collectives as comm
-from autotune.cost import traffic
 from autotune.cost.plans import Column, ContextKind
 from autotune.cost.sizes import sizes_of
 from tests.cost.plans import plans
