@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Plans, Prediction
 from autotune.engines.base import Engine, find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
-from autotune.planning.choices import CHANCES, MIN_FIT, first_of
+from autotune.planning.choices import CHANCES, MIN_FIT, ordered
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
 from autotune.planning.outlook import PLAN_SPACE, Outlook
 from autotune.space.candidate import Candidate
@@ -45,7 +46,9 @@ class WayToFit:
 
 def ways_to_fit(outlook: Outlook, found: Prediction) -> tuple[WayToFit, ...]:
     """The smallest world, device, memory and other change of the job with which something fits."""
-    smallest = outlook.lattice.candidates[int(np.argmin(found.peak_memory_bytes))]
+    place = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
+    assert place is not None, "a lattice has a legal candidate"
+    smallest = outlook.lattice.candidates[place]
     ways = (
         _larger_world(outlook, smallest),
         _more_memory(outlook, found),
@@ -103,7 +106,8 @@ def _other_space(outlook: Outlook, smallest: Candidate) -> WayToFit | None:
 
 def _more_memory(outlook: Outlook, found: Prediction) -> WayToFit | None:
     """The least memory with which something fits, and the smallest accelerator that has it."""
-    rows = np.argsort(found.peak_memory_bytes, kind="stable")[:_SMALLEST]
+    smallest = np.argsort(found.peak_memory_bytes, kind="stable").tolist()
+    rows = np.array(list(islice(filter(outlook.lattice.is_legal, smallest), _SMALLEST)))
     plans = found.plans.take(rows)
     low, high = 1.0, 2.0
     there = float(np.max(plans.memory_bytes))
@@ -116,7 +120,7 @@ def _more_memory(outlook: Outlook, found: Prediction) -> WayToFit | None:
         low, high = (low, middle) if _fits(outlook, plans, middle * there) else (middle, high)
     at = _with_memory(plans, high * there)
     predicted = outlook.predict_plans(at)[0]
-    best = first_of(predicted, min_fit=MIN_FIT)
+    best = int(ordered(predicted, min_fit=MIN_FIT)[0])
     device_bytes = high * outlook.environment.device_memory_bytes
     return WayToFit(
         flags=_memory_in_words(outlook, high * there, device_bytes),
@@ -159,8 +163,8 @@ def _fitting(outlook: Outlook, job: Job, smallest: Candidate, flags: str) -> Way
         predicted = dataclasses.replace(other, lattice=lattice).predict(lattice.candidates)
     except AutotuneError:  # the rules refuse everything there
         return None
-    best = first_of(predicted, min_fit=MIN_FIT)
-    if predicted.fit_probability[best] < CHANCES[0]:
+    best = lattice.first_legal(ordered(predicted, min_fit=MIN_FIT))
+    if best is None or predicted.fit_probability[best] < CHANCES[0]:
         return None
     return WayToFit(
         flags=flags,
@@ -186,4 +190,4 @@ def _small_lattice(job: Job, engine: Engine, smallest: Candidate) -> Lattice:
             value = smallest.get(name)
             values = (value,) if value is not None and value in values else values[:1]
         domains[name] = dataclasses.replace(domain, values=values)
-    return build_lattice(dataclasses.replace(space, domains=domains), engine)
+    return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
