@@ -129,11 +129,28 @@ class Steering:
         """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
         if (chosen := self._chosen_before(closed)) is not None:
             return chosen
+        rows = self._rows(history, closed)
+        while len(rows.closed) < len(rows.keys):
+            chosen = self._chosen_of(rows, history, closed, n_budget=n_budget, seed=seed)
+            if chosen is not None:
+                return chosen
+            # The rules refuse all that was open of the row, which is closed from now on.
+            n_closed, rows = len(rows.closed), self._rows(history, closed)
+            assert len(rows.closed) > n_closed, "an open row has an open candidate"
+        return None
+
+    def _chosen_of(
+        self,
+        rows: "_ForecastRows",
+        history: History,
+        closed: Set[str],
+        *,
+        n_budget: int,
+        seed: int,
+    ) -> Candidate | None:
+        """A candidate of the best row; None: none of that is legal."""
         n_tried = len(history.tried)
         n_ahead = round(n_tried * _AHEAD_SHARE) if n_tried > MOST_SEEN else 0
-        rows = self._rows(history, closed)
-        if len(rows.closed) == len(rows.keys):
-            return None
         axes = make_axes(self.lattice.values, history)
         columns = {
             name: [None if value is None else axes[name].encode(value) for value in column]
@@ -158,7 +175,7 @@ class Steering:
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         for place in np.flatnonzero(is_chosen).tolist() if ran else ():
             candidate = self.lattice.candidates[place]
-            if candidate.hash in ran - closed:
+            if candidate.hash in ran - closed and self.lattice.is_legal(place):
                 return candidate
         return self.lattice.nearest(values, closed, is_chosen)
 
@@ -401,7 +418,7 @@ class Steering:
         """The lattice, and what was tried besides, by known choice."""
         groups, lattice = self._groups, self.lattice
         tried = [t.candidate for t in history.tried]
-        shut = groups.which[lattice.places(closed, tried)]
+        shut = groups.which[[*{*lattice.places(closed, tried), *lattice.refused_places}]]
         is_closed = np.bincount(shut, minlength=len(groups.keys)) == groups.sizes
         rows = _ForecastRows(
             keys=groups.keys,
