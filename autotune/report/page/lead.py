@@ -17,14 +17,15 @@ from autotune.base.units import (
     format_seconds,
     says_nothing,
 )
-from autotune.contract import Origin
+from autotune.contract import Origin, Outcome
 from autotune.record.answer import SearchAnswer, Speedup, Standing
 from autotune.record.facts import no_comparison_of, origin_of
 from autotune.record.study import Trial, flags_of
-from autotune.report.page.charts import Standings, needs_of
+from autotune.report.page.charts import Standings
 from autotune.report.page.words import best_word, capitalized
 from autotune.report.results.details import describe_setting, pareto_front
 from autotune.report.results.effects import changes_of
+from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_peaks, describe_ties
 from autotune.report.words import describe_others, describe_race
@@ -287,9 +288,9 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
         return _unfinished(report)
     problem = answer.problem
     advice = [] if problem is None else _advice(problem.fix)
-    needed, allowed = needs_of(report), report.objective.allowed_bytes
-    if needed and needed[0][0] > allowed:
-        need, row = needed[0]
+    needed, allowed = _least_need(report), report.objective.allowed_bytes
+    if needed is not None and needed[0] > allowed:
+        need, row = needed
         needs, how = "needs", "has"
         if not row.peak_bytes:
             needs = how = "is predicted to need"
@@ -303,6 +304,22 @@ def _without_best(report: StudyReport, running: Snapshot | None) -> Lead:
         )
     words = answer.stop_reason if problem is None else problem.message
     return Lead(figure="Nothing ran", words=words, tone="bad", advice=advice)
+
+
+def _least_need(report: StudyReport) -> tuple[float, Row] | None:
+    """The candidate that needs least, in bytes by its meter or else as predicted."""
+    predicted = {
+        trial.spec.identity.candidate_hash: trial.spec.provenance.predicted
+        for trial in report.history.trials
+    }
+    found = []
+    for row in report.rows:
+        forecast = predicted.get(row.candidate.hash)
+        if row.peak_bytes:
+            found.append((float(row.peak_bytes), row))
+        elif row.outcome is Outcome.OOM and forecast is not None:
+            found.append((forecast.peak_memory_bytes, row))
+    return min(found, key=lambda pair: pair[0], default=None)
 
 
 def _unfinished(report: StudyReport) -> Lead:

@@ -15,16 +15,17 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.engines.base import find_engine
 from autotune.job.command import as_typed
 from autotune.record.worth import read_ladder
-from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
+from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
 from autotune.report.page.charts import Standings
 from autotune.report.page.lead import banner_of, cost_of, docs_links, lead_of, picks_of
 from autotune.report.page.trials import details, trials
-from autotune.report.page.waterfall import ladder_view
 from autotune.report.page.words import best_word
+from autotune.report.results.details import describe_details
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_place, describe_verdict
+from autotune.report.results.worth import ladder_facts, ladder_tables
 from autotune.search.base import Snapshot, Stage
 
 REFRESH_S = 10
@@ -47,22 +48,17 @@ def render_page(
     running = None if snapshot is None or snapshot.stage is Stage.DONE else snapshot
     standings = _standings(report, running)
     has_figures = any(row.figure for row in report.rows)
-    fits = any(row.figure and row.fits for row in report.rows)
-    shares = importance_of(report) if has_figures else None
-    drawn = (
-        charts.best_and_baseline(report, standings),
-        None if fits else charts.needs(report),
-        None if running else charts.losses(report),
-        charts.history(report) if has_figures else None,
-        charts.speed_and_memory(report, standings),
-        charts.parallel_coordinates(report),
-        None if shares is None else charts.importance(shares),
-        charts.outcomes(report),
-        charts.phases(report),
-        charts.steps(report),
-    )
-    named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
+    words = {"best": best_word(report), "baseline": "baseline"}
+    drawn = {
+        "comparison": charts.comparison(
+            [(f"{words[name]}, trial {s.trial}", name, s) for name, s in standings.items() if s]
+        ),
+        "losses": None if running else charts.losses(report),
+        "history": charts.history(report) if has_figures else None,
+        "memory": charts.speed_and_memory(report, standings),
+        "steps": charts.steps(report),
+    }
     config = None if best is None else page_tables.config_of(report, best.trial)
     rows = trials(report, standings)
     ladder = read_ladder(report.folder)
@@ -78,15 +74,16 @@ def render_page(
         "lead": lead_of(report, frame, standings, running),
         "best_word": best_word(report),
         "picks": picks_of(report, standings),
-        "verdict": describe_verdict(report) if rows and not running else [],
+        "verdict": _findings(report) if rows and not running else [],
         "cost": cost_of(report, price_per_hour),
-        "named": {name: named.get(name) for name in _CHARTS},
+        "charts": drawn,
         "change": page_tables.change(report, standings),
         "config": None if config is None else canonical_json(config),
         "config_file": find_engine(report.context.engine).config_file,
-        "ladder": None if running or ladder is None else ladder_view(ladder),
+        "ladder": None if running or ladder is None else ladder,
+        "ladder_tables": [] if ladder is None else ladder_tables(ladder),
+        "ladder_facts": [] if ladder is None else ladder_facts(ladder),
         "guarded": [] if running else page_tables.guarded(report),
-        "importance_said": _importance_said(report, shares is not None) if has_figures else "",
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": rows,
@@ -100,12 +97,6 @@ def render_page(
         "provenance": page_tables.provenance(report, frame),
     }
     return templates.text("report/study.html.j2", values)
-
-
-_CHARTS = (
-    *("standings", "needs", "losses", "history", "memory", "knobs", "importance", "outcomes"),
-    *("phases", "steps"),
-)
 
 
 def page_values() -> dict[str, Any]:
@@ -168,13 +159,6 @@ def _command(report: StudyReport) -> str:
     return scrubbed_text(as_typed(specs[-1].workload.command)) if specs else ""
 
 
-def _importance_said(report: StudyReport, is_drawn: bool) -> str:
-    if is_drawn:
-        return (
-            "PED-ANOVA: how much a knob decides whether a candidate is among the best quarter of "
-            "those tried. What failed or broke a limit counts as the worst."
-        )
-    settled = sum(tried.is_settled for tried in report.history.tried)
-    if settled < MIN_CANDIDATES:
-        return ""
-    return "No knob stands out among the candidates that were tried."
+def _findings(report: StudyReport) -> list[tuple[str, str]]:
+    """What the terminal tells: the verdict and the figures behind it."""
+    return [*describe_verdict(report), *describe_details(report, importance_of(report))]

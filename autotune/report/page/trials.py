@@ -35,7 +35,7 @@ _READ_BYTES = 16_384
 """Bytes of a log's end that are read; they are searched for secrets as a whole."""
 _LOG_LINES = 16
 _LOG_CHARACTERS = 2_000
-_MOST_DETAILS = 600_000
+_MOST_DETAILS = 200_000
 """Characters of all details together: a page of a long study stays one that a mail takes."""
 
 
@@ -198,14 +198,11 @@ def _said_by(trial: Trial) -> str:
     return "; ".join(said) or trial.problem
 
 
-def _phases(trial: Trial) -> list[list[Any]]:
-    """Name, seconds in words and share of each phase."""
+def _phases(trial: Trial) -> list[tuple[str, str]]:
+    """Name and time of each phase."""
     spent = {} if trial.result is None else trial.result.phases_s
-    whole_s = sum(spent.values()) or 1.0
     return [
-        [phase.value, format_seconds(s), round(100 * s / whole_s, 1), f"phase-{i}"]
-        for i, phase in enumerate(Phase)
-        if (s := spent.get(phase.value, 0.0)) > 0
+        (phase.value, format_seconds(s)) for phase in Phase if (s := spent.get(phase.value, 0.0))
     ]
 
 
