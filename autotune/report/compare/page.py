@@ -19,9 +19,8 @@ from autotune.report.compare.terminal import (
     outcome_rows,
 )
 from autotune.report.page import charts
-from autotune.report.page.lead import banner_of
 from autotune.report.page.page import page_values
-from autotune.report.page.words import capitalized
+from autotune.report.verdict import verdict_of
 
 _OWN_GAIN = "over its own baseline"
 _TITLES = {"best of": "study", "speedup": _OWN_GAIN}
@@ -34,7 +33,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    banners = dict.fromkeys(banner_of(run.report) for run in comparison.runs)
+    banners = dict.fromkeys(verdict_of(run.report).about.get("banner") for run in comparison.runs)
     values = {
         **page_values(),
         "title": f"{comparison.runs[0].name} against "
@@ -91,6 +90,11 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
         f"{capitalized(interval)}. Use {verdict.advice}.",
         "good",
     )
+
+
+def capitalized(text: str) -> str:
+    """A text as a sentence begins; the rest of it stays as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def _table(

@@ -29,14 +29,9 @@ from autotune.report.page.shapes import (
     path_of,
     steps_of,
 )
-from autotune.report.page.words import best_word
-from autotune.report.results.details import describe_front, pareto_front
-from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport
+from autotune.report.results.rows import Row, describe_front, front_rows
+from autotune.report.story import Story
 from autotune.space.knobs import describe_candidate
-
-Standings = Mapping[str, Standing | None]
-"""`best` and `baseline`, by these names."""
 
 _SYMBOLS: Mapping[str, Symbol] = {
     "candidate": "dot",
@@ -45,6 +40,12 @@ _SYMBOLS: Mapping[str, Symbol] = {
     "baseline": "diamond",
     "best": "star",
 }
+
+
+def sides_of(story: Story) -> list[tuple[str, str, Standing]]:
+    """The best and the baseline, to be compared."""
+    named = (("best", story.best_word, story.best), ("baseline", "baseline", story.baseline))
+    return [(f"{word}, trial {s.trial}", tone, s) for tone, word, s in named if s is not None]
 
 
 def comparison(sides: Sequence[tuple[str, str, Standing]]) -> Chart | None:
@@ -70,13 +71,13 @@ def comparison(sides: Sequence[tuple[str, str, Standing]]) -> Chart | None:
     return Chart(name="comparison", alt=f"{said}.", bars=bars)
 
 
-def history(report: StudyReport) -> Chart | None:
+def history(story: Story) -> Chart | None:
     """Every trial in the order in which it was started, and the fastest so far."""
-    ended = [(t.spec.identity, t.result) for t in report.history.trials if t.result is not None]
+    ended = [(t.spec.identity, t.result) for t in story.history.trials if t.result is not None]
     if len(ended) < 2:
         return None
     intervals = {
-        identity.number: report.history.spread.interval([result])
+        identity.number: story.history.spread.interval([result])
         for identity, result in ended
         if is_figure(result)
     }
@@ -121,10 +122,10 @@ def history(report: StudyReport) -> Chart | None:
         for number, outcome in failed.items()
     ]
     keys += [LegendEntry(text="no figure", tone="failed", symbol="cross")] if failed else []
-    best = [(x.at(number), 100 - y.at(rate)) for number, rate in _fastest_so_far(report).items()]
+    best = [(x.at(number), 100 - y.at(rate)) for number, rate in _fastest_so_far(story).items()]
     lines = [Curve(path=steps_of(best), tone="soft", is_dashed=True)] if best else []
     # By another objective the best is not the fastest, which the line follows.
-    is_speed = report.objective.wish.name == "samples_per_s"
+    is_speed = story.objective.wish.name == "samples_per_s"
     text = f"{'best' if is_speed else 'fastest'} so far"
     keys += [LegendEntry(text=text, tone="soft", symbol="dashes")] if best else []
     panel = Panel(
@@ -140,11 +141,11 @@ def history(report: StudyReport) -> Chart | None:
     return Chart(name="history", alt=f"{alt}.", keys=keys, x_title="trial", panels=[panel])
 
 
-def steps(report: StudyReport) -> Chart | None:
+def steps(story: Story) -> Chart | None:
     """Parts of a step's time, trial by trial, as shares."""
     seen = {
         trial.spec.identity.number: shares_of_calls(trial.result.diagnosis.split)
-        for trial in report.history.trials
+        for trial in story.history.trials
         if trial.result is not None
         and trial.result.diagnosis is not None
         and trial.result.diagnosis.split is not None
@@ -165,13 +166,13 @@ _PART_TONES = {
 }
 
 
-def losses(report: StudyReport) -> Chart | None:
+def losses(story: Story) -> Chart | None:
     """Losses that the convergence guard compared, above their distances from the baseline's.
 
     What is allowed is mostly a hundredth of what the losses moved: beside these it would be as
     thin as their lines.
     """
-    guards = {name: one for name, (_, one) in report.guarded.items() if one.losses}
+    guards = {name: one for name, (_, one) in story.guarded.items() if one.losses}
     if not guards:
         return None
     base = max((one.baseline_losses for one in guards.values()), key=len)
@@ -231,22 +232,22 @@ def _curves(
     return Panel(y_title=title, y_ticks=y.ticks(4), height=height, lines=drawn)
 
 
-def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
+def speed_and_memory(story: Story) -> Chart | None:
     """Samples/s against peak memory, with the candidates that nothing beats in both.
 
     With the Pareto objective both axes are relative to the baseline's: the gain and its cost.
     """
-    rows = [row for row in report.rows if row.figure and row.figure.peak_memory_bytes is not None]
+    rows = [row for row in story.rows if row.figure and row.figure.peak_memory_bytes is not None]
     if not rows:
         return None
-    base = standings["baseline"]
-    is_relative = report.objective.wish.name == "pareto" and bool(base and base.peak_memory_bytes)
+    base = story.baseline
+    is_relative = story.objective.wish.name == "pareto" and bool(base and base.peak_memory_bytes)
     unit, unit_bytes = size_unit(max(row.peak_bytes for row in rows))
     per_rate, per_bytes = 1.0, float(unit_bytes)
     if is_relative and base is not None:
         per_rate, per_bytes = base.samples_per_s, float(base.peak_memory_bytes or unit_bytes)
-    front = pareto_front([row for row in rows if not report.drifts(row)])
-    limit_bytes = report.objective.allowed_bytes
+    front = front_rows([row for row in rows if not story.drifts(row)])
+    limit_bytes = story.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
     is_limit_drawn = limit_bytes <= 2 * max(row.peak_bytes for row in rows)
     x = scale_of(
@@ -271,10 +272,10 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
         "limit": "over limit",
         "drifts": "drifts",
         "baseline": "baseline",
-        "best": best_word(report),
+        "best": story.best_word,
     }
     for kind, word in words.items():
-        own = [row for row in rows if _kind(row, report, standings) == kind]
+        own = [row for row in rows if _kind(row, story) == kind]
         marks += [
             Mark(
                 x=place(row)[0],
@@ -283,7 +284,7 @@ def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
                 symbol=_SYMBOLS[kind],
                 tip=f"trial {row.trial}: {format_rate(row.rate)} samples/s in "
                 f"{format_bytes(row.peak_bytes)}; "
-                f"{describe_candidate(row.candidate, report.context)}",
+                f"{describe_candidate(row.candidate, story.context)}",
                 trial=row.trial,
             )
             for row in own
@@ -354,26 +355,25 @@ def _whole(ticks: Sequence[Tick]) -> list[Tick]:
     return [tick for tick in ticks if float(tick.text.replace(",", "")).is_integer()]
 
 
-def _fastest_so_far(report: StudyReport) -> dict[int, float]:
+def _fastest_so_far(story: Story) -> dict[int, float]:
     """The rate of the fastest feasible trial up to each, without the final comparison."""
     steps: dict[int, float] = {}
     best = 0.0
-    for trial in report.history.explored.trials:
+    for trial in story.history.explored.trials:
         result = trial.result
         if result is None:
             continue
-        fits = result.outcome.is_measured and report.objective.fits(result.peak_memory_bytes)
+        fits = result.outcome.is_measured and story.objective.fits(result.peak_memory_bytes)
         best = max(best, (result.samples_per_s or 0.0) if fits else 0.0)
         if best:
             steps[trial.spec.identity.number] = best
     return steps
 
 
-def _kind(row: Row, report: StudyReport, standings: Standings) -> str:
-    for name in ("best", "baseline"):
-        standing = standings[name]
-        if standing is not None and standing.trial == row.trial:
+def _kind(row: Row, story: Story) -> str:
+    for name, trial in (("best", story.best_trial), ("baseline", story.baseline_trial)):
+        if row.trial == trial:
             return name
-    if report.drifts(row):
+    if story.drifts(row):
         return "drifts"
     return "candidate" if row.fits else "limit"
