@@ -45,7 +45,7 @@ _PASSED_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Telling:
     """The facts of a study in words."""
 
     about: Mapping[str, str]
@@ -72,7 +72,7 @@ class Verdict:
         return ": ".join(filter(None, (self.about.get("origin"), self.about.get("place"))))
 
 
-def verdict_of(story: Story) -> Verdict:
+def verdict_of(story: Story) -> Telling:
     """Tell a story's verdict."""
     values = _values(story)
     head = dict(tell("headline", values))
@@ -82,7 +82,7 @@ def verdict_of(story: Story) -> Verdict:
         "words": head["words"],
         "command": next_step.get("command"),
     }
-    return Verdict(
+    return Telling(
         about=dict(tell("place", values)),
         headline=head["headline"],
         words=head["words"],
