@@ -21,7 +21,7 @@ from autotune.search.history import History, Tried, counting, results
 from autotune.search.objective import Objective
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Racer, Rules
 from autotune.search.rounds import (
-    Progress,
+    OpenRound,
     Round,
     RunCount,
     Runs,
@@ -382,7 +382,7 @@ class _Recorded:
     def runs(self) -> Runs:
         return _runs_of(self.history, self.comparison.first_round)
 
-    def progress(self, to_repeat: Collection[int] = frozenset()) -> Progress:
+    def progress(self, to_repeat: Collection[int] = frozenset()) -> OpenRound:
         """Its first round that is not over."""
         return progress_of(self._round_after, self.runs, to_repeat)
 

@@ -45,7 +45,7 @@ Rule = Callable[[int], Round | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class OpenRound:
     """The first round that is not over."""
 
     number: int
@@ -60,7 +60,7 @@ class Progress:
         return self.round is not None and len(self.missing) < len(self.round.keys)
 
 
-def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> Progress:
+def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> OpenRound:
     """Go through recorded rounds up to the first in which a run is missing.
 
     Args:
@@ -76,7 +76,7 @@ def progress_of(rule: Rule, runs: Runs, to_repeat: Collection[int] = ()) -> Prog
             if not is_settled(runs.get((key, number), ()), to_repeat)
         )
         if asked is None or missing:
-            return Progress(number=number, round=asked, missing=missing)
+            return OpenRound(number=number, round=asked, missing=missing)
     raise AssertionError("unreachable")
 
 

@@ -266,11 +266,12 @@ class WayRunner:
         counted = ((at, counting(trials)) for at, trials in self._runs.items())
         return {at: run for at, run in counted if run is not None and is_figure(run)}
 
-    def _blocks(self) -> Blocks:
+    def _blocks(self, n_rounds: float = math.inf) -> Blocks:
         return blocks_of(
             [
                 BlockRun(of=key, round_number=number, log_rate=log_rate(run))
                 for (key, number), run in self._figures.items()
+                if number < n_rounds
             ]
         )
 
@@ -280,7 +281,7 @@ class WayRunner:
 
         They follow from the rounds of everybody, once these are over.
         """
-        blocks, whole = self._blocks(), frozenset(self.way.changes)
+        blocks, whole = self._blocks(self.n_rounds), frozenset(self.way.changes)
         suspects = []
         for change in self.way.changes:
             weights = self._contrast(frozenset(), frozenset({change}), whole - {change})
