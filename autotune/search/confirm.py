@@ -155,7 +155,7 @@ def is_broken(comparison: FinalComparison, history: History, objective: Objectiv
 
     Whoever made it drop out has failed since, or is no member any more.
     """
-    recorded = _Recorded(comparison=comparison, history=history, objective=objective)
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
     at, last = recorded.progress(), max((number for _, number in recorded.runs), default=-1)
     return bool(at.missing) and at.number < last
 
@@ -251,7 +251,7 @@ def missing_runs(
     the round, and a round is begun that can be paid for. Where the time is over, the best and the
     baseline are confirmed cold before anything else.
     """
-    recorded = _Recorded(comparison=comparison, history=history, objective=objective)
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
     one_s = run_seconds(history, comparison.rules, guard_steps)
     confirmed_s = N_CONFIRM * one_s.cold
 
@@ -302,7 +302,7 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     A candidate that failed or broke the memory limit in any run has no figure: it must not be
     handed out.
     """
-    recorded = _Recorded(comparison=comparison, history=history, objective=objective)
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
     return recorded.verdict(recorded.progress().number)
 
 
@@ -310,7 +310,7 @@ def race_so_far(
     comparison: FinalComparison, history: History, objective: Objective
 ) -> tuple[Race, dict[str, Figure]]:
     """The race after its last whole round, and the figures of all runs so far by hash."""
-    recorded = _Recorded(comparison=comparison, history=history, objective=objective)
+    recorded = _ComparisonRecord(comparison=comparison, history=history, objective=objective)
     return recorded.race(recorded.progress().number), recorded.figures
 
 
@@ -337,7 +337,7 @@ def recorded_verdict(
     found: list[tuple[tuple[bool, bool, int, int], Verdict]] = []
     for first_round in numbers:
         runs = _runs_of(history, first_round)
-        recorded = _Recorded(
+        recorded = _ComparisonRecord(
             comparison=_recorded_comparison(history, runs, baseline, first_round),
             history=history,
             objective=objective,
@@ -371,7 +371,7 @@ def _recorded_comparison(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Recorded:
+class _ComparisonRecord:
     """A comparison as far as the record has got."""
 
     comparison: FinalComparison
