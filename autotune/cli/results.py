@@ -21,11 +21,13 @@ from autotune.cli.base import (
     confirm,
     emit,
     is_answered,
+    option,
     print_files,
     print_json,
     refuse_several,
     say,
 )
+from autotune.job.keys import Group
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
@@ -160,7 +162,9 @@ def export(
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     allow_loss_drift: Annotated[
         bool,
-        typer.Option("--allow-loss-drift", help="Export the fastest even if its losses drift."),
+        option(
+            Group.CHECKS, "--allow-loss-drift", help="Export the fastest even if its losses drift."
+        ),
     ] = False,
     project: Annotated[
         Path | None,
@@ -170,7 +174,7 @@ def export(
     ] = None,
     results: Results = RESULTS,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --patch: write, and do not ask.")
+        bool, option(Group.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

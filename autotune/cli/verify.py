@@ -24,10 +24,12 @@ from autotune.cli.base import (
     explain,
     in_place,
     obtained_fleet,
+    option,
     print_json,
     say,
 )
 from autotune.cli.quick import QuickCommand
+from autotune.job.keys import Group
 
 if TYPE_CHECKING:
     from autotune.check.run import CheckRun
@@ -52,7 +54,7 @@ def check(
         ),
     ],
     world: Annotated[
-        int | None, typer.Option(help="Accelerators of the run; as the files say by default.")
+        int | None, option(Group.JOB, help="Accelerators of the run; as the files say by default.")
     ] = None,
     accelerate: Annotated[
         Path | None, typer.Option(help="The accelerate YAML that goes with the file.")
@@ -80,7 +82,8 @@ def check(
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="For a launch of Megatron-LM: its GPUs, such as A100.")
+        str | None,
+        option(Group.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
@@ -96,7 +99,9 @@ def check(
     form: Annotated[
         CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
     ] = CheckFormat.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: Annotated[
+        bool, option(Group.OUTPUT, "--json", help="The same as --format json.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Say what is wrong with any ds_config.json, and the fix.
