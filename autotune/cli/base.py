@@ -23,7 +23,7 @@ from autotune.base.text import bounded, one_line
 from autotune.cli.help import HelpfulCommand
 from autotune.cli.quick import QuickGroup
 from autotune.fleet.options import FleetOptions
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 from autotune.report.terminal.console import console_on
 
 
@@ -87,22 +87,22 @@ def _set_debug(value: bool) -> None:
     _Debugging.is_on = _Debugging.is_on or value
 
 
-def option(group: Group, *names: str, **facts: Any) -> Any:
+def option(group: Topic, *names: str, **facts: Any) -> Any:
     """An option of a command, under the title of a group; the rest is as of `typer.Option`."""
     return typer.Option(*names, rich_help_panel=group, **facts)
 
 
 Debug = Annotated[
     bool,
-    option(Group.OUTPUT, "--debug", help="Show the traceback of an error.", callback=_set_debug),
+    option(Topic.OUTPUT, "--debug", help="Show the traceback of an error.", callback=_set_debug),
 ]
-Json = Annotated[bool, option(Group.OUTPUT, "--json", help="Print JSON on stdout.")]
+Json = Annotated[bool, option(Topic.OUTPUT, "--json", help="Print JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
-Results = Annotated[Path, option(Group.OUTPUT, help="Folder of all studies.")]
+Results = Annotated[Path, option(Topic.OUTPUT, help="Folder of all studies.")]
 RESULTS = Path("results")
 StudyName = Annotated[
     str | None,
-    option(Group.OUTPUT, "--study", help="Name of the study; the last one by default."),
+    option(Topic.OUTPUT, "--study", help="Name of the study; the last one by default."),
 ]
 Dialect = Annotated[
     str | None,
@@ -121,18 +121,18 @@ _DEVICES = (
 FleetName = Annotated[
     str,
     option(
-        Group.DEVICES,
+        Topic.DEVICES,
         "--fleet",
         help=f"{_DEVICES}; or who answers: simulate or simulate:8xH100 (the cost model), "
         "replay:FILE.csv#GROUP (a table).",
     ),
 ]
-DevicesName = Annotated[str, option(Group.DEVICES, "--fleet", help=f"{_DEVICES}.")]
+DevicesName = Annotated[str, option(Topic.DEVICES, "--fleet", help=f"{_DEVICES}.")]
 """A fleet of devices, where nothing but a measurement tells anything."""
 FleetOption = Annotated[
     list[str] | None,
     option(
-        Group.DEVICES,
+        Topic.DEVICES,
         "--fleet-option",
         metavar="KEY=VALUE",
         help="Option of the fleet, such as python=/opt/venv/bin/python; repeat it.",
@@ -141,19 +141,19 @@ FleetOption = Annotated[
 Exclusive = Annotated[
     bool,
     option(
-        Group.DEVICES,
+        Topic.DEVICES,
         "--exclusive",
         help="No two trials at a time share a PCIe switch or a network card.",
     ),
 ]
 JobPath = Annotated[
     Path | None,
-    option(Group.JOB, "--job", help="Job file (YAML). Flags override its keys."),
+    option(Topic.JOB, "--job", help="Job file (YAML). Flags override its keys."),
 ]
 TrustJob = Annotated[
     bool,
     option(
-        Group.JOB,
+        Topic.JOB,
         "--trust-job",
         help="Do not ask what a job from outside this folder may run and read.",
     ),
@@ -266,22 +266,22 @@ def fleet_flags(
     gpu: Annotated[
         str | None,
         option(
-            Group.DEVICES,
+            Topic.DEVICES,
             help="Accelerator of the fleet, such as H100; this machine's by default.",
         ),
     ] = None,
     per_node: Annotated[
-        int | None, option(Group.DEVICES, help="Accelerators of one node.")
+        int | None, option(Topic.DEVICES, help="Accelerators of one node.")
     ] = None,
     network: Annotated[
         str | None,
         option(
-            Group.DEVICES, help="An accelerator's share of its node's network, such as 400Gbps."
+            Topic.DEVICES, help="An accelerator's share of its node's network, such as 400Gbps."
         ),
     ] = None,
     nvlink: Annotated[
         str | None,
-        option(Group.DEVICES, help="All links of an accelerator in one node, such as 450GB/s."),
+        option(Topic.DEVICES, help="All links of an accelerator in one node, such as 450GB/s."),
     ] = None,
 ) -> None:
     """The flags of a fleet, for `takes_job`; fields of `FleetWishes`."""

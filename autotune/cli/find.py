@@ -36,7 +36,7 @@ from autotune.cli.base import (
     takes_job,
 )
 from autotune.cli.help import HelpfulCommand
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.run import SearchEnding
@@ -75,20 +75,20 @@ def search(
     results: Results = RESULTS,
     fresh: Annotated[
         bool,
-        option(Group.OUTPUT, "--fresh", help="Start anew; the old study is kept beside it."),
+        option(Topic.OUTPUT, "--fresh", help="Start anew; the old study is kept beside it."),
     ] = False,
     dry_run: Annotated[
         bool,
-        option(Group.OUTPUT, "--dry-run", help="Show the plan and its price, and run no trial."),
+        option(Topic.OUTPUT, "--dry-run", help="Show the plan and its price, and run no trial."),
     ] = False,
     metrics_file: Annotated[
         Path | None,
-        option(Group.OUTPUT, help="File for a copy of the Prometheus metrics."),
+        option(Topic.OUTPUT, help="File for a copy of the Prometheus metrics."),
     ] = None,
     knowledge: Annotated[
         Path | None,
         option(
-            Group.OUTPUT,
+            Topic.OUTPUT,
             help="File of what earlier studies taught; in your cache by default, wherever "
             "--results are.",
             envvar=KNOWLEDGE_ENV,
@@ -100,26 +100,26 @@ def search(
     no_knowledge: Annotated[
         bool,
         option(
-            Group.OUTPUT,
+            Topic.OUTPUT,
             "--no-knowledge",
             help="Learn from no other study, and teach none: without it a study under any "
             "--results teaches your cache.",
         ),
     ] = False,
-    yes: Annotated[bool, option(Group.OUTPUT, "--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, option(Topic.OUTPUT, "--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[
         bool,
         option(
-            Group.OUTPUT, "--force", help="Search even where no trial is predicted to succeed."
+            Topic.OUTPUT, "--force", help="Search even where no trial is predicted to succeed."
         ),
     ] = False,
     with_ladder: Annotated[
         bool,
-        option(Group.CHECKS, "--ladder", help="Afterwards measure what each change is worth."),
+        option(Topic.CHECKS, "--ladder", help="Afterwards measure what each change is worth."),
     ] = False,
     as_json: Annotated[
         bool,
-        option(Group.OUTPUT, "--json", help="Print one JSON object as the last line on stdout."),
+        option(Topic.OUTPUT, "--json", help="Print one JSON object as the last line on stdout."),
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -197,7 +197,7 @@ def diagnose(
     results: Results = RESULTS,
     fresh: Annotated[
         bool,
-        option(Group.OUTPUT, "--fresh", help="Run it anew; the old study is kept beside it."),
+        option(Topic.OUTPUT, "--fresh", help="Run it anew; the old study is kept beside it."),
     ] = False,
     fleet: FleetName = "local",
     fleet_option: FleetOption = None,

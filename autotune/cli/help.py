@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 
 _REST = "Options"
 _FEW = 12
@@ -108,7 +108,7 @@ class HelpfulGroup(_Helpful, TyperGroup):
 def _group_of(option: Any) -> str:
     """Title above an option: the one that it is declared with."""
     if option.name == "help":
-        return Group.OUTPUT
+        return Topic.OUTPUT
     return getattr(option, "rich_help_panel", None) or _REST
 
 
@@ -116,7 +116,7 @@ def _grouped(options: list[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
     """Options under their titles, each group in the order of the command."""
     if len(options) <= _FEW:
         return [(_REST, [record for _, record in options])]
-    found: dict[str, list[Any]] = {title: [] for title in (_REST, *Group)}
+    found: dict[str, list[Any]] = {title: [] for title in (_REST, *Topic)}
     for title, record in options:
         found[title].append(record)
     return list(found.items())

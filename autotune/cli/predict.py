@@ -27,7 +27,7 @@ from autotune.cli.base import (
     say,
     takes_job,
 )
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.api.values import Shown
@@ -41,7 +41,7 @@ def probe(
     world: Annotated[
         int | None,
         option(
-            Group.JOB, help="Devices to measure on a node; as many as a search uses by default."
+            Topic.JOB, help="Devices to measure on a node; as many as a search uses by default."
         ),
     ] = None,
     nodes: Annotated[
@@ -122,14 +122,14 @@ def _lesson_flags(
     knowledge: Annotated[
         Path | None,
         option(
-            Group.OUTPUT,
+            Topic.OUTPUT,
             help="File of what trials on this machine taught; one in the user's cache by default.",
             envvar=KNOWLEDGE_ENV,
         ),
     ] = None,
     no_knowledge: Annotated[
         bool,
-        option(Group.OUTPUT, "--no-knowledge", help="Predict by the cost model alone."),
+        option(Topic.OUTPUT, "--no-knowledge", help="Predict by the cost model alone."),
     ] = False,
 ) -> None:
     """The flags of what trials taught, for `takes_job`."""

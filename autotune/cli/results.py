@@ -27,7 +27,7 @@ from autotune.cli.base import (
     refuse_several,
     say,
 )
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
@@ -163,7 +163,9 @@ def export(
     allow_loss_drift: Annotated[
         bool,
         option(
-            Group.CHECKS, "--allow-loss-drift", help="Export the fastest even if its losses drift."
+            Topic.CHECKS,
+            "--allow-loss-drift",
+            help="Export the fastest even if its losses drift.",
         ),
     ] = False,
     project: Annotated[
@@ -174,7 +176,7 @@ def export(
     ] = None,
     results: Results = RESULTS,
     yes: Annotated[
-        bool, option(Group.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
+        bool, option(Topic.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -29,7 +29,7 @@ from autotune.cli.base import (
     say,
 )
 from autotune.cli.quick import QuickCommand
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.check.run import CheckRun
@@ -54,7 +54,8 @@ def check(
         ),
     ],
     world: Annotated[
-        int | None, option(Group.JOB, help="Accelerators of the run; as the files say by default.")
+        int | None,
+        option(Topic.JOB, help="Accelerators of the run; as the files say by default."),
     ] = None,
     accelerate: Annotated[
         Path | None, typer.Option(help="The accelerate YAML that goes with the file.")
@@ -83,7 +84,7 @@ def check(
     ] = None,
     gpu: Annotated[
         str | None,
-        option(Group.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
+        option(Topic.DEVICES, help="For a launch of Megatron-LM: its GPUs, such as A100."),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
     choose: Annotated[
@@ -100,7 +101,7 @@ def check(
         CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
     ] = CheckFormat.TEXT,
     as_json: Annotated[
-        bool, option(Group.OUTPUT, "--json", help="The same as --format json.")
+        bool, option(Topic.OUTPUT, "--json", help="The same as --format json.")
     ] = False,
     debug: Debug = False,
 ) -> None:

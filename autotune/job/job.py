@@ -40,7 +40,16 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile, Reduction
-from autotune.job.keys import DIAGNOSE, EVERY, FILE_ONLY, PREDICTIONS, SEARCH, Group, Identity, Key
+from autotune.job.keys import (
+    DIAGNOSE,
+    EVERY,
+    FILE_ONLY,
+    PREDICTIONS,
+    SEARCH,
+    InStudyName,
+    JobKey,
+    Topic,
+)
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
@@ -209,7 +218,7 @@ def _words(value: Any) -> Any:
 
 def key(
     text: str,
-    group: Group,
+    group: Topic,
     commands: frozenset[str] = SEARCH,
     *,
     default: Any = None,
@@ -220,16 +229,16 @@ def key(
     pattern: str | None = None,
     **facts: Any,
 ) -> Any:
-    """A field of `JobFile`: its help, where it belongs, its default and bounds, facts of `Key`."""
+    """A field of `JobFile`: the facts of `JobKey`, the default, and bounds."""
     is_finite = None if gt is None else False
     field: FieldInfo = Field(
         default, ge=ge, gt=gt, le=le, lt=lt, pattern=pattern, allow_inf_nan=is_finite
     )
-    field.metadata.append(Key(help=text, group=group, commands=commands, **facts))
+    field.metadata.append(JobKey(help=text, group=group, commands=commands, **facts))
     return field
 
 
-NEVER, WHERE_SET = Identity.NEVER, Identity.WHERE_SET
+NEVER, WHERE_SET = InStudyName.NEVER, InStudyName.WHERE_SET
 
 
 class JobFile(BaseModel):
@@ -245,7 +254,7 @@ class JobFile(BaseModel):
     model: str = key(
         "Preset (`autotune models` lists them), Hugging Face folder or config.json, "
         "repository in Hugging Face's local cache, or package.module:factory.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         default=...,
         takes=str | Path,
@@ -253,7 +262,7 @@ class JobFile(BaseModel):
     )
     seq_len: int = key(
         "Tokens per sample.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         default=...,
         unit="tokens",
@@ -263,7 +272,7 @@ class JobFile(BaseModel):
     )
     global_batch: int = key(
         "Samples per optimizer step, over all ranks.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         default=...,
         unit="samples",
@@ -274,7 +283,7 @@ class JobFile(BaseModel):
     world: int = key(
         "Accelerators of the real run; by default all of one machine, or as many as your own "
         "command starts.",
-        Group.JOB,
+        Topic.JOB,
         EVERY | DIAGNOSE,
         default=...,
         unit="accelerators",
@@ -282,18 +291,18 @@ class JobFile(BaseModel):
         le=LARGEST,
     )
     precision: Precision = key(
-        "bf16, fp16 or fp32.", Group.JOB, EVERY, default="bf16", is_of_command=True
+        "bf16, fp16 or fp32.", Topic.JOB, EVERY, default="bf16", is_of_command=True
     )
     optimizer: dict[str, Any] = key(
         "As in a ds_config: the base configuration's by default, or else AdamW.",
-        Group.JOB,
+        Topic.JOB,
         FILE_ONLY,
         default=DEFAULT_OPTIMIZER,
         unit="section",
     )
     finetune: FinetuneFile | None = key(
         "Rank of LoRA adapters; all other weights are frozen.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         flag="lora_rank",
         takes=int,
@@ -303,7 +312,7 @@ class JobFile(BaseModel):
     )
     lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = key(
         "fixed, packed, or a CSV file of length,count.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         default=FIXED,
         takes=str | Path,
@@ -312,14 +321,14 @@ class JobFile(BaseModel):
     )
     workload: str = key(
         "What a trial trains: an installed workload.",
-        Group.JOB,
+        Topic.JOB,
         FILE_ONLY,
         default=DEFAULT_WORKLOAD,
         identity=WHERE_SET,
     )
     script: Path | None = key(
         "What the first run of your own command showed, as a file.",
-        Group.JOB,
+        Topic.JOB,
         FILE_ONLY,
         identity=WHERE_SET,
         deed="runs the command of",
@@ -327,7 +336,7 @@ class JobFile(BaseModel):
     megatron_path: Path | None = key(
         "With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py the "
         "trials run.",
-        Group.JOB,
+        Topic.JOB,
         EVERY,
         identity=WHERE_SET,
         is_of_command=True,
@@ -337,7 +346,7 @@ class JobFile(BaseModel):
     megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = key(
         "Arguments of your own for that script, kept in every trial, such as '--data-path "
         "/data/corpus --split 99,1,0'.",
-        Group.JOB,
+        Topic.JOB,
         default=(),
         identity=WHERE_SET,
         is_of_command=True,
@@ -345,14 +354,14 @@ class JobFile(BaseModel):
     )
     engine: str = key(
         "What trains: deepspeed (by default) or megatron; a search also takes both, in turn.",
-        Group.SEARCH,
+        Topic.SEARCH,
         SEARCH | PREDICTIONS,
         default=DEFAULT_ENGINE,
         identity=WHERE_SET,
     )
     space: str = key(
         "Knobs to choose: a shipped space or a YAML file.",
-        Group.SEARCH,
+        Topic.SEARCH,
         SEARCH | PREDICTIONS | DIAGNOSE,
         default=DEFAULT_SPACE,
         takes=str | Path,
@@ -360,24 +369,24 @@ class JobFile(BaseModel):
         engine=DEFAULT_ENGINE,
     )
     objective: ObjectiveName = key(
-        "samples_per_s, peak_memory, or pareto (both).", Group.SEARCH, default="samples_per_s"
+        "samples_per_s, peak_memory, or pareto (both).", Topic.SEARCH, default="samples_per_s"
     )
     objective_floor: float = key(
         "With peak_memory: share of the best samples/s to keep.",
-        Group.SEARCH,
+        Topic.SEARCH,
         default=0.9,
         gt=0,
         le=1,
     )
     sampler: str = key(
         "calibrated, tpe, gp, random, or grid (every candidate).",
-        Group.SEARCH,
+        Topic.SEARCH,
         default=DEFAULT_SAMPLER,
         identity=NEVER,
     )
     fidelity: FidelityFile | None = key(
         "Begin with reduced trials, such as layers=4 or world=smallest; they only teach.",
-        Group.SEARCH,
+        Topic.SEARCH,
         unit="section",
         identity=NEVER,
         is_of_command=True,
@@ -386,7 +395,7 @@ class JobFile(BaseModel):
         "Your own file, to start from and to compare with: a ds_config, an accelerate YAML, a"
         " file of training arguments, a shell file with a launch line; for Megatron that, or "
         "a YAML for --yaml-cfg.",
-        Group.SEARCH,
+        Topic.SEARCH,
         SEARCH | {"plan"},
         is_of_command=True,
         engine=DEFAULT_ENGINE,
@@ -394,7 +403,7 @@ class JobFile(BaseModel):
     )
     base_config: Path | None = key(
         "Your ds_config.json; the tuned knobs override its keys.",
-        Group.SEARCH,
+        Topic.SEARCH,
         EVERY,
         is_of_command=True,
         engine=DEFAULT_ENGINE,
@@ -402,14 +411,14 @@ class JobFile(BaseModel):
     )
     templates: Path | None = key(
         "Folder of templates that replace shipped ones.",
-        Group.SEARCH,
+        Topic.SEARCH,
         EVERY,
         engine=DEFAULT_ENGINE,
         deed="renders templates of",
     )
     seed: int = key(
         "Seed of the sampler and the trials.",
-        Group.SEARCH,
+        Topic.SEARCH,
         default=0,
         identity=NEVER,
         ge=0,
@@ -417,18 +426,21 @@ class JobFile(BaseModel):
     )
     trials: int | None = key(
         "Trials of the search, 20 by default, with grid all; baseline and finalists come on top.",
-        Group.PRICE,
+        Topic.PRICE,
         unit="trials",
         identity=NEVER,
         ge=1,
         le=LARGEST,
     )
     budget: Annotated[float | None, BeforeValidator(_duration)] = key(
-        "Time in which trials may run, such as 20m.", Group.PRICE, unit="duration", identity=NEVER
+        "Time in which trials may run, such as 20m.",
+        Topic.PRICE,
+        unit="duration",
+        identity=NEVER,
     )
     patience: int | None = key(
         "Stop after so many trials without a gain.",
-        Group.PRICE,
+        Topic.PRICE,
         unit="trials",
         identity=NEVER,
         ge=1,
@@ -437,7 +449,7 @@ class JobFile(BaseModel):
     gpu_hours: float | None = key(
         "Accelerators times hours of the training at the baseline's speed: stop when another "
         "trial is expected to save less than it costs.",
-        Group.PRICE,
+        Topic.PRICE,
         unit="hours",
         identity=NEVER,
         gt=0,
@@ -445,7 +457,7 @@ class JobFile(BaseModel):
     price: float | None = key(
         "Of one accelerator for an hour, to say what trials or tokens cost; or by kind: "
         "H100=2.5,A100=1.2.",
-        Group.PRICE,
+        Topic.PRICE,
         SEARCH | {"plan"},
         takes=str | float,
         identity=NEVER,
@@ -453,18 +465,21 @@ class JobFile(BaseModel):
     )
     trial_timeout: Annotated[float, BeforeValidator(_duration)] = key(
         "Most time that one trial may take, such as 10m.",
-        Group.PRICE,
+        Topic.PRICE,
         SEARCH | DIAGNOSE,
         default=600.0,
         unit="duration",
         identity=NEVER,
     )
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = key(
-        "Most memory of each device, such as 24GiB.", Group.DEVICES, EVERY | DIAGNOSE, unit="size"
+        "Most memory of each device, such as 24GiB.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        unit="size",
     )
     head_room: float = key(
         "Share of the memory to leave free (0 to 1).",
-        Group.DEVICES,
+        Topic.DEVICES,
         EVERY,
         default=0.0,
         ge=0,
@@ -472,7 +487,7 @@ class JobFile(BaseModel):
     )
     nvme_path: Path | None = key(
         "Folder on a local disk, for offload to nvme.",
-        Group.DEVICES,
+        Topic.DEVICES,
         EVERY,
         identity=WHERE_SET,
         is_of_command=True,
@@ -481,7 +496,7 @@ class JobFile(BaseModel):
     accelerators: Path | None = key(
         "YAML of accelerators, which overrides the shipped ones in predictions, such as the "
         "probe's hardware.yaml.",
-        Group.DEVICES,
+        Topic.DEVICES,
         EVERY | DIAGNOSE,
         identity=NEVER,
         deed="reads",
@@ -489,27 +504,27 @@ class JobFile(BaseModel):
     network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = key(
         "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, "
         "with nodes_per_group, oversubscription, rails, hop.",
-        Group.DEVICES,
+        Topic.DEVICES,
         SEARCH | PREDICTIONS,
         identity=NEVER,
     )
     diagnose: bool = key(
         "Trials end with watched steps that show where time goes; --no-diagnose leaves them out.",
-        Group.CHECKS,
+        Topic.CHECKS,
         default=True,
         identity=NEVER,
     )
     start: Start = key(
         "How trials start: warm by default, forked from a process that has imported "
         "everything; the runs that confirm the result are cold in any case.",
-        Group.CHECKS,
+        Topic.CHECKS,
         default=Start.WARM,
         identity=NEVER,
     )
     guard_steps: int = key(
         "First steps whose losses the best has to share with the baseline: 20 by default, 0 "
         "for none.",
-        Group.CHECKS,
+        Topic.CHECKS,
         default=GUARD_STEPS,
         unit="steps",
         identity=NEVER,
@@ -517,18 +532,18 @@ class JobFile(BaseModel):
         le=MOST_LOSSES,
     )
     allow_loss_drift: bool = key(
-        "Export the best even if its losses drift.", Group.CHECKS, default=False, identity=NEVER
+        "Export the best even if its losses drift.", Topic.CHECKS, default=False, identity=NEVER
     )
     compare: Compared = key(
         "Who runs again beside the baseline in the end: all (by default) that may be the "
         "best, or best: it alone, in at least three rounds.",
-        Group.CHECKS,
+        Topic.CHECKS,
         default="all",
         identity=NEVER,
     )
     study: str | None = key(
         "Name of the study; by default it follows from the job or the command.",
-        Group.OUTPUT,
+        Topic.OUTPUT,
         SEARCH | DIAGNOSE,
         identity=NEVER,
         pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -543,19 +558,19 @@ class JobFile(BaseModel):
         return (refuse_other_spelling if kind in (int, float) else refuse_switch)(value)
 
 
-def declared_keys() -> dict[str, Key]:
+def declared_keys() -> dict[str, JobKey]:
     """Every key of the job by its name in a job file."""
     return {name: _completed(name, field) for name, field in JobFile.model_fields.items()}
 
 
-def keys_of(command: str) -> dict[str, Key]:
+def keys_of(command: str) -> dict[str, JobKey]:
     """Keys that a command, or the function of its name, takes: by the argument's name."""
     return {key.flag: key for key in declared_keys().values() if command in key.commands}
 
 
-def _completed(name: str, field: FieldInfo) -> Key:
+def _completed(name: str, field: FieldInfo) -> JobKey:
     """A field's key with what the field says."""
-    key = next(one for one in field.metadata if isinstance(one, Key))
+    key = next(one for one in field.metadata if isinstance(one, JobKey))
     words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
     bounds = [
         f"{word} {getattr(bound, limit)}"
@@ -714,8 +729,8 @@ def default_study_name(file: JobFile) -> str:
     left_out = {
         name
         for name, key in declared_keys().items()
-        if key.identity is Identity.NEVER
-        or (key.identity is Identity.WHERE_SET and getattr(file, name) == key.default)
+        if key.identity is InStudyName.NEVER
+        or (key.identity is InStudyName.WHERE_SET and getattr(file, name) == key.default)
     }
     identity = file.model_dump(mode="json", exclude=left_out)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
@@ -802,7 +817,7 @@ def _complaint(item: Mapping[str, Any]) -> str:
     return f"{shortened(repr(item['input']))} is not allowed: {allowed}"
 
 
-def _fix(item: Mapping[str, Any], keys: Mapping[str, Key]) -> str:
+def _fix(item: Mapping[str, Any], keys: Mapping[str, JobKey]) -> str:
     """The shortest way to mend it."""
     name = str(item["loc"][0]) if item["loc"] else "job"
     if name not in keys:

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, get_args
 
 
-class Group(StrEnum):
+class Topic(StrEnum):
     """Titles of `--help` and of docs/job.md, in the order of the page."""
 
     JOB = "Job"
@@ -20,7 +20,7 @@ class Group(StrEnum):
     OUTPUT = "Record and output"
 
 
-class Identity(Enum):
+class InStudyName(Enum):
     """When a key counts in the default name of a study: a job of another name is another study."""
 
     ALWAYS = "always"
@@ -39,12 +39,12 @@ FILE_ONLY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Key:
+class JobKey:
     """A key of the job: what `JobFile` declares, completed by its field."""
 
     help: str
     """One sentence, for every border."""
-    group: Group
+    group: Topic
     commands: frozenset[str] = SEARCH
     """Commands, and functions of the API, that take it; none: only a job file holds it."""
     flag: str = ""
@@ -53,7 +53,7 @@ class Key:
     """Type of the flag and of the argument; None: the field's, or a text that the field reads."""
     unit: str = ""
     """Unit of a number; or `duration`, `size`, `section`: what the file has in its place."""
-    identity: Identity = Identity.ALWAYS
+    identity: InStudyName = InStudyName.ALWAYS
     is_of_command: bool = False
     """True: a user's own training command decides the key, and a flag may not."""
     engine: str = ""

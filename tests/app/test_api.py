@@ -22,7 +22,7 @@ from autotune.app.api.spelling import _arguments
 from autotune.base.errors import JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
-from autotune.job.keys import Group
+from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
@@ -91,7 +91,7 @@ def test_the_written_files_have_the_declared_keys() -> None:
 class WithToy(job.JobFile):
     """A job with one more key."""
 
-    toy_share: float = job.key("Share of toys.", Group.SEARCH, job.EVERY, default=0.5, ge=0, le=1)
+    toy_share: float = job.key("Share of toys.", Topic.SEARCH, job.EVERY, default=0.5, ge=0, le=1)
 
 
 def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from autotune.base.units import typed_seconds
 from autotune.job.job import LARGEST, declared_keys, keys_of
-from autotune.job.keys import Group, Key
+from autotune.job.keys import JobKey, Topic
 
 FUNCTIONS = ("search", "plan", "explain")
 """Functions of the API that take keys of a job; `estimate` takes those of `explain`."""
@@ -49,7 +49,7 @@ def page(text: str) -> str:
 
 
 def _table() -> Iterator[str]:
-    keys = sorted(declared_keys().values(), key=lambda key: [*Group].index(key.group))
+    keys = sorted(declared_keys().values(), key=lambda key: [*Topic].index(key.group))
     for group, members in groupby(keys, key=lambda key: key.group):
         yield f"**{group}**"
         yield ""
@@ -61,7 +61,7 @@ def _table() -> Iterator[str]:
         yield ""
 
 
-def _value(key: Key) -> str:
+def _value(key: JobKey) -> str:
     """What a key holds: its type, unit and bounds."""
     if key.unit in ("duration", "size", "section"):
         return key.unit
@@ -70,7 +70,7 @@ def _value(key: Key) -> str:
     return ", ".join(part for part in (f"{kind} {bounds}".rstrip(), key.unit) if part)
 
 
-def _default(key: Key) -> str:
+def _default(key: JobKey) -> str:
     if key.default is ...:
         return "required"
     if key.default is None or key.default == ():
