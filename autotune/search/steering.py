@@ -500,27 +500,16 @@ class _Believed:
 
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
-    parts = (history, history.reduced)
-
-    def telling() -> list[Tried]:
-        return [t for part in parts for t in part.each(_told).values()]
-
-    n = sum(len(part.those(_told)) for part in parts)
-    if n <= MOST_SEEN:
-        return telling()
+    telling = [
+        tried
+        for tried in (*history.tried, *history.reduced.tried)
+        if tried.measured is not None or tried.is_out_of_memory
+    ]
+    if len(telling) <= MOST_SEEN:
+        return telling
     # The same ones for a while, so that what was learned from them serves as long.
-    n -= n % _LEARNS_EVERY
-    some = spread_over(n, MOST_SEEN // 2).tolist()
-
-    def choose() -> list[Tried]:
-        every = telling()
-        return [every[at] for at in some]
-
-    return history.kept(_told, n, choose)
-
-
-def _told(tried: Tried) -> Tried | None:
-    return tried if tried.measured is not None or tried.is_out_of_memory else None
+    n_chosen_of = len(telling) - len(telling) % _LEARNS_EVERY
+    return [telling[at] for at in spread_over(n_chosen_of, MOST_SEEN // 2).tolist()]
 
 
 def _kind(candidate: Candidate) -> _Kind:
