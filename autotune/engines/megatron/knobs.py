@@ -550,7 +550,7 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
     """Candidates, legal or not, as columns, in their order."""
     if isinstance(candidates, CandidateRows):
         table = candidates.table
-        world, batch = np.int64(candidates.world), np.int64(candidates.global_batch)
+        world, batch = np.array(candidates.world), np.array(candidates.global_batch)
     else:
         table = table_of([candidate.values for candidate in candidates])
         world = np.array([candidate.world for candidate in candidates], np.int64)
