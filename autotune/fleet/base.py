@@ -37,8 +37,6 @@ class Handle(Protocol):
 
     spec: TrialSpec
     folder: Path
-    is_over: bool = False
-    """Whether all its processes have ended, and only what they left is still being read."""
 
     def poll(self) -> TrialResult | None:
         """The result once every process of the trial has ended, else None; never waits.

@@ -443,8 +443,7 @@ class GangTrial(Handle):
         self._phase = (0, Phase.SPAWN)
         """When a report last came, and the phase then."""
         self._ended_after_s = 0.0
-        """Seconds until its last rank had ended, once it `is_over`: to read its reports is no part
-        of its time."""
+        """Seconds until its last rank had ended, once it has."""
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
         self._error: AutotuneError | None = None
@@ -467,8 +466,7 @@ class GangTrial(Handle):
             self._end_if_it_is_time()
             if self.open:
                 return None
-            if not self.is_over:
-                self.is_over, self._ended_after_s = True, self._elapsed_s()
+            self._ended_after_s = self._ended_after_s or self._elapsed_s()
             self._fleet.release(self)
             if self._error is not None:
                 raise self._error

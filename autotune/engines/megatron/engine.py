@@ -76,7 +76,7 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
     written_stages,
 )
-from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
@@ -116,10 +116,7 @@ _READ_BACK = (
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
 """Dispatcher -> the package that it is, which Megatron imports."""
-_NEEDED_BY = {
-    "fused_experts": "Transformer Engine 2.14",
-    "cuda_graphs": "samples of one length",
-}
+_NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
 """Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
@@ -185,14 +182,15 @@ class MegatronEngine(Engine):
     """Megatron-LM for one job on one fleet."""
 
     name = "megatron"
+    planned_alone = PLANNED_ALONE
 
     def __init__(self, job: Job, environment: Environment) -> None:
         super().__init__(job, environment)
         self._task = task_of(job, environment)
         self._notes: Notes = {}
 
-    def layouts(self, *, changes_training: bool = False) -> Layouts | None:
-        """Every legal layout, with fp8 if it may change what is trained.
+    def layouts(self, *, for_plan: bool = False) -> Layouts | None:
+        """Every legal layout; for a plan with `planned_alone`.
 
         None where the job names a space, whose candidates are judged.
 
@@ -202,7 +200,7 @@ class MegatronEngine(Engine):
         """
         if self._job.space != DEFAULT_SPACE:
             return None
-        return lay_out(self._task, changes_training=changes_training)
+        return lay_out(self._task, for_plan=for_plan)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         return judge_by(RULES, rows_of(self._task, [candidate]))
@@ -456,7 +454,7 @@ class MegatronEngine(Engine):
             ),
             "overlap_sends": _MEGATRON["overlap_sends"] * (rows["vp"] > 1),
         }
-        if any(np.any(rows[name]) for name in MORE_KNOBS):
+        if any(np.any(rows[name]) for name in (*MORE_KNOBS, "ends_as_layers")):
             columns |= self._more_columns(rows)
         for name in ("tp", "pp", "vp", "cp", "ep", "dp", "micro_batch", "grad_accum"):
             columns[name] = rows[name]
@@ -470,7 +468,7 @@ class MegatronEngine(Engine):
         )
 
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
-        """The cost model's columns of knobs that the lattice leaves at their default."""
+        """The cost model's columns of knobs that most of the lattice leaves at their default."""
         first, last, most = edge_layers(self._task, rows)
         fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
         modules = rows["recompute_modules"]
@@ -702,15 +700,15 @@ def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
     """Format and recipe of fp8 that fit a device, as places in their knobs' values; 0: none do.
 
     Blackwell scales blocks of 32 in its tensor cores; on Hopper mixtures of experts are trained
-    with blocks of 128, as DeepSeek-V3 was (arXiv:2412.19437, section 3.3), and others with one
-    scale a tensor, as NVIDIA's recipes are.
+    with blocks of 128 in e4m3, as DeepSeek-V3 was (arXiv:2412.19437, section 3.3), and others with
+    one scale a tensor, as NVIDIA's recipes are.
     """
     if "fp8" not in found.peak_flops:
         return 0, 0
     if "fp4" in found.peak_flops:
         return FP8.index("e4m3"), FP8_RECIPES.index("mxfp8")
     if _HOPPER.search(found.name) and shape.n_experts > 1:
-        return FP8.index("hybrid"), FP8_RECIPES.index("blockwise")
+        return FP8.index("e4m3"), FP8_RECIPES.index("blockwise")
     return FP8.index("hybrid"), FP8_RECIPES.index("tensorwise")
 
 

@@ -85,14 +85,19 @@ class Layouts(LayoutRows, Sequence[Candidate]):
         return np.flatnonzero(np.logical_and.reduce(same))
 
 
-def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
+PLANNED_ALONE = ("fp8", "main_grads", "cuda_graphs")
+"""Knobs that the layouts of a plan have off their default, and those of a search have not: the
+first two change what is trained, and trials without a checkout's training loop capture no
+graph."""
+
+
+def lay_out(task: LayoutTask, *, for_plan: bool = False) -> Layouts:
     """Every legal layout that is worth a look.
 
     Args:
         task: What is laid out.
-        changes_training: Whether fp8 is among them, where the device has it, and for experts
-            gradients in 16 bits; and CUDA graphs, which trials without a checkout's training loop
-            do not capture.
+        for_plan: Whether those with `PLANNED_ALONE` are among them: fp8 and CUDA graphs where the
+            device has them, and for experts gradients in 16 bits.
 
     Raises:
         NothingFeasibleError: There is none; names the rule that refuses the last ones.
@@ -110,12 +115,14 @@ def lay_out(task: LayoutTask, *, changes_training: bool = False) -> Layouts:
         "micro_batch": _micro_batches(task.global_batch),
         "distributed_optimizer": (0, 1),
         "recompute": range(len(_recomputed(task))),
-        "fp8": (0, 1) if changes_training and task.fp8_here[0] else (0,),
-        "main_grads": (0, 1) if changes_training and task.n_experts > 1 and task.in_bf16 else (0,),
+        "fp8": (0, 1) if task.fp8_here[0] else (0,),
+        "main_grads": (0, 1) if task.n_experts > 1 and task.in_bf16 else (0,),
         "dispatcher": (0, task.flex_here) if task.flex_here else (0,),
         "overlap_experts": (0, 1) if task.flex_here else (0,),
-        "cuda_graphs": (0, task.graphs_here) if changes_training and task.graphs_here else (0,),
+        "cuda_graphs": (0, task.graphs_here) if task.graphs_here else (0,),
     }
+    if not for_plan:
+        axes |= dict.fromkeys(PLANNED_ALONE, (0,))
     rows: dict[str, Counts] = {}
     judged: set[str] = set()
     later = {*axes, *(following for those in _FOLLOWING.values() for following in those)}

@@ -476,6 +476,7 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
             "data_parallel_sharding_strategy", "no_shard"
         ),
         fp8_param_gather=arguments.get("fp8_param_gather", False),
+        fsdp_double_buffer=arguments.get("fsdp_double_buffer", False),
         nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
         bucket_size=bucket if is_overlapped else None,
