@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.contract import Start
-from autotune.record.answer import Speedup
+from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
 from autotune.search import race
-from autotune.search.front import Figure, peak_of
+from autotune.search.front import peak_of
 from autotune.search.history import History, Tried, counting, is_settled, results
 from autotune.search.objective import Objective
 from autotune.search.race import (
@@ -72,7 +72,7 @@ class ComparisonRun:
 class Verdict:
     """Result of a comparison; by candidate hash."""
 
-    figures: dict[str, Figure]
+    figures: dict[str, Standing]
     """Geometric mean of samples/s over the runs, with the interval of a re-run."""
     race: Race
     """The race after its last whole round."""
@@ -329,7 +329,7 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
 
 def race_so_far(
     comparison: FinalComparison, history: History, objective: Objective
-) -> tuple[Race, dict[str, Figure]]:
+) -> tuple[Race, dict[str, Standing]]:
     """The race after its last whole round, and the figures of all runs so far by hash."""
     at = _replay(comparison, history, objective)
     return at.race, _figures(comparison, history, objective)
@@ -489,25 +489,16 @@ def _is_out(own: _Runs, key: str, objective: Objective) -> bool:
 
 def _figures(
     comparison: FinalComparison, history: History, objective: Objective
-) -> dict[str, Figure]:
+) -> dict[str, Standing]:
     """Figures of the members that ran and did not fail."""
     own = _runs_of(history, comparison.first_round)
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Standing] = {}
     for key in (member.hash for member in comparison.members):
         counted = [counting(trials) for (whose, _), trials in sorted(own.items()) if whose == key]
         runs = [run for run in counted if run is not None and is_figure(run)]
         if not runs or _is_out(own, key, objective):
             continue
-        interval = history.spread.interval(runs)
-        peaks = (run.peak_memory_bytes for run in runs)
-        figures[key] = Figure(
-            samples_per_s=interval.rate,
-            low=interval.low,
-            high=interval.high,
-            peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-            n_runs=len(runs),
-            n_disturbed=sum(bool(run.disturbed) for run in runs),
-        )
+        figures[key] = history.of_hash(key).standing_by(runs)
     return figures
 
 
