@@ -128,7 +128,6 @@ class Place(ABC):
     """Memory of a node that ranks may take together, whatever devices it has; None: unknown."""
 
     def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
-        """Take the devices that were found, and keys of the job that come before its file's."""
         self.environment = environment
         self.flags = flags
 

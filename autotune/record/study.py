@@ -20,7 +20,7 @@ import psutil
 from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.base.secrecy import known_secrets, scrubbed, scrubbed_document
-from autotune.base.text import each_on_one_line
+from autotune.base.text import texts_on_one_line
 from autotune.contract import (
     CONFIG_DIR,
     COORDINATOR_ENDED,
@@ -475,7 +475,7 @@ def _check_candidate(spec: TrialSpec) -> None:
 
 def _safe(data: dict[str, Any], secrets: tuple[str, ...] | None = None) -> dict[str, Any]:
     """A result whose texts are safe to show: others wrote them."""
-    safe: dict[str, Any] = each_on_one_line(scrubbed(data, secrets))
+    safe: dict[str, Any] = texts_on_one_line(scrubbed(data, secrets))
     return safe
 
 
@@ -504,7 +504,7 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
         raise
     version = data.get("schema_version")
     # Taken for damage, such a result would be declared lost and its trial run again.
-    if isinstance(version, int) and version != known:
+    if type(version) is int and version != known:
         raise StudyError(
             f"{path}: schema {version}, this autotune reads schema {known}",
             "use the autotune that wrote this study, or begin another with --study NAME",
