@@ -144,7 +144,7 @@ class EngineContract(Contract[EnginePlugin]):
 
     def lattice(self, engine: Engine) -> Lattice:
         """The legal candidates of the contract's job."""
-        return lattice_of(self.make_job(), engine)
+        return lattice_of(self.make_job(), engine).counted()
 
     def test_its_knobs_are_a_closed_list(self) -> None:
         """Each stands under its own name, has a legal default, and follows those that it names."""
@@ -362,7 +362,7 @@ class WorkloadContract(Contract[WorkloadPlugin]):
 
     def lattice(self) -> Lattice:
         """The legal candidates of that job."""
-        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT))
+        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT)).counted()
 
     def test_it_says_what_is_trained_and_by_which_script(self) -> None:
         """As JSON, the same each time: a soak and the record hold it by that."""
@@ -685,7 +685,7 @@ def _handouts(
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = [each for each in lattice_of(job, engine).candidates if takes(each)]
+    candidates = [each for each in lattice_of(job, engine).counted().candidates if takes(each)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
@@ -729,7 +729,7 @@ class _UnrunSearch:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        self.lattice = lattice_of(self._job, self._engine)
+        self.lattice = lattice_of(self._job, self._engine).counted()
         self.closed: set[str] = set()
         self._history = History()
         self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])

@@ -160,8 +160,6 @@ def problem_of(model: str, gpu: str, world: int, seq_len: int, global_batch: int
         candidates=candidates,
         context=engine.context,
         grid_size=len(candidates),
-        refused={},
-        examples={},
     )
     peaks = predict(engine.plans(candidates), constants_of(environment)).peak_memory_bytes
     return Problem(

@@ -195,7 +195,7 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))
     ]
-    for index, (values, meter) in enumerate(zip(found, read.meters, strict=True)):
+    for index, values in enumerate(found):
         values["assumed"] = f"interval={shown.evidence_at(index)}"
         peak_gb, spread = float(values["pred_peak_memory_gb"]), shown.peak_memory
         low_gb = peak_gb * math.exp(-spread.low[index])

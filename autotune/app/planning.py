@@ -129,8 +129,15 @@ def export_ranked(
             f"--rank {rank}: the plan has {format_count(len(kept.choices), 'distinct choice')}",
             "1 is the best one",
         )
+    place = int(kept.choices.firsts[rank - 1])
+    if not kept.lattice.is_legal(place):
+        why = "; ".join(each.message for each in outlook.engine.judge(kept.candidates[place]))
+        raise JobError(
+            f"--rank {rank}: the rules refuse it: {why}",
+            f"give --top {rank} as well: the rules judge the first rows, and then rank the others",
+        )
     handout = handout_of(
-        kept.candidates[int(kept.choices.firsts[rank - 1])],
+        kept.candidates[place],
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,

@@ -280,11 +280,11 @@ def _show_ending(ending: "SearchEnding", *, as_json: bool) -> None:
 
 
 def _print_answer(ending: "SearchEnding") -> None:
-    from autotune.report.results.study import read_report
+    from autotune.report.story import read_story
     from autotune.report.terminal.study import print_report
     from autotune.report.terminal.worth import print_ladder
 
-    print_report(DATA, read_report(ending.answer.study))
+    print_report(DATA, read_story(ending.answer.study))
     if ending.ladder is not None:
         DATA.print()
         print_ladder(DATA, ending.ladder)

@@ -168,6 +168,10 @@ def plan(
             "topology=dragonfly; repeat it.",
         ),
     ] = None,
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Judge every candidate, to say how many are legal."),
+    ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
@@ -196,6 +200,7 @@ def plan(
         top=top,
         min_fit=min_fit,
         what_if=what_if or (),
+        count=count,
         note=say,
         ask=asker(),
     )

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.cost.normal import below
-from autotune.cost.plans import Column, Recompute
+from autotune.cost.plans import Column, PlanColumns, Recompute
 from autotune.cost.predict import Prediction, predict
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -197,7 +197,7 @@ class ForecastBasis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogSpread:
+class LogSpread(PlanColumns):
     """Distances of a figure's logarithm to the ends of its interval."""
 
     low: Values
@@ -215,7 +215,7 @@ class LogSpread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margin:
+class Margin(PlanColumns):
     """How far measured figures may lie from predicted ones."""
 
     step_time: LogSpread

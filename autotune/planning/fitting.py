@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Prediction
 from autotune.engines.base import Engine, find_engine
 from autotune.job.job import DEFAULT_SPACE, Job
-from autotune.planning.choices import CHANCES, first_of
+from autotune.planning.choices import CHANCES, ordered
 from autotune.planning.lattice import Lattice, build_lattice, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import PLAN_SPACE, Outlook
@@ -38,9 +39,11 @@ def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple
 
     It does with a probability of `min_fit` or more; where nothing does, with a half or more.
     """
+    smallest = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
+    assert smallest is not None, "a lattice has a legal candidate"
     search = _Search(
         outlook=outlook,
-        smallest=outlook.lattice.candidates[int(np.argmin(found.peak_memory_bytes))],
+        smallest=outlook.lattice.candidates[smallest],
         min_fit=min_fit,
     )
     ways = (
@@ -90,7 +93,7 @@ class _Search:
                 value = self.smallest.get(name)
                 values = (value,) if value is not None and value in values else values[:1]
             domains[name] = dataclasses.replace(domain, values=values)
-        return build_lattice(dataclasses.replace(space, domains=domains), engine)
+        return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
 
 
 def _larger_worlds(job: Job) -> dict[str, Mapping[str, Any]]:
@@ -120,7 +123,8 @@ def _other_spaces(outlook: Outlook) -> dict[str, Mapping[str, Any]]:
 
 def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> OtherJob | None:
     """The least memory with which something fits, and the smallest accelerator that has it."""
-    rows = np.argsort(found.peak_memory_bytes, kind="stable")[:_SMALLEST]
+    smallest = np.argsort(found.peak_memory_bytes, kind="stable").tolist()
+    rows = np.array(list(islice(filter(outlook.lattice.is_legal, smallest), _SMALLEST)))
     plans = found.plans.take(rows)
 
     def predicted(factor: float) -> Prediction:
@@ -140,7 +144,7 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     at = predicted(high)
-    best = first_of(at, min_fit=min_fit)
+    best = int(ordered(at, min_fit=min_fit)[0])
     device_bytes = high * outlook.environment.device_memory_bytes
     return OtherJob(
         flags=_memory_in_words(outlook, high * there, device_bytes),

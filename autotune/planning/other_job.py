@@ -8,7 +8,7 @@ from typing import Any
 from autotune.base.errors import AutotuneError
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.planning.choices import first_of
+from autotune.planning.choices import ordered
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import Outlook
 from autotune.space.candidate import Candidate
@@ -74,7 +74,9 @@ def rank_other_job(
         found = there.predict(there.lattice.candidates)
     except AutotuneError:
         return None
-    first = first_of(found, min_fit=min_fit)
+    first = there.lattice.first_legal(ordered(found, min_fit=min_fit))
+    if first is None:
+        return None
     return OtherJob(
         flags=flags,
         outlook=there,

@@ -26,16 +26,18 @@ from autotune.planning.choices import (
     best_of_kinds,
     best_probable,
     choices_of,
-    first_of,
+    ordered,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import lattice_of
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import DefaultSearch, Outlook, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import changing_knobs
 
+TOP = 10
+"""Rows of a plan that are judged where nobody wants more."""
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
 _LEAST_GAIN_ELSEWHERE = 1.3
@@ -65,7 +67,8 @@ class Ranking:
     environment: Environment
     home: str
     """The set that holds the candidates, in words."""
-    candidates: Sequence[Candidate]
+    lattice: Lattice
+    """The candidates, of which the rules have judged those that a plan names."""
     describe: Callable[[Candidate], str]
     """A candidate in words."""
     prediction: Prediction
@@ -107,6 +110,11 @@ class Ranking:
     """What trains a mixture of experts much faster than ranks that gather all of them."""
 
     @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The candidates that no rule has refused."""
+        return self.lattice.candidates
+
+    @property
     def order(self) -> NDArray[np.intp]:
         """Indices of candidates, best first."""
         return self.choices.order
@@ -127,7 +135,7 @@ class Ranking:
 
     @property
     def n_likely(self) -> int:
-        """Candidates that fit at least as surely as `min_fit`."""
+        """Candidates that fit at least as surely as `min_fit`, judged or not."""
         return int((self.prediction.fit_probability >= self.min_fit).sum())
 
 
@@ -151,8 +159,9 @@ def rank_lattice(
     min_fit: float = MIN_FIT,
     price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
+    top: int = TOP,
 ) -> Ranking:
-    """Rank the lattice.
+    """Rank the lattice; the rules judge its first `top` rows, and what else a plan names.
 
     Candidates that fit less surely than `min_fit` come last. A what-if is a `key=value`: what the
     fleet would be otherwise.
@@ -160,19 +169,18 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
+    outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
     candidates = outlook.lattice.candidates
-    found, reach = outlook.predict_plans(outlook.plans(candidates))
-    choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
         home=outlook.home,
-        candidates=candidates,
         describe=outlook.engine.describe,
         prediction=found,
         choices=choices,
+        lattice=outlook.lattice,
         on_front=_front(found, min_fit),
         min_fit=min_fit,
         price_per_hour=price_per_hour,
@@ -195,6 +203,47 @@ def rank_lattice(
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=min_fit) for wish in what_if),
     )
+
+
+def legal_rows(
+    outlook: Outlook, *, min_fit: float, top: int = TOP
+) -> tuple[Outlook, Prediction, Margin, Choices]:
+    """The rows of a plan, of which all that it names is legal.
+
+    What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
+    what they refuse is left out, and the others are ranked again.
+
+    Returns:
+        The outlook without what was refused, and what is predicted of its lattice.
+
+    Raises:
+        NothingFeasibleError: They refuse everything.
+    """
+    found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
+    while True:
+        choices = choices_of(found, min_fit=min_fit, splits=outlook.is_space_named)
+        lattice = outlook.lattice
+        if lattice.is_counted:
+            return outlook, found, reach, choices
+        wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
+        if all([lattice.is_legal(place) for place in wanted]):
+            return outlook, found, reach, choices
+        lattice, left = lattice.without_refused()
+        outlook = dataclasses.replace(outlook, lattice=lattice)
+        found, reach = found.take(left), reach.take(left)
+
+
+def _named(
+    outlook: Outlook, found: Prediction, choices: Choices, *, min_fit: float, top: int
+) -> set[int]:
+    """Candidates that a plan names or counts: those of its rows, and those on the front."""
+    firsts = choices.firsts[:top].tolist()
+    firsts += best_probable(found, choices, min_fit=min_fit)
+    firsts += best_of_kinds(found, choices).values()
+    if (unchanged := _unchanged(outlook, choices)) is not None:
+        firsts.append(unchanged)
+    rows = choices.row_of[np.array(firsts)]
+    return {*np.flatnonzero(np.isin(choices.row_of, rows)).tolist(), *_front(found, min_fit)}
 
 
 def _unchanged(outlook: Outlook, choices: Choices) -> int | None:
@@ -267,7 +316,7 @@ def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
-    """The lattice on another fleet; the rules are not asked again."""
+    """The lattice on another fleet; rules that ask of the fleet are not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
@@ -277,7 +326,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         )
     other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    first = first_of(found, min_fit=min_fit)
+    first = outlook.lattice.first_legal(ordered(found, min_fit=min_fit))
+    assert first is not None, "the best as it is would do"
     return Variant(
         change=f"{key}={value}",
         best=first,

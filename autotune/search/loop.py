@@ -137,7 +137,8 @@ class _StagedSearch:
         said = "no time left for the final comparison: figures are those of single trials"
         if math.isinf(left_s):  # without a budget there is nobody to compare
             return said
-        least_s = confirm.least_s(self.flight.history, self._context.job.guard_steps)
+        one_s = confirm.run_seconds(self.flight.history, COLD, self._context.job.guard_steps)
+        least_s = one_s.of(confirm.SHORTEST)
         return (
             f"{said}. Its shortest form takes up to {format_seconds(least_s)}, and "
             f"{format_seconds(max(0.0, left_s))} are left: the same command with a larger "
@@ -243,11 +244,7 @@ class _StagedSearch:
             return 0.0
         if self._comparison is None:
             warm = self._context.may_start_warm(self._baseline.candidate)
-            return confirm.kept_s(history, WARM if warm else COLD, steps)
-        rules = self._comparison.planned.rules
-        return sum(
-            confirm.run_s(history, steps)
-            if run.cold
-            else confirm.race_run_s(history, rules, steps)
-            for run in self._comparison.missing
-        )
+            rules = WARM if warm else COLD
+            return confirm.run_seconds(history, rules, steps).of(rules.usual_runs)
+        one_s = confirm.run_seconds(history, self._comparison.planned.rules, steps)
+        return sum(one_s.one(cold=run.cold) for run in self._comparison.missing)

@@ -16,7 +16,6 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
-from autotune.search.calibrated import PEAK_ATTRIBUTE
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 
@@ -137,8 +136,6 @@ def told_trials(
         else:
             facts["values"] = objective.values(tried, worst_peak_bytes)
             facts["constraints"] = objective.constraints(tried, max(rates, default=0.0))
-        if measured is not None and measured.peak_memory_bytes is not None:
-            facts["user_attrs"] = {PEAK_ATTRIBUTE: measured.peak_memory_bytes}
         told.append(create_trial(**facts))
     return told
 

@@ -282,7 +282,8 @@ class ProposalStage(SearchStage):
             used_s = self._flight.used_s()
             rules = WARM if context.may_start_warm(self._baseline.candidate) else COLD
             if not context.no_comparison:
-                kept_s = confirm.kept_s(history, rules, context.job.guard_steps)
+                one_s = confirm.run_seconds(history, rules, context.job.guard_steps)
+                kept_s = one_s.of(rules.usual_runs)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for owed in (tried.candidate for tried in history.owed):
                 # Rules may have changed since: an upgraded engine, another override.

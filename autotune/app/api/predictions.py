@@ -155,6 +155,7 @@ def plan(
     top: int = 10,
     min_fit: float = MIN_FIT,
     what_if: str | Sequence[str] = (),
+    count: bool = False,
     **flags: Unpack[PlanFlags],
 ) -> Planned:
     """Rank the candidates for a fleet by the cost model, as `autotune plan` does.
@@ -163,6 +164,7 @@ def plan(
         top: Candidates to show.
         min_fit: Probability to fit, below which a candidate comes last.
         what_if: Changes of the fleet to compare with, `KEY=VALUE` each.
+        count: Judge every candidate, to say how many are legal.
         flags: Keys of the job, its file (`job`), the fleet, and who is told (`note`). A job from
             outside this folder is refused but with `trust_job`, or where `ask` is answered by yes.
 
@@ -174,11 +176,14 @@ def plan(
     if top < 1:
         raise JobError(f"--top {top}: not above zero", "the number of candidates to show")
     outlook = _outlook(flags)
+    if count:
+        outlook = dataclasses.replace(outlook, lattice=outlook.lattice.counted())
     found = rank_lattice(
         outlook,
         min_fit=min_fit,
         price_per_hour=outlook.job.price_per_hour,
         what_if=each_of(what_if),
+        top=top,
     )
     ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(

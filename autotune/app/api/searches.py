@@ -18,7 +18,7 @@ from autotune.fleet.options import options_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.record.worth import Ladder
-from autotune.report.results.study import StudyReport, read_report
+from autotune.report.story import Story, read_story
 from autotune.report.terminal.study import print_report
 from autotune.report.terminal.worth import print_ladder
 from autotune.search.base import Observer, Snapshot
@@ -27,7 +27,7 @@ Progress = Literal["tqdm"] | Callable[[Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Searched(Shown[StudyReport]):
+class Searched(Shown[Story]):
     """What a search found."""
 
     ladder: Ladder | None = None
@@ -150,7 +150,7 @@ def search(
     (ending,) = run_searches(call, Caller(say=say, watch=lambda _: _CallObserver(progress, say)))
     if ending.error is not None:
         raise ending.error
-    report, climbed = read_report(ending.answer.study), ending.ladder
+    report, climbed = read_story(ending.answer.study), ending.ladder
 
     def show(console: Console) -> None:
         print_report(console, report)

@@ -7,7 +7,7 @@ configurations differ by, the candidate's and that of the command as it is.
 import copy
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -34,7 +34,6 @@ from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Verdicts, judge_each
 from autotune.space.knobs import canonical, choices_of
 from autotune.space.rule import Violation
 from autotune.space.script import (
@@ -175,9 +174,10 @@ class ScriptEngine(DeepSpeedEngine):
         found = judge(self.setup(candidate))
         return [violation for violation in found if violation.rule not in self._broken]
 
-    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
-        """See `Engine.judge_all`; one by one, since a user's own file may hold anything."""
-        return judge_each(candidates, self.judge)
+    @property
+    def decided_by(self) -> Mapping[tuple[str, ...], Collection[str]]:
+        """See `Engine.decided_by`: a user's own file may hold anything."""
+        return {}
 
     def setup(self, candidate: Candidate) -> Setup:
         """What would run: what arrived, with the candidate's edits."""

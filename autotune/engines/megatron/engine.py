@@ -92,7 +92,6 @@ from autotune.job.job import DEFAULT_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
-from autotune.space.judged import Verdicts
 from autotune.space.knobs import canonical, describe_candidate, steps_of
 from autotune.space.rule import Violation, judge_by
 from autotune.space.workload import workload_of
@@ -205,16 +204,6 @@ class MegatronEngine(Engine):
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         return judge_by(RULES, rows_of(self._task, [candidate]))
-
-    def judge_all(self, candidates: Sequence[Candidate]) -> Verdicts:
-        """See `Engine.judge_all`: every rule judges whole columns."""
-        rows, broken = rows_of(self._task, candidates), {}
-        for rule in RULES:
-            assert rule.holds is not None
-            is_broken = ~np.broadcast_to(rule.holds(rows), len(candidates))
-            if is_broken.any():
-                broken[rule.name] = is_broken.astype(np.int16)
-        return Verdicts(n=len(candidates), broken=broken)
 
     def describe(self, candidate: Candidate) -> str:
         """Knobs that are not at their default: `tp=8 pp=4 micro_batch=2 recompute=full dp=512`."""

@@ -550,7 +550,8 @@ def columns_of(task: LayoutTask, candidates: Sequence[Candidate]) -> dict[str, C
     """Candidates, legal or not, as columns, in their order."""
     if isinstance(candidates, CandidateRows):
         table = candidates.table
-        world, batch = np.int64(candidates.world), np.int64(candidates.global_batch)
+        world = np.full(len(candidates), candidates.world, np.int64)
+        batch = np.full(len(candidates), candidates.global_batch, np.int64)
     else:
         table = table_of([candidate.values for candidate in candidates])
         world = np.array([candidate.world for candidate in candidates], np.int64)

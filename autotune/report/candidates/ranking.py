@@ -67,6 +67,8 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
         "n_candidates": len(ranking.candidates),
+        "n_grid": ranking.lattice.grid_size,
+        "n_judged": ranking.lattice.n_judged,
         "n_choices": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
         "no_files": ranking.no_files,
@@ -91,14 +93,25 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _legal(ranking: Ranking) -> str:
+    """How many candidates there are, and how many of them are known to be legal."""
+    lattice, n = ranking.lattice, len(ranking.candidates)
+    if lattice.is_counted:
+        return f"{n} legal candidates of {ranking.home}"
+    return (
+        f"of {lattice.grid_size} candidates of {ranking.home} the rules refuse "
+        f"{lattice.grid_size - n} and allow the first {lattice.n_judged}; of those left"
+    )
+
+
 def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
     job, environment = ranking.job, ranking.environment
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(ranking.candidates)} legal candidates of {ranking.home}, {ranking.n_likely} fit "
-        f"with a probability of {ranking.min_fit:.0%} or more; "
+        f"{_legal(ranking)}, {ranking.n_likely} fit with a probability of "
+        f"{ranking.min_fit:.0%} or more; "
         f"{format_count(len(ranking.choices), 'distinct choice')}",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
