@@ -284,8 +284,7 @@ class DialectContract(Contract[Dialect]):
 
     def test_its_script_is_one_of_its_files(self) -> None:
         """The script that a launcher starts is one of the files."""
-        script = self.make().script
-        assert script is None or script in self.exported(self.handouts()[0])
+        assert self.make().script in self.exported(self.handouts()[0])
 
     def test_it_writes_the_same_files_each_time(self) -> None:
         """An export follows from the handout alone, so that two of them can be compared."""
@@ -450,9 +449,7 @@ class NodeLauncherContract(Contract[NodeLauncher]):
     def ranks(self, handout: Handout) -> Launch:
         """What starts the ranks of a node."""
         dialect = load_plugin("dialect", find_engine(handout.engine).dialect)
-        found = launch_of(dialect, handout, _templates(handout))
-        assert found is not None
-        return found
+        return launch_of(dialect, handout, _templates(handout))
 
     def files(self, handout: Handout) -> dict[str, str]:
         """Its files."""
@@ -780,5 +777,5 @@ class _UnrunSearch:
                 peak_memory_bytes=2**30 * (1 + number % 5),
             )
         recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
-        self._history.put(recorded)
+        self._history = self._history.with_trial(recorded)
         self.closed.add(candidate.hash)

@@ -115,7 +115,7 @@ class Problem:
             samples_per_s=1.0 if ran else None,
             peak_memory_bytes=need_bytes if ran else None,
         )
-        self.history.put(Trial(folder=Path(), spec=spec, result=result))
+        self.history = self.history.with_trial(Trial(folder=Path(), spec=spec, result=result))
         self.n_trials += 1
 
     def climb(self, *, blindly: bool) -> Candidate | None:

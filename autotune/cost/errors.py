@@ -112,12 +112,9 @@ class Widths(BaseModel):
         return f"{found}, {self.kinds[found].sources} sources{less}"
 
     def scale(self, parts: Mapping[str, Values]) -> Values:
-        """How many times as wide as of its kind each row is: what widens it most decides.
-
-        No source has shown what two of them do together.
-        """
+        """How many times as wide as of its kind each row is: what widens it adds up."""
         wider = [size * parts[name] for name, size in self.wider.items()]
-        found: Values = 1.0 + np.max(wider, axis=0, initial=0)
+        found: Values = 1.0 + np.sum(wider, axis=0, initial=0)
         return found
 
 

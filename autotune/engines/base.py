@@ -102,6 +102,8 @@ class Engine(ABC):
     """A training engine for one job in one environment; most answers have a default of nothing."""
 
     name: str
+    planned_alone: tuple[str, ...] = ()
+    """Knobs that the layouts of a plan have off their default and those of a search have not."""
 
     def __init__(self, job: Job, environment: Environment) -> None:
         """An engine; a subclass checks here whether it trains the job."""
@@ -131,10 +133,10 @@ class Engine(ABC):
         """
         return load_space(self._job.space, self.context.knobs, self.name)
 
-    def layouts(self, *, changes_training: bool = False) -> Sequence[Candidate] | None:
+    def layouts(self, *, for_plan: bool = False) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
 
-        Those that change what is trained, such as fp8, are there if they may.
+        Those of a plan may have knobs of `planned_alone` off their default; others have not.
 
         None: the candidates of the job's space are judged.
 

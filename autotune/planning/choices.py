@@ -32,10 +32,11 @@ _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
 _OF_A_CHOICE = (
     *("tp", "pp", "cp", "ulysses", "ep", "zero_stage", "micro_batch"),
     *("recompute", "recompute_every", "optimizer_tier", "param_tier"),
-    *("fused_kernels", "matmul_flops"),
+    *("fused_kernels", "matmul_flops", "grad_bytes"),
 )
 """Columns whose values make another choice, however close the step times are: the layout, what is
-sharded, recomputed and offloaded, whether the model is compiled, and the precision of products."""
+sharded, recomputed and offloaded, whether the model is compiled, and the precision of products and
+of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

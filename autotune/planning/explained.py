@@ -48,6 +48,8 @@ class JudgedCandidate:
     """Empty: legal."""
     needs: tuple[str, ...]
     """Packages that nodes must have for it, as of `Outlook.needs`."""
+    asks: tuple[str, ...]
+    """What it asks of the user beside its settings, as of `Outlook.asks`."""
     no_files: str
     """Why no file can be made for the job, as of `Engine.no_files`."""
 
@@ -221,6 +223,7 @@ def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> di
         "notes": notes,
         "violations": tuple(outlook.engine.judge(candidate)),
         "needs": outlook.needs(candidate),
+        "asks": outlook.asks(candidate),
         "no_files": outlook.engine.no_files(),
     }
 

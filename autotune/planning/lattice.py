@@ -251,18 +251,17 @@ class Lattice:
         return {}
 
 
-def lattice_of(job: Job, engine: Engine, *, changes_training: bool = False) -> Lattice:
+def lattice_of(job: Job, engine: Engine, *, for_plan: bool = False) -> Lattice:
     """The candidates of a job: of its space, or those that its engine lays out.
 
-    An engine lays out what changes the training, such as fp8, if `changes_training`: a space names
-    it or not.
+    What a search leaves to spaces, such as fp8, is laid out `for_plan` alone.
 
     Raises:
         JobError: The space is not valid, or too large.
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    laid_out = engine.layouts(changes_training=changes_training)
+    laid_out = engine.layouts(for_plan=for_plan)
     if laid_out is None:
         return build_lattice(engine.space, engine)
     return Lattice(

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.base.errors import AutotuneError, JobError
+from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import is_count
@@ -28,9 +28,10 @@ from autotune.planning.choices import (
     choices_of,
     ordered,
 )
-from autotune.planning.fitting import WayToFit, ways_to_fit
+from autotune.planning.fitting import ways_to_fit
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.learned import Learned
+from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import DefaultSearch, Outlook, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import changing_knobs
@@ -56,28 +57,6 @@ class Variant:
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherBatch:
-    """The nearest global batch that all ranks can share as data, where the job's is none."""
-
-    global_batch: int
-    described: str
-    """The best candidate there."""
-    speedup: float
-    """Samples/s of that candidate over those of the best one of the job's own batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FasterElsewhere:
-    """The best of the same job in another space, or under another engine."""
-
-    flags: str
-    """What asks for it, such as `--space moe`."""
-    described: str
-    speedup: float
-    """Samples/s over those of the best of the job as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +93,7 @@ class Ranking:
     """ZeRO stage or kind of layout -> its best candidate."""
     unchanged: int | None = None
     """The best that trains the same numbers, where the first does not."""
-    ways_to_fit: tuple[WayToFit, ...] = ()
+    ways_to_fit: tuple[OtherJob, ...] = ()
     """The smallest changes with which something fits, where nothing does."""
     default_search: DefaultSearch | None = None
     """What a search that is told no space would try of them; None: all."""
@@ -122,11 +101,12 @@ class Ranking:
     """Why no file can be made for the job, as of `Engine.no_files`."""
     learned: Learned | None = None
     """Trials that corrected the predictions; None: there were none on such devices."""
-    other_batch: OtherBatch | None = None
-    """None: it would gain nothing."""
+    other_batch: OtherJob | None = None
+    """The job with the nearest global batch that all ranks can share as data; None: it would gain
+    nothing."""
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
-    spread_experts: tuple[FasterElsewhere, ...] = ()
+    spread_experts: tuple[OtherJob, ...] = ()
     """What trains a mixture of experts much faster than ranks that gather all of them."""
 
     @property
@@ -211,7 +191,9 @@ def rank_lattice(
         best_of=best_of_kinds(found, choices),
         unchanged=_unchanged(outlook, choices),
         ways_to_fit=(
-            () if (found.fit_probability >= min_fit).any() else ways_to_fit(outlook, found)
+            ()
+            if (found.fit_probability >= min_fit).any()
+            else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
         default_search=outlook.default_search,
         no_files=outlook.engine.no_files(),
@@ -277,55 +259,44 @@ _MOST_READ = 5_000
 """Rows that are looked at for one that trains the same."""
 
 
-def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherBatch | None:
+def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob | None:
     """What another batch gains where no candidate has all ranks in data parallel groups.
 
     Layouts that the engine lays out itself split the model where the batch is below the world.
     """
-    job = outlook.job
-    is_split = outlook.lattice.is_laid_out and job.global_batch < job.world
-    if job.global_batch % job.world == 0 or is_split:
+    job, is_laid_out = outlook.job, outlook.lattice.is_laid_out
+    if job.global_batch % job.world == 0 or (is_laid_out and job.global_batch < job.world):
         return None
     nearest = max(1, round(job.global_batch / job.world)) * job.world
-    other = dataclasses.replace(outlook, job=dataclasses.replace(job, global_batch=nearest))
-    try:
-        is_laid_out = outlook.lattice.is_laid_out
-        lattice = lattice_of(other.job, other.engine, changes_training=is_laid_out)
-    except AutotuneError:  # the rules refuse it
+    other = rank_other_job(
+        outlook,
+        f"--global-batch {nearest}",
+        {"global_batch": nearest},
+        partial(lattice_of, for_plan=is_laid_out),
+        min_fit=min_fit,
+    )
+    if other is None or other.fit_probability < min_fit:
         return None
-    other = dataclasses.replace(other, lattice=lattice)
-    found = other.predict(lattice.candidates)
-    first = lattice.first_legal(ordered(found, min_fit=min_fit))
-    assert first is not None, "a lattice has a legal candidate"
-    speedup = nearest / float(found.step_time_s[first]) * best_s / job.global_batch
-    if speedup < _LEAST_GAIN or found.fit_probability[first] < min_fit:
-        return None
-    described = other.engine.describe(lattice.candidates[first])
-    return OtherBatch(global_batch=nearest, described=described, speedup=speedup)
+    return other if other.speedup(job, best_s) >= _LEAST_GAIN else None
 
 
 def _spread_experts(
     outlook: Outlook, best: Candidate, best_s: float, *, min_fit: float
-) -> tuple[FasterElsewhere, ...]:
+) -> tuple[OtherJob, ...]:
     """What gains much over a mixture of experts of which each rank gathers all."""
-    found = []
-    for flags, changes in outlook.engine.spread_experts(best).items():
-        there = dataclasses.replace(outlook, job=dataclasses.replace(outlook.job, **changes))
-        try:
-            there = dataclasses.replace(there, lattice=lattice_of(there.job, there.engine))
-            predicted = there.predict(there.lattice.candidates)
-            first = there.lattice.first_legal(ordered(predicted, min_fit=min_fit))
-            assert first is not None, "a lattice has a legal candidate"
-            there.engine.files(there.lattice.candidates[first])
-        except AutotuneError:  # no such candidates, or the engine cannot build the model
-            continue
-        if there.engine.spread_experts(there.lattice.candidates[first]):
-            continue  # its ranks gather all experts too
-        speedup = best_s / float(predicted.step_time_s[first])
-        if speedup >= _LEAST_GAIN_ELSEWHERE and predicted.fit_probability[first] >= min_fit:
-            described = there.engine.describe(there.lattice.candidates[first])
-            found.append(FasterElsewhere(flags=flags, described=described, speedup=speedup))
-    return tuple(found)
+    others = (
+        rank_other_job(outlook, flags, changes, lattice_of, min_fit=min_fit)
+        for flags, changes in outlook.engine.spread_experts(best).items()
+    )
+    return tuple(
+        other
+        for other in others
+        if other is not None
+        and other.fit_probability >= min_fit
+        and other.speedup(outlook.job, best_s) >= _LEAST_GAIN_ELSEWHERE
+        and other.has_files
+        and not other.outlook.engine.spread_experts(other.candidate)
+    )
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":

@@ -50,7 +50,7 @@ from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
-from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
+from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 MICRO_BATCH_ARGUMENT = "per_device_train_batch_size"
 ACCUMULATION_ARGUMENT = "gradient_accumulation_steps"
@@ -391,7 +391,7 @@ class ScriptEngine(DeepSpeedEngine):
             if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
         beyond = share_beyond_median(self._script.measured.step_times_s)
-        if beyond >= TOLD_BEYOND_MEDIAN:
+        if beyond >= SHOWN_BEYOND_MEDIAN:
             found.append(
                 f"{beyond:.0%} of its time is what steps take beyond the median one, as those "
                 "with an evaluation do: samples/s go by the median, and over the whole run a gain "
