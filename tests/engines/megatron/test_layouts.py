@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask
 from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import balanced_layers
+from autotune.job.job import make_job
+from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
@@ -217,6 +220,32 @@ def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rul
     assert rule in error.value.message
     assert "the nearest is [" in error.value.hint
     assert "tp=" in error.value.hint
+
+
+def test_a_layout_is_judged_alike_in_columns_and_alone():
+    job = make_job(
+        {
+            "model": "llama-2-7b",
+            "world": 8,
+            "seq_len": 64,
+            "global_batch": 96,
+            "precision": "bf16",
+        },
+        where="test",
+    )
+    engine = MegatronEngine(job, described(FleetWishes(gpu="H100"), shipped_accelerators()))
+    layouts, draw = lay_out(engine._task), random.Random(0)
+    for _ in range(400):
+        one, other = (layouts[draw.randrange(len(layouts))] for _ in range(2))
+        name = draw.choice(sorted(one.values))
+        changed = dataclasses.replace(
+            one, knobs=tuple(sorted({**one.values, name: other[name]}.items()))
+        )
+        rows = knobs.rows_of(engine._task, [changed])
+        alone = {violation.rule for violation in engine.judge(changed)}
+        assert alone == {rule.name for rule in RULES if not rule.holds(rows).all()}
+        assert not (alone and changed in layouts), changed
+        assert not engine.judge(other)
 
 
 def test_more_layouts_than_memory_holds_are_refused():
