@@ -56,7 +56,7 @@ def open_outlook(
     )
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
-    lattice = lattice_of(job, bind_engine(job, environment), changes_training=True)
+    lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
     check_space_is_read(lattice, keys)
     return Outlook(
         job=job, environment=environment, wishes=wishes, lattice=lattice, lessons=lessons
@@ -135,8 +135,15 @@ def export_ranked(
             f"--rank {rank}: the plan has {format_count(len(kept.choices), 'distinct choice')}",
             "1 is the best one",
         )
+    place = int(kept.choices.firsts[rank - 1])
+    if not kept.lattice.is_legal(place):
+        why = "; ".join(each.message for each in outlook.engine.judge(kept.candidates[place]))
+        raise JobError(
+            f"--rank {rank}: the rules refuse it: {why}",
+            f"give --top {rank} as well: the rules judge the first rows, and then rank the others",
+        )
     handout = handout_of(
-        kept.candidates[int(kept.choices.firsts[rank - 1])],
+        kept.candidates[place],
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,

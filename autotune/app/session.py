@@ -97,7 +97,7 @@ def open_session(
         versions: Releases that its trials run with, by the fields of `Environment`, where they
             are none of this Python's.
         study_ending: What the study's name ends in, unless there is only one without it: that
-            was begun by an earlier release, or by a search of that engine alone, and goes on.
+            was begun by a search of that engine alone, and goes on.
 
     Raises:
         JobError: The job, the space, the fleet or a file that it names is not valid.

@@ -186,6 +186,10 @@ def plan(
         Path | None,
         typer.Option(help="Your own configuration or launch script, to compare the best with."),
     ] = None,
+    count: Annotated[
+        bool,
+        typer.Option("--count", help="Judge every candidate, to say how many are legal."),
+    ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
@@ -220,6 +224,7 @@ def plan(
         price=price,
         what_if=what_if or (),
         baseline=baseline,
+        count=count,
         note=say,
         ask=_ask(),
     )

@@ -56,7 +56,7 @@ def make_axes(space: Mapping[str, Sequence[KnobValue]], history: History) -> dic
     """One axis per knob of the space, wide enough for what the record holds as well."""
     axes = {}
     for name, listed in space.items():
-        values = tuple(dict.fromkeys([*listed, *history.values(name)]))
+        values = tuple(dict.fromkeys([*listed, *history.values.get(name, ())]))
         is_log2 = all(type(v) is int and v > 0 and v.bit_count() == 1 for v in values)
         axes[name] = Axis(values=values, is_log2=is_log2)
     return axes

@@ -66,6 +66,9 @@ class Plan:
     """Name or path of the space; empty where the engine lays the job out itself."""
     grid_size: int
     lattice_size: int
+    """Candidates that no rule has refused."""
+    is_counted: bool
+    """Whether the rules judged all of these; else they judge each when it is wanted."""
     refused: dict[str, int]
     """Rule -> candidates that it refuses."""
     reasons: dict[str, str]
@@ -241,7 +244,8 @@ def make_plan(
         space="" if lattice.is_laid_out else job.space,
         grid_size=lattice.grid_size,
         lattice_size=len(lattice.candidates),
-        refused=dict(lattice.refused),
+        is_counted=lattice.is_counted,
+        refused=dict(lattice.refused.most_common()),
         reasons={
             rule: f"{violation.message}; {violation.fix}"
             for rule, (_, violation) in lattice.examples.items()

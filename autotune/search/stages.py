@@ -334,7 +334,8 @@ class ProposalStage(SearchStage):
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
         known = too_large(self._history).keys() | self._not_startable
-        return {*self._history.not_owed, *known}
+        settled = (t.candidate.hash for t in self._history.tried if not t.is_owed)
+        return {*settled, *known}
 
     @property
     def _not_startable(self) -> frozenset[str]:

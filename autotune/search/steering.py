@@ -122,20 +122,28 @@ class Steering:
         rows = self._rows(history, closed)
         if not rows.is_open.any():
             return None
-        row = self._chooser(history, rows).choose(rows.is_open)
-        values = {k: v for k, v in zip(self.knobs, rows.keys[row], strict=True) if v is not None}
+        chooser, values = self._chooser(history, rows), dict(self.lattice.constants)
         if self._unknown:
             sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
             axes = make_axes(self._unknown, history)
             values |= ask(sampler, axes, history, self.objective)
-        is_chosen = self._groups.which == row  # those outside the lattice are closed
-        # Among these, take the one whose reduced trial is why they were chosen.
+        # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
-        for place in np.flatnonzero(is_chosen).tolist() if ran else ():
-            candidate = self.lattice.candidates[place]
-            if candidate.hash in ran - closed:
-                return candidate
-        return self.lattice.nearest({**self.lattice.constants, **values}, closed, is_chosen)
+        while rows.is_open.any():
+            row = chooser.choose(rows.is_open)
+            is_chosen = self._groups.which == row  # those outside the lattice are closed
+            for place in np.flatnonzero(is_chosen).tolist() if ran else ():
+                candidate = self.lattice.candidates[place]
+                if candidate.hash in ran - closed and self.lattice.is_legal(place):
+                    return candidate
+            known = zip(self.knobs, rows.keys[row], strict=True)
+            wanted = values | {name: value for name, value in known if value is not None}
+            if (found := self.lattice.nearest(wanted, closed, is_chosen)) is not None:
+                return found
+            # The rules refuse all that was open of the row, which is closed from now on.
+            rows = self._rows(history, closed)
+            assert not rows.is_open[row], "an open row has an open candidate"
+        return None
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -369,7 +377,7 @@ class Steering:
         """The lattice, and what was tried besides, by known choice."""
         groups, lattice = self._groups, self.lattice
         tried = [t.candidate for t in history.tried]
-        shut = groups.which[lattice.places(closed, tried)]
+        shut = groups.which[[*{*lattice.places(closed, tried), *lattice.refused_places}]]
         is_closed = np.bincount(shut, minlength=len(groups.keys)) == groups.sizes
         rows = _ForecastRows(keys=groups.keys, forecast=groups.forecast, is_open=~is_closed)
         strays = [c for c in tried if not lattice.places([c.hash], [c])]
@@ -421,13 +429,16 @@ class _ForecastRows:
 
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
-    tried = (*history.tried, *history.reduced.tried)
-    told = [t for t in tried if t.measured is not None or t.is_out_of_memory]
-    if len(told) <= MOST_SEEN:
-        return told
+    telling = [
+        tried
+        for tried in (*history.tried, *history.reduced.tried)
+        if tried.measured is not None or tried.is_out_of_memory
+    ]
+    if len(telling) <= MOST_SEEN:
+        return telling
     # The same ones for a while, so that what was learned from them serves as long.
-    n = len(told) - len(told) % _LEARNS_EVERY
-    return [told[at] for at in spread_over(n, MOST_SEEN // 2).tolist()]
+    n_chosen_of = len(telling) - len(telling) % _LEARNS_EVERY
+    return [telling[at] for at in spread_over(n_chosen_of, MOST_SEEN // 2).tolist()]
 
 
 def _kind(candidate: Candidate) -> _Kind:

@@ -19,6 +19,18 @@ def test_a_job_that_fits_is_told_no_way_to():
     assert rank_lattice(open_outlook(None, fits, SMALL_GPU)).ways_to_fit == ()
 
 
+def test_ways_to_fit_go_by_the_wanted_probability():
+    outlook = open_outlook(None, {**LARGE, "space": "zero"}, SMALL_GPU)
+    half, surely, rather = (
+        {way.flags.split()[0]: way for way in rank_lattice(outlook, min_fit=wanted).ways_to_fit}
+        for wanted in (0.5, 0.99, 0.9)
+    )
+    # The least memory with which one fits as surely as is wanted, and no more.
+    assert 0.5 <= half["accelerators"].fit_probability < 0.7
+    assert 0.9 <= rather["accelerators"].fit_probability < 0.95
+    assert surely["accelerators"].fit_probability >= 0.99
+
+
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
 def test_the_ways_that_are_named_do_fit(engine, space):
     named = {} if space is None else {"space": space}

@@ -84,8 +84,6 @@ def lattice_of(
         candidates=tuple(c for c in grid if not refused(c)),
         context=Context.of(job, ENVIRONMENT),
         grid_size=len(grid),
-        refused={},
-        examples={},
     )
 
 

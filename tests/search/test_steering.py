@@ -163,8 +163,6 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
         candidates=tuple(dict.fromkeys(grid)),
         context=small.context,
         grid_size=len(grid),
-        refused={},
-        examples={},
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)

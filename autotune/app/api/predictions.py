@@ -1,7 +1,7 @@
 """`autotune.plan`, `explain`, `estimate`, `estimate_rows`: what the cost model says, as values."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -133,6 +133,7 @@ def plan(
     price: float | None = None,
     what_if: str | Sequence[str] = (),
     baseline: str | Path | None = None,
+    count: bool = False,
     trust_job: bool = False,
     note: Note | None = None,
     ask: Ask | None = None,
@@ -148,6 +149,7 @@ def plan(
         price: Price of one accelerator for an hour.
         what_if: Changes of the fleet to compare with, `KEY=VALUE` each.
         baseline: Your own configuration, to compare the best with.
+        count: Judge every candidate, to say how many are legal.
         trust_job: Whether a job from outside this folder may run and read what it names.
         note: Called with what is worth saying.
         ask: Asked whether such a job is to be trusted; None: it is refused.
@@ -165,8 +167,10 @@ def plan(
     outlook = _outlook(
         job, engine, {**flags, **texts(baseline=baseline)}, trust_job=trust_job, note=note, ask=ask
     )
+    if count:
+        outlook = replace(outlook, lattice=outlook.lattice.counted())
     wishes = each_of(what_if)
-    found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=wishes)
+    found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=wishes, top=top)
     ranks = range(1, min(top, len(found.choices)) + 1)
     return Planned(
         value=found,

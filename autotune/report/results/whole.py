@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from autotune.contract import TrialResult
 from autotune.report.results.ratios import telling_runs
 from autotune.report.results.study import StudyReport
-from autotune.trial.statistics import TOLD_BEYOND_MEDIAN, share_beyond_median
+from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
 
 def describe_whole(report: StudyReport) -> str:
@@ -28,7 +28,7 @@ def describe_whole(report: StudyReport) -> str:
     of_best, of_baseline = (
         statistics.fmean(share_beyond_median(run.step_times_s) for run in runs) for runs in sides
     )
-    if max(of_best, of_baseline) < TOLD_BEYOND_MEDIAN:
+    if max(of_best, of_baseline) < SHOWN_BEYOND_MEDIAN:
         return ""
     best_s, baseline_s = map(_mean_step_s, sides)
     return (

@@ -15,7 +15,7 @@ from autotune.engines.megatron.layouts import Layouts
 from autotune.planning.outlook import FleetWishes
 from autotune.space.knobs import parse_settings
 
-_FP8 = "fp8=hybrid fp8_recipe=blockwise"
+_FP8 = "fp8=e4m3 fp8_recipe=blockwise"
 _MXFP8 = "fp8=e4m3 fp8_recipe=mxfp8"
 _FLEX = "dispatcher=deepep etp=1"
 JOBS = {
