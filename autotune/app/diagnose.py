@@ -25,7 +25,7 @@ from autotune.record.table import make_table, write_table
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
 from autotune.report.explain.trial import Explanation
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.search.history import History
 from autotune.search.steering import Steering
 from autotune.search.trial_spec import Run, make_spec
@@ -190,8 +190,8 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
 
 def _row_of(study: Study) -> dict[str, Any]:
     """Columns of the first trial, as the table has them."""
-    report = read_report(study)
-    frame = make_table(report.study, report.recorded, report.facts)
+    report = read_story(study)
+    frame = make_table(report.study, report.recorded, report.state)
     return {str(key): value for key, value in frame.iloc[0].items()}
 
 

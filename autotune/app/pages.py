@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 from pydantic import ValidationError
 
 from autotune.app.studies import locate
@@ -13,9 +12,7 @@ from autotune.base.files import refuse_foreign, write_text
 from autotune.base.templates import Templates
 from autotune.contract import Outcome
 from autotune.job.job import JobFile, read_job_file
-from autotune.record.facts import left_out_of
 from autotune.record.study import Study
-from autotune.record.table import make_table
 from autotune.report.compare.comparison import (
     MAX_RUNS,
     ComparedRun,
@@ -25,7 +22,7 @@ from autotune.report.compare.comparison import (
 )
 from autotune.report.compare.page import render_comparison
 from autotune.report.page.page import render_page
-from autotune.report.results.study import StudyReport, read_report
+from autotune.report.story import read_story
 from autotune.search.base import Observer, Snapshot, Stage
 
 _SHARE_OF_TIME = 0.01
@@ -118,25 +115,10 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
     """
     if out != study.page_file:
         refuse_foreign(out, _MARK.encode(), _BY)
-    report = read_report(study)
-    text = render_page(
-        report,
-        table_of(report),
-        _templates(study),
-        snapshot=snapshot,
-        price_per_hour=_price_of(study),
-    )
+    story = read_story(study, running=snapshot, price_per_hour=_price_of(study))
+    text = render_page(story, _templates(study))
     # A study that was moved away while it runs must not begin again in its old place.
     return _write(out, text, makes_folder=out != study.page_file)
-
-
-def table_of(report: StudyReport) -> pd.DataFrame:
-    """The rows of a study's table that a report is of, and those of unreadable trials.
-
-    Those of reduced trials are none: what they ran is no candidate of the job.
-    """
-    frame = make_table(report.study, report.recorded, report.facts)
-    return frame[~frame["trial"].isin(left_out_of(report.facts)) & frame["reduced_of"].isna()]
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
@@ -185,11 +167,11 @@ def _templates(study: Study) -> Templates:
 
 
 def _run(name: str, study: Study) -> ComparedRun:
-    report, file = read_report(study), _job(study)
+    report, file = read_story(study), _job(study)
     return ComparedRun(
         name=name,
         report=report,
-        frame=table_of(report),
+        frame=report.frame,
         job={} if file is None else file.model_dump(mode="json", include=_BESIDES_THE_TABLE),
         price_per_hour=None if file is None else file.price,
     )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune import DEFAULT_ENGINE
 from autotune.app.consent import agree_to_job
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.app.steering import what_predicts
@@ -26,7 +25,6 @@ def open_outlook(
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    engine: str = DEFAULT_ENGINE,
     agreed: Mapping[str, Any] | None = None,
     lessons: Sequence[Lesson] = (),
     ranks_all: bool = True,
@@ -37,7 +35,6 @@ def open_outlook(
         job_file: YAML, or None.
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
-        engine: Name of an installed one.
         agreed: As of `open_session`.
         lessons: What trials on this machine taught; those on such devices correct predictions.
         ranks_all: Whether a job that names no space ranks all that can be predicted well, and not
@@ -49,11 +46,10 @@ def open_outlook(
         FleetError: The accelerator of this machine is in no table.
         NothingFeasibleError: The rules refuse everything.
     """
-    find_engine(engine, where="--engine")
+    if (engine := flags.get("engine")) is not None:
+        find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
-    job, keys, environment = read_job_on(
-        wishes, job_file, {**flags, "engine": engine}, agreed=agreed
-    )
+    job, keys, environment = read_job_on(wishes, job_file, flags, agreed=agreed)
     if ranks_all and keys.get("space") is None and job.script is None:
         job = _over_all(job)
     lattice = lattice_of(job, bind_engine(job, environment), for_plan=True)
@@ -73,7 +69,6 @@ def open_agreed_outlook(
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    engine: str = DEFAULT_ENGINE,
     knowledge: Path | None,
     is_trusted: bool,
     say: Callable[[str], None],
@@ -92,7 +87,6 @@ def open_agreed_outlook(
         job_file,
         flags,
         wishes,
-        engine=engine,
         agreed=agreed,
         lessons=lessons,
         ranks_all=ranks_all,

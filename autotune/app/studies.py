@@ -13,7 +13,7 @@ from autotune.record.facts import context_of, left_out_of, origin_of
 from autotune.record.study import DEFAULT_RESULTS, Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.report.terminal.overview import State
 from autotune.search.recorded import history_of
 from autotune.space.script import reach_of
@@ -113,7 +113,7 @@ def state_of(study: Study) -> State:
     history = history_of(recorded, facts)
     answer = answer_of(facts, study, recorded)
     if answer is None:
-        leading = None if context_of(facts) is None else read_report(study).leading_row
+        leading = None if context_of(facts) is None else read_story(study).leading_row
         best_samples_per_s = None if leading is None else leading.rate
     else:
         best_samples_per_s = None if answer.best is None else answer.best.samples_per_s
@@ -141,8 +141,8 @@ def explain_trial(study: Study, number: int) -> Explanation:
     Raises:
         StudyError: There is no such trial, or it had no diagnostic pass.
     """
-    report = read_report(study)
-    rows = rows_of(make_table(report.study, report.recorded, report.facts))
+    report = read_story(study)
+    rows = rows_of(make_table(report.study, report.recorded, report.state))
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return _within_reach(explanation, study)
@@ -158,8 +158,8 @@ def explain_trial(study: Study, number: int) -> Explanation:
     if result is not None and result.outcome.is_measured and trial.spec.measure.diagnoses:
         why = "its training ended too soon for one"
         hint = "let it take more steps, then search again with --fresh"
-    if origin_of(report.facts) is not Origin.MEASURED:
-        why = "nothing ran: the study is " + origin_of(report.facts).value
+    if origin_of(report.state) is not Origin.MEASURED:
+        why = "nothing ran: the study is " + origin_of(report.state).value
         hint = "`autotune explain` says where the predicted time goes"
     raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
 

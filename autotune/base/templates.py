@@ -35,8 +35,15 @@ from jinja2.sandbox import SandboxedEnvironment
 from autotune.base.data import data_folder
 from autotune.base.errors import RenderError
 from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
-from autotune.base.text import lines
-from autotune.base.units import format_bytes, format_count
+from autotune.base.text import lines, markdown, markdown_code
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_gain_interval,
+    format_interval,
+    format_rate,
+    format_seconds,
+)
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 
@@ -186,6 +193,15 @@ class _StrictEnvironment(SandboxedEnvironment):
             script=_filter(_to_script),
             text=_filter(lambda value: lines(str(value))),
             count=_to_count,
+            bytes=_filter(format_bytes),
+            gain=_filter(lambda gain, **spelling: format_gain_interval(*gain, **spelling)),
+            code=_filter(markdown_code),
+            markdown=_filter(markdown),
+            interval=_filter(lambda ends: format_interval(*ends)),
+            percent=_filter(lambda share, digits=0: f"{share:.{digits}%}"),
+            rate=_filter(format_rate),
+            seconds=_filter(format_seconds),
+            times=_filter(lambda ratio: f"{ratio:.2f}x"),
         )
 
     @staticmethod
@@ -217,8 +233,8 @@ def _to_count(value: Any, one: str, several: str = "") -> Encoded:
     return Encoded(lines(format_count(int(_defined(value)), one, several)))
 
 
-def _filter(encode: Callable[[Any], str]) -> Callable[[Any], Encoded]:
-    return lambda value: Encoded(encode(_defined(value)))
+def _filter(encode: Callable[..., str]) -> Callable[..., Encoded]:
+    return lambda value, **options: Encoded(encode(_defined(value), **options))
 
 
 def _defined(value: Any) -> Any:

@@ -21,11 +21,13 @@ from autotune.cli.base import (
     confirm,
     emit,
     is_answered,
+    option,
     print_files,
     print_json,
     refuse_several,
     say,
 )
+from autotune.job.keys import Topic
 
 if TYPE_CHECKING:
     from autotune.app.exports import StudyPatch
@@ -75,7 +77,7 @@ def report(
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.base.text import csv_text
     from autotune.record.table import load_table, make_table
-    from autotune.report.results.study import read_report
+    from autotune.report.story import read_story
     from autotune.report.terminal.markdown import render_markdown
     from autotune.report.terminal.study import print_report
 
@@ -85,17 +87,17 @@ def report(
 
         print_files([write_page(found, html)], as_json=as_json)
     elif as_markdown:
-        emit(render_markdown(read_report(found)))
+        emit(render_markdown(read_story(found)))
     elif as_csv:
         emit(csv_text(load_table(found.folder)))
     elif as_json:
-        whole = read_report(found)
-        frame = make_table(whole.study, whole.recorded, whole.facts)
+        whole = read_story(found)
+        frame = make_table(whole.study, whole.recorded, whole.state)
         rows = json.loads(frame.to_json(orient="records"))
         answer = whole.answer and whole.answer.to_dict()
         print_json({"study": found.name, "answer": answer, "trials": rows})
     else:
-        print_report(DATA, read_report(found), details=True)
+        print_report(DATA, read_story(found), details=True)
 
 
 @cli.command(epilog="autotune compare before after --html compare.html")
@@ -160,7 +162,11 @@ def export(
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     allow_loss_drift: Annotated[
         bool,
-        typer.Option("--allow-loss-drift", help="Export the fastest even if its losses drift."),
+        option(
+            Topic.CHECKS,
+            "--allow-loss-drift",
+            help="Export the fastest even if its losses drift.",
+        ),
     ] = False,
     project: Annotated[
         Path | None,
@@ -170,7 +176,7 @@ def export(
     ] = None,
     results: Results = RESULTS,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --patch: write, and do not ask.")
+        bool, option(Topic.OUTPUT, "--yes", "-y", help="With --patch: write, and do not ask.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

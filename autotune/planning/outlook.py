@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -46,8 +45,6 @@ class FleetWishes:
     """A device's share of its node's network, one way, such as `400Gbps`."""
     nvlink: str | None = None
     """All links of a device together, one way."""
-    accelerators: Path | None = None
-    """A table of the user's, before the shipped one."""
 
     def __post_init__(self) -> None:
         if self.per_node is not None and self.per_node < 1:

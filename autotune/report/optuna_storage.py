@@ -21,7 +21,7 @@ from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
 from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport, read_report
+from autotune.report.story import Story, read_story
 from autotune.search.history import Tried
 from autotune.space.knob import Catalogue
 
@@ -32,7 +32,7 @@ TOP_SHARE = 0.25
 """Importance is for being among this share of the candidates."""
 
 
-def importance_of(report: StudyReport) -> dict[str, float] | None:
+def importance_of(report: Story) -> dict[str, float] | None:
     """How much each knob decides whether a candidate is among the best quarter.
 
     PED-ANOVA (Watanabe et al., arXiv 2304.10255; conditional knobs: arXiv 2601.20800). A candidate
@@ -83,7 +83,7 @@ class OptunaJournal(RecordDialect):
         Raises:
             StudyError: The record cannot be read.
         """
-        report = read_report(study)
+        report = read_story(study)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with scratch_folder() as folder:
             file = folder / "journal"
@@ -98,7 +98,7 @@ class OptunaJournal(RecordDialect):
             return file.read_text(encoding="utf-8")
 
 
-def _trials(report: StudyReport) -> list[FrozenTrial]:
+def _trials(report: Story) -> list[FrozenTrial]:
     """One per candidate, in the order in which they were first tried."""
     tried = report.history.tried
     rows = {row.candidate.hash: row for row in report.rows}
@@ -115,7 +115,7 @@ def _trials(report: StudyReport) -> list[FrozenTrial]:
 
 
 def _trial(
-    report: StudyReport,
+    report: Story,
     tried: Tried,
     row: Row,
     distributions: Mapping[str, BaseDistribution],
@@ -160,7 +160,7 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
     return IntDistribution(low, high, log=low >= 1)
 
 
-def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
+def _attributes(report: Story, tried: Tried, row: Row) -> dict[str, Any]:
     """Attributes of a candidate from the report; None is left out."""
     found: dict[str, Any] = {
         "trial": row.trial,
@@ -180,7 +180,7 @@ def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _study_attributes(report: StudyReport) -> dict[str, Any]:
+def _study_attributes(report: Story) -> dict[str, Any]:
     attributes = {"objective": report.objective.wish.name}
     if report.answer is not None:
         answer = report.answer.to_dict()

@@ -429,11 +429,8 @@ class _ForecastRows:
 
 def _telling(history: History) -> list[Tried]:
     """Candidates that ran or ran out of memory, reduced or not; of very many, some."""
-    telling = [
-        tried
-        for tried in (*history.tried, *history.reduced.tried)
-        if tried.measured is not None or tried.is_out_of_memory
-    ]
+    tried = (*history.tried, *history.reduced.tried)
+    telling = [t for t in tried if t.measured is not None or t.is_out_of_memory]
     if len(telling) <= MOST_SEEN:
         return telling
     # The same ones for a while, so that what was learned from them serves as long.

@@ -55,24 +55,6 @@
     });
   }
 
-  /* Knobs side by side: only the lines that pass all chosen values; of one knob, any of them. */
-  for (const area of all(".tracks-area")) {
-    const buttons = all("button.axis-tick", area);
-    const lines = all(".candidate", area).map((line) => [line, line.dataset.places.split(",")]);
-    area.addEventListener("click", function (event) {
-      const button = event.target.closest("button.axis-tick");
-      if (!button) return;
-      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
-      const wanted = {};
-      for (const one of buttons) {
-        if (one.getAttribute("aria-pressed") === "true") (wanted[one.dataset.axis] ||= new Set()).add(one.dataset.place);
-      }
-      for (const [line, places] of lines) {
-        line.classList.toggle("off", Object.entries(wanted).some(([axis, values]) => !values.has(places[axis])));
-      }
-    });
-  }
-
   /* A reload by script keeps the reader's place, which a meta refresh does not; it waits for one who
      has unfolded something or is typing. */
   function again() {
@@ -195,22 +177,11 @@
       made("h4", "Evidence", cell);
       made("div", one.evidence, cell);
     }
-    if (one.phases.length) {
-      made("h4", "Phases", cell);
-      const grid = made("div", "", cell);
-      grid.className = "phases";
-      for (const [name, words, share, tone] of one.phases) {
-        made("span", name, grid);
-        const bar = made("i", "", made("span", "", grid));
-        bar.style.width = share + "%";
-        bar.className = "t-" + tone;
-        made("span", words, grid);
-      }
-    }
-    if (one.facts.length) {
-      made("h4", "Where the time of a step went", cell);
+    for (const [title, pairs] of [["Phases", one.phases], ["Where the time of a step went", one.facts]]) {
+      if (!pairs.length) continue;
+      made("h4", title, cell);
       const facts = made("dl", "", cell);
-      for (const [name, words] of one.facts) {
+      for (const [name, words] of pairs) {
         made("dt", name, facts);
         made("dd", words, facts);
       }

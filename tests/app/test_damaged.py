@@ -16,7 +16,7 @@ from autotune.record.answer import answer_of
 from autotune.record.facts import context_of, environment_at, environment_of, model_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from tests.report.test_terminal import finished, shown
 
 WRONG: tuple[Any, ...] = (None, 7, "text", [], [3], {}, {"name": 3}, True, [[{}]])
@@ -56,7 +56,7 @@ def test_sound_facts_are_read(study: Study) -> None:
     answer = answer_of(facts, study, study.read())
     assert answer is not None
     assert answer.to_dict() == facts["answer"], "from the loop to the disk and back"
-    assert "unfinished" not in shown(read_report(study))
+    assert "Unfinished" not in shown(read_story(study))
 
 
 def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
         with contextlib.suppress(AutotuneError):
             _environment(facts, 0)
         with contextlib.suppress(AutotuneError):
-            shown(read_report(study))
+            shown(read_story(study))
 
 
 def test_a_file_that_is_damaged_all_over_is_named(study: Study, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_file_that_is_damaged_all_over_is_named(study: Study, tmp_path: Path) 
     other.folder.mkdir()
     other.state_file.write_text('{"answer": [], "context": 3}', encoding="utf-8")
     with pytest.raises(AutotuneError, match=r"study\.json: missing, damaged"):
-        read_report(other)
+        read_story(other)
     assert state_of(other).stop_reason is None
 
 
@@ -112,16 +112,16 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
             assert f"{key}: " in load_table(study.folder)["problem"][0]
             assert len(load_table(study.folder)) == n_trials
             state_of(study)
-            shown(read_report(study))
+            shown(read_story(study))
 
 
 def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    best = read_report(study).best_trial
+    best = read_story(study).best_trial
     assert best is not None
     spec = study.trial_folder(best) / "spec.json"
     spec.write_text("{")
-    report = read_report(study)
+    report = read_story(study)
     assert set(report.damaged) == {best}
     text = " ".join(shown(report).split())
     assert f"damaged trial {best}: " in text

@@ -197,8 +197,8 @@ def test_an_accelerator_of_ones_own(tmp_path):
         "    source: counted\n"
         "    achieved_source: counted again\n"
     )
-    wishes = FleetWishes(gpu="Abacus", accelerators=table)
-    outlook = open_outlook(None, {**FLAGS, "world": 8}, wishes)
+    flags = {**FLAGS, "world": 8, "accelerators": table}
+    outlook = open_outlook(None, flags, FleetWishes(gpu="Abacus"))
     assert (outlook.environment.n_devices, outlook.environment.device_memory_bytes) == (4, 2**36)
     assert rank_lattice(outlook).prediction.step_time_s.min() > 0
 
@@ -308,7 +308,8 @@ def printed(show, found, **more):
 @pytest.mark.parametrize("engine", ["deepspeed", "megatron"])
 def test_every_space_that_is_advised_is_one_of_the_engines(engine):
     flags = {"model": "llama-3.1-405b", "seq_len": 2048, "global_batch": 16, "world": 2}
-    found = rank_lattice(open_outlook(None, flags, FleetWishes(gpu="A100-40GB"), engine=engine))
+    flags["engine"] = engine
+    found = rank_lattice(open_outlook(None, flags, FleetWishes(gpu="A100-40GB")))
     advised = set(re.findall(r"--space (\w+)", printed(print_ranking, found, top=1)))
     assert advised <= set(shipped_spaces(engine))
 

@@ -17,7 +17,7 @@ from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
 from autotune.fleet.transports.local import Here
 from autotune.record.study import Study
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.search.history import History
 from autotune.search.steering import lessons_of
 from tests.report.test_terminal import shown
@@ -96,9 +96,9 @@ def test_a_search_without_a_best_still_answers(
     assert session.study.read_state()["answer"] == answer
     state = state_of(session.study)
     assert state.stop_reason == answer["stop_reason"]
-    text = shown(read_report(session.study))
+    text = shown(read_story(session.study))
     assert words in text
-    assert "unfinished" not in text
+    assert "Unfinished" not in text
 
 
 def test_the_search_s_error_comes_before_the_table_s(

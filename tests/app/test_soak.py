@@ -22,13 +22,13 @@ from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
 from autotune.record.study import Study, flags_of
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from tests.report.test_terminal import finished
+from tests.report.told import facts_of
 from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady
 
@@ -67,7 +67,7 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     assert f"(`autotune soak {flags_of(study.folder)}`;" in readme
     assert json.loads((tmp_path / "before" / "figures.json").read_text())["soak"] is None
 
-    assert "soak" not in dict(describe_verdict(read_report(study)))
+    assert "soak" not in dict(facts_of(read_story(study)))
 
     fleet = machine()
     found = soak(study)
@@ -89,7 +89,7 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     assert words in (study.best_folder / "README.md").read_text()
     figures = json.loads((study.best_folder / "figures.json").read_text())
     assert (figures["soak"]["passed"], figures["soak"]["steps"]) == (True, 36)
-    said = dict(describe_verdict(read_report(study)))["soak"]
+    said = dict(facts_of(read_story(study)))["soak"]
     assert said.startswith("passed: 0.6 minutes, 36 steps")
 
 

@@ -19,9 +19,8 @@ from autotune.contract import Origin
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.record.study import Study
 from autotune.record.table import schema_of
-from autotune.report.page.lead import _unfinished
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
+from autotune.report.verdict import verdict_of
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
 from tests.search.scripted import ENVIRONMENT, JOB
@@ -145,20 +144,18 @@ def test_whether_a_search_runs_is_no_matter_of_dates(study: Study, set_by_s: flo
 def test_status_and_report_say_the_same_of_a_search_that_runs(tmp_path: Path) -> None:
     """The fastest so far breaks the memory limit: neither names it."""
     study = finished(tmp_path, varied, trials=12)
-    fastest = read_report(study).rows[0]
+    fastest = read_story(study).rows[0]
     limit = {"answer": None, "allowed_bytes": fastest.peak_bytes / 1.1}
     study.write_state({**study.read_state(), **limit})
     study.lock()
     try:
-        state, report = state_of(study), read_report(study)
+        state, report = state_of(study), read_story(study)
     finally:
         study.unlock()
     leading = report.leading_row
     assert leading is not None
     assert leading.rate < fastest.rate
     assert (state.best_samples_per_s, state.speedup) == (leading.rate, None)
-    facts = dict(describe_verdict(report))
-    assert "running" in facts
-    assert "unfinished" not in facts
-    assert facts["so far"].startswith(f"trial {leading.trial}: ")
-    assert _unfinished(report).figure.startswith("Running: ")
+    verdict = verdict_of(report)
+    assert verdict.headline.startswith("Running: ")
+    assert verdict.words.startswith(f"Trial {leading.trial} is the fastest of ")

@@ -14,8 +14,8 @@ from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
 from autotune.record.table import load_table
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_place
+from autotune.report.story import read_story
+from autotune.report.verdict import verdict_of
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
 
@@ -56,8 +56,8 @@ def test_a_replay_finds_the_best_row(table: Path, tmp_path: Path) -> None:
 
 def test_a_replay_is_marked_wherever_it_is_shown(table: Path, tmp_path: Path) -> None:
     _, session, _ = replay(table, tmp_path, trials=3)
-    report = read_report(session.study)
-    assert describe_place(report).startswith("REPLAYED, not measured here: made-up on A100")
+    report = read_story(session.study)
+    assert verdict_of(report).title.startswith("REPLAYED, not measured here: made-up on A100")
     assert "REPLAYED" in (session.study.folder / "report.html").read_text(encoding="utf-8")
     assert state_of(session.study).origin == "replayed"
     result = json.loads((session.study.trial_folder(0) / "result.json").read_text("utf-8"))

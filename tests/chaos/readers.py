@@ -38,7 +38,7 @@ from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.report.terminal.study import print_report
 from autotune.search.trial_spec import MEASURE
 from autotune.space.knob import Context
@@ -268,7 +268,7 @@ def _read_study(study: Study, turns: Iterator[int], _: Path) -> None:
     state_of(study)
     if next(turns) % 5 == 0:
         console = Console(file=io.StringIO(), width=80, color_system=None)
-        print_report(console, read_report(study))
+        print_report(console, read_story(study))
 
 
 def _yaml(reader: str, folder: Path, data: Any, read: Callable[[Path], object]) -> Reader:

@@ -162,7 +162,7 @@ def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
 @pytest.fixture(scope="module")
 def mixture():
     keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 512, "world": 16}
-    return rank_lattice(open_outlook(None, keys, H100, engine="megatron")), keys
+    return rank_lattice(open_outlook(None, {**keys, "engine": "megatron"}, H100)), keys
 
 
 def test_gradients_in_16_bits_are_a_choice_of_their_own(mixture):
@@ -197,5 +197,5 @@ def test_the_spaces_that_are_named_hold_the_rows_that_they_are_named_for(mixture
         assert all(has_candidate(space, found.default_search.context, one) for one in held)
     assert found.default_search.homes([found.candidates[int(found.order[-1])]]) == {}
     assert "no shipped space has row" in line
-    named = open_outlook(None, {**keys, "space": "megatron_plan"}, H100, engine="megatron")
+    named = open_outlook(None, {**keys, "engine": "megatron", "space": "megatron_plan"}, H100)
     assert all(one in named.lattice.candidates for one in homes["megatron_plan"])

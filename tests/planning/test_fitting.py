@@ -34,7 +34,7 @@ def test_ways_to_fit_go_by_the_wanted_probability():
 @pytest.mark.parametrize(("engine", "space"), [("deepspeed", "zero"), ("megatron", None)])
 def test_the_ways_that_are_named_do_fit(engine, space):
     named = {} if space is None else {"space": space}
-    found = rank_lattice(open_outlook(None, {**LARGE, **named}, SMALL_GPU, engine=engine))
+    found = rank_lattice(open_outlook(None, {**LARGE, "engine": engine, **named}, SMALL_GPU))
     assert found.n_likely == 0
     out = io.StringIO()
     print_ranking(Console(file=out, width=4000), found, top=1)
@@ -43,13 +43,15 @@ def test_the_ways_that_are_named_do_fit(engine, space):
     flags = [way.flags for way in found.ways_to_fit]
     if worlds := [way for way in found.ways_to_fit if way.flags.startswith("--world")]:
         wider = {**LARGE, **named, "world": int(worlds[0].flags.split()[1])}
-        there = rank_lattice(open_outlook(None, wider, SMALL_GPU, engine=engine))
+        there = rank_lattice(open_outlook(None, {**wider, "engine": engine}, SMALL_GPU))
         best = there.prediction.fit_probability.max()
         assert best >= worlds[0].fit_probability - 1e-9
     memory = next(flag for flag in flags if flag.startswith("accelerators of"))
     if "--gpu " in memory:
         larger = FleetWishes(gpu=memory.split("--gpu ")[1])
-        assert rank_lattice(open_outlook(None, {**LARGE, **named}, larger, engine=engine)).n_likely
+        assert rank_lattice(
+            open_outlook(None, {**LARGE, "engine": engine, **named}, larger)
+        ).n_likely
     if engine == "deepspeed":
         assert "--space plan" in flags
         assert rank_lattice(open_outlook(None, LARGE, SMALL_GPU)).n_likely

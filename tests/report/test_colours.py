@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import Phase
 from tests.report.colours import EYES, contrast, difference
 
 STYLE = (Path(__file__).parents[2] / "templates" / "report" / "report.css").read_text("utf-8")
 LIGHT, DARK = STYLE.partition("prefers-color-scheme: dark")[::2]
 CHARTS = {
     "marks": ("candidate", "baseline", "best", "failed"),
-    "phases": tuple(f"phase-{i}" for i in range(len(Phase))),
     "parts of a step": tuple(f"part-{i}" for i in range(5)),
 }
 LEAST_DIFFERENCE = 25.0

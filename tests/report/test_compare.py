@@ -17,7 +17,7 @@ from autotune.base.templates import Templates
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.compare.comparison import StudyComparison, names_of
-from autotune.report.compare.page import _ratios, render_comparison
+from autotune.report.compare.page import render_comparison
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
@@ -261,21 +261,6 @@ def test_intervals_that_say_nothing_are_spelled_nowhere(
     for said in (text, page):
         assert "too wide" in said
         assert "9364823.12" not in said
-
-
-def test_an_interval_that_says_nothing_is_not_drawn(comparison: StudyComparison) -> None:
-    """All others would be points on its scale."""
-    frame = comparison.candidates.head(2).reset_index(drop=True)
-    assert len(frame) == 2
-    frame.loc[0, ["ratio_low", "ratio_high"]] = (1e-7, 9e6)
-    chart = _ratios(dataclasses.replace(comparison, candidates=frame))
-    assert chart is not None
-    wide, other = chart.bars
-    assert wide.ends is None
-    assert "runs differ too much" in wide.value
-    low, high = other.ends
-    assert 0 <= low < high <= 100
-    assert high - low > 1, "the scale is that of what is drawn"
 
 
 @pytest.mark.parametrize("n_studies", [2, 4])

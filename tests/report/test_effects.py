@@ -5,18 +5,18 @@ from pathlib import Path
 from autotune.contract import Outcome, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.results.effects import changes_of
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.space.candidate import Candidate
 from tests.report.test_terminal import finished
 from tests.search.scripted import GIB, fault, ok
 
 
 def test_a_change_is_measured_by_candidates_that_differ_in_it_alone(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
-    changes = {change.knob: change for change in changes_of(report, best, baseline)}
+    changes = {change.knob: change for change in changes_of(report)}
     assert set(changes) == {"zero.stage", "micro_batch"}
     stage = changes["zero.stage"]
     assert (stage.before, stage.after) == (0, 1)
@@ -50,11 +50,11 @@ def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Pat
         drift = 1 - 0.2 * (spec.identity.confirm_round or 0)
         return ok(spec, 100.0 * drift * (1.0 if key[0] == 0 else 1.1))
 
-    report = read_report(finished(tmp_path, two_that_differ_in_stage, trials=40))
+    report = read_story(finished(tmp_path, two_that_differ_in_stage, trials=40))
     best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
-    (change,) = changes_of(report, best, baseline)
+    (change,) = changes_of(report)
     (pair,) = change.pairs
     headline = tuple(
         report.answer.to_dict()[n] for n in ("speedup", "speedup_low", "speedup_high")
@@ -75,10 +75,10 @@ def test_what_was_only_tried_together_is_not_shared_out(tmp_path: Path) -> None:
             return ok(spec, 100.0 * (1 + int(spec.identity.knobs["zero.stage"])))
         return fault(spec, Outcome.OOM)
 
-    report = read_report(finished(tmp_path, only_two, trials=40))
+    report = read_story(finished(tmp_path, only_two, trials=40))
     best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
-    changes = changes_of(report, best, baseline)
+    changes = changes_of(report)
     assert {change.knob for change in changes} == {"zero.stage", "micro_batch"}
     assert all(change.pairs == () for change in changes)

@@ -18,9 +18,9 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.explain.trial import describe, describe_phases, explain
 from autotune.report.page.page import render_page
-from autotune.report.results.details import describe_bounds
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.report.terminal.study import print_explanation
+from autotune.report.verdict import details_of
 from autotune.search.history import History
 from tests.report.diagnosed import diagnosed
 from tests.report.test_page import details_in
@@ -80,14 +80,14 @@ def test_one_rank_sends_nothing_and_waits_for_nobody(study: Study) -> None:
 
 
 def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) -> None:
-    report, number = read_report(study), number_at(study, 1)
+    report, number = read_story(study), number_at(study, 1)
 
     def speed(row: dict[str, object], precision: str, facts: Mapping[str, Any]) -> str:
         trials = [
             dataclasses.replace(t, spec=changed(t.spec, precision=precision))
             for t in report.history.trials
         ]
-        asked = dataclasses.replace(report, history=History(trials), facts=facts)
+        asked = dataclasses.replace(report, history=History(trials), state=facts)
         explanation = explain(asked, number, row)
         assert explanation is not None
         return dict(describe(explanation))["speed"]
@@ -96,10 +96,10 @@ def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) 
     unknown = (
         "0.4 TFLOP/s of the model per device; the peak of this device is unknown at this precision"
     )
-    assert speed({}, "bf16", report.facts) == "FLOP/s of the model are unknown"
-    assert speed(reached, "fp32", report.facts) == unknown
+    assert speed({}, "bf16", report.state) == "FLOP/s of the model are unknown"
+    assert speed(reached, "fp32", report.state) == unknown
     assert speed(reached, "bf16", {}) == unknown
-    assert speed(reached, "bf16", report.facts) == (
+    assert speed(reached, "bf16", report.state) == (
         "0.4 TFLOP/s of the model per device, 40% of its peak of 1"
     ), "that of the environment in study.json"
 
@@ -114,7 +114,7 @@ def test_it_fits_a_terminal_of_80_columns(study: Study, stage: int) -> None:
 
 
 def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
-    page = render_page(read_report(study), load_table(study.folder), Templates())
+    page = render_page(read_story(study), Templates())
     watched = [t for t in study.trials() if t.result is not None and t.result.diagnosis]
     opened = details_in(page)
     assert sum(bool(one["facts"]) for one in opened.values()) == len(watched) > 8
@@ -124,11 +124,10 @@ def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
 
 
 def test_the_report_names_what_bounds_the_best(study: Study) -> None:
-    report = read_report(study)
+    report = read_story(study)
     best = report.best_trial
-    assert f"trial {best}: compute, 90% of a step; `report --trial {best}` explains it" in (
-        describe_bounds(report)
-    )
+    said = f"trial {best}: compute, 90% of a step; `report --trial {best}` explains it"
+    assert ("bound", said) in details_of(report, None)
 
 
 def test_as_data_it_is_json(study: Study) -> None:

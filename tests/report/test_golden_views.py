@@ -22,7 +22,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
 from autotune.report.compare.terminal import print_comparison
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from autotune.report.terminal.knobs import print_knobs
 from autotune.report.terminal.live import draw, sparkline
 from autotune.report.terminal.models import print_models
@@ -49,7 +49,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
 
 
 def report(console: Console) -> None:
-    print_report(console, read_report(finished(Path("results"))))
+    print_report(console, read_story(finished(Path("results"))))
 
 
 def live(console: Console) -> None:
@@ -216,7 +216,7 @@ def test_the_verdict_comes_first_then_the_table_then_notes(
     out = io.StringIO()
     report(Console(file=out, width=80, color_system=None, _environ={"TERM": "xterm"}))
     text = out.getvalue()
-    assert text.index("speedup") < text.index("change of the baseline") < text.index("stopped")
+    assert text.index("verdict") < text.index("change of the baseline") < text.index("stopped")
 
 
 def test_a_setting_that_is_too_wide_breaks_after_its_name() -> None:

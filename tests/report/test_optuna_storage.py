@@ -20,7 +20,7 @@ from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
-from autotune.report.results.study import read_report
+from autotune.report.story import read_story
 from tests.report.test_terminal import finished
 
 
@@ -37,7 +37,7 @@ def loaded(journal: Path) -> optuna.Study:
 
 
 def test_the_best_trial_is_the_report_s(loaded: optuna.Study, wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     best = loaded.best_trial
     assert report.answer is not None
     assert best.user_attrs["trial"] == report.best_trial
@@ -49,7 +49,7 @@ def test_the_best_trial_is_the_report_s(loaded: optuna.Study, wide: Study) -> No
 
 
 def test_states_and_constraints_say_what_happened(loaded: optuna.Study, wide: Study) -> None:
-    assert len(loaded.trials) == len(read_report(wide).rows)
+    assert len(loaded.trials) == len(read_story(wide).rows)
     for trial in loaded.trials:
         outcome = Outcome(trial.user_attrs["outcome"])
         if outcome.is_platform_fault:
@@ -119,7 +119,7 @@ def test_a_full_disk_names_the_file_that_is_not_there(
 
 
 def test_what_decides_is_important(wide: Study) -> None:
-    shares = importance_of(read_report(wide))
+    shares = importance_of(read_story(wide))
     assert shares is not None
     assert sum(shares.values()) == pytest.approx(1)
     assert set(list(shares)[:2]) == {"zero.stage", "micro_batch"}
@@ -154,7 +154,7 @@ def get(address: str) -> Any:
 def test_the_dashboard_reads_trials_and_constraints(dashboard: str, wide: Study) -> None:
     (study,) = get(f"{dashboard}/studies")["study_summaries"]
     detail = get(f"{dashboard}/studies/{study['study_id']}")
-    assert len(detail["trials"]) == len(read_report(wide).rows)
+    assert len(detail["trials"]) == len(read_story(wide).rows)
     feasible = []
     for trial in detail["trials"]:
         attributes = {a["key"]: a["value"] for a in trial["user_attrs"]}
@@ -163,6 +163,6 @@ def test_the_dashboard_reads_trials_and_constraints(dashboard: str, wide: Study)
         assert len(trial["constraints"]) == 5
         if all(value <= 0 for value in trial["constraints"]):
             feasible.append((trial["values"][0], int(attributes["trial"])))
-    answer = read_report(wide).answer
+    answer = read_story(wide).answer
     assert answer is not None
     assert max(feasible)[1] == answer.best.trial

@@ -33,20 +33,18 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
-from autotune.report.page.lead import _unfinished, docs_links, doubts_of
-from autotune.report.page.page import render_page
+from autotune.report.page.page import docs_links, render_page
 from autotune.report.page.trials import trials
-from autotune.report.results.rows import make_rows
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
 from autotune.report.terminal.markdown import render_markdown
-from autotune.search import race
+from autotune.report.verdict import verdict_of
 from autotune.search.answer import failed_answer
 from autotune.search.base import Stage
 from autotune.search.history import History
 from tests.report import samples
 from tests.report.test_predictions import said as predicted
 from tests.report.test_terminal import finished
+from tests.report.told import facts_of
 from tests.report.wide import EVIL
 from tests.search.scripted import GIB, Behaviour, Notebook, fault, ok, realistic
 from tests.trials import changed
@@ -55,7 +53,7 @@ SHIPPED = Path(__file__).parents[2] / "templates" / "report"
 
 
 def rendered(study: Study, **options: Any) -> str:
-    return render_page(read_report(study), load_table(study.folder), Templates(), **options)
+    return render_page(read_story(study, **options), Templates())
 
 
 def charts_in(page: str) -> set[str]:
@@ -73,7 +71,7 @@ def details_in(page: str) -> dict[str, Any]:
 def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
     page = rendered(wide)
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page.replace(EVIL, ""))
-    for _, text in describe_verdict(read_report(wide)):
+    for _, text in facts_of(read_story(wide)):
         assert text in html.unescape(page)
     assert "<body data-refresh-s" not in page
 
@@ -105,15 +103,13 @@ def test_nothing_goes_into_a_page_as_it_is() -> None:
 
 
 def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
-    report, frame = read_report(wide), load_table(wide.folder)
+    report, frame = read_story(wide), load_table(wide.folder)
     answer = report.answer
     assert answer is not None
-    standings = {"best": answer.best, "baseline": answer.baseline}
-    bars = charts.best_and_baseline(report, standings)
+    assert answer.best is not None
+    bars = charts.comparison([("best", "best", answer.best)])
     assert bars is not None
-    assert [bar.value.split()[0] for bar in bars.bars] == [
-        format_rate(s.samples_per_s) for s in standings.values()
-    ]
+    assert bars.bars[0].value == f"{format_rate(answer.best.samples_per_s)} samples/s"
     drawn = charts.history(report)
     assert drawn is not None
     panel = drawn.panels[0]
@@ -126,17 +122,11 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
         if mark.tone != "failed":
             assert 100 - mark.y == pytest.approx(rates[mark.trial] * per_rate, abs=0.1)
     assert drawn.keys[-1].text == "best so far"
-    ends = charts.outcomes(report)
-    assert ends is not None
-    assert sum(int(bar.value) for bar in ends.bars) == len(frame)
-    knobs = charts.parallel_coordinates(report)
-    assert knobs is not None
-    assert len(knobs.axes) == 4
 
 
 @pytest.mark.parametrize(("failures", "said"), [(1, "1 has no figure"), (2, "2 have no figure")])
 def test_a_caption_counts_trials_without_a_figure(wide: Study, failures: int, said: str) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     everything = report.history.trials
     failed = [t for t in everything if t.result is not None and not t.result.samples_per_s]
     history = History([trial for trial in everything if trial not in failed[failures:]])
@@ -154,27 +144,6 @@ def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
     assert "not comparable: the losses of 0 steps are known, 5 are needed" in page
     off = rendered(finished(tmp_path / "off", guard_steps=0))
     assert "Does it still train?" not in off
-
-
-def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
-    report = read_report(wide)
-    confirmed = [t for t in report.history.trials if t.spec.identity.role is Role.CONFIRM]
-    again = History(report.history.trials)
-    for trial in confirmed:
-        number = trial.spec.identity.number + len(report.history.trials)
-        round_number = (trial.spec.identity.confirm_round or 0) + race.BLOCK
-        spec = changed(trial.spec, number=number, confirm_round=round_number)
-        assert trial.result is not None
-        again = again.with_trial(
-            dataclasses.replace(
-                trial, spec=spec, result=dataclasses.replace(trial.result, number=number)
-            )
-        )
-    assert report.answer is not None
-    twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
-    chart = charts.best_and_baseline(twice, {"best": report.answer.best})
-    assert chart is not None
-    assert len(chart.bars[0].runs) == report.answer.best.n_runs
 
 
 def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
@@ -201,8 +170,6 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
     words = "Trial 0: 100 samples/s. The search ended: the number of trials is reached."
     assert f'<p class="words">{words}</p>' in page
     assert "beat the baseline" not in page
-    told = dict(describe_verdict(read_report(study)))
-    assert told["speedup"] == "none: only the baseline ran within the limits"
 
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
@@ -218,20 +185,19 @@ def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) 
     assert "</svg>fastest so far<" in page, "the smallest is the best"
     assert "best so far" not in page
     assert "is 0.87x the baseline (95% interval 0.87 to 0.87): slower." in page
-    facts = dict(describe_verdict(read_report(study)))
-    assert facts["speedup"] == "0.87x (0.87 to 0.87): slower than the baseline"
-    assert facts["memory"] == "8 GiB, the baseline 12 GiB"
+    facts = dict(facts_of(read_story(study)))
+    assert facts["verdict"].startswith("Peak 8 GiB, the baseline 12 GiB. ")
     assert "ties" not in facts, "candidates that are as fast need not be as small"
 
 
 def test_the_gain_is_said_once_in_large_print_and_once_among_the_diagnostics(wide: Study) -> None:
     page = rendered(wide)
-    answer = read_report(wide).answer
+    answer = read_story(wide).answer
     assert answer is not None
     assert answer.speedup is not None
     before, _, diagnostics = page.partition('<section id="facts">')
     assert before.count(f"{answer.speedup.ratio:.2f}x the baseline") == 1
-    assert f"{answer.speedup.ratio:.2f}x (" in diagnostics
+    assert diagnostics.count(f"{answer.speedup.ratio:.2f}x the baseline") == 1
 
 
 def test_cpu_ranks_and_simulated_devices_have_a_banner(wide: Study, tmp_path: Path) -> None:
@@ -244,10 +210,10 @@ def test_cpu_ranks_and_simulated_devices_have_a_banner(wide: Study, tmp_path: Pa
 
 
 def test_settings_are_what_a_user_would_change_of_the_baseline(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     answer = report.answer
     assert answer is not None
-    rows = trials(report, {"best": answer.best, "baseline": answer.baseline})
+    rows = trials(report)
     by_number = {row["number"]: row for row in rows}
     assert answer.baseline is not None
     assert by_number[answer.baseline.trial]["settings"] == "the baseline itself"
@@ -268,11 +234,11 @@ def lucky(spec: TrialSpec) -> TrialResult:
 
 def test_the_order_of_the_trials_is_the_answer_s(tmp_path: Path) -> None:
     """The best leads although single runs of others were faster; runs of one stand together."""
-    report = read_report(finished(tmp_path, lucky, trials=20))
+    report = read_story(finished(tmp_path, lucky, trials=20))
     answer = report.answer
     assert answer is not None
     assert answer.best is not None
-    rows = trials(report, {"best": answer.best, "baseline": answer.baseline})
+    rows = trials(report)
     assert {row["number"] for row in rows} == {
         t.spec.identity.number for t in report.history.trials
     }
@@ -310,11 +276,11 @@ def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_s
             losses=[7.0 - 0.02 * step for step in range(20)],
         )
 
-    report = read_report(finished(tmp_path, noisy, trials=20))
+    report = read_story(finished(tmp_path, noisy, trials=20))
     answer = report.answer
     assert answer is not None
     assert answer.ties
-    said = dict(doubts_of(report))
+    said = dict(verdict_of(report).doubts)
     n = sum(bool(t.result and t.result.disturbed) for t in report.history.trials)
     assert said["disturbed"].startswith(f"{n} of {n} trials, and ")
     assert "runs of the best and the baseline" in said["disturbed"]
@@ -322,7 +288,7 @@ def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_s
     assert "no proven difference from the best" in said["ties"]
     assert said["guard"].startswith("pass: losses are within ")
     assert all(len(text) < 120 and "(" not in text for text in said.values())
-    page = html.unescape(render_page(report, load_table(report.folder), Templates()))
+    page = html.unescape(render_page(report, Templates()))
     for name in ("disturbed", "ties", "guard"):
         assert f"<div><dt>{name}</dt> <dd>{said[name]}</dd></div>" in page
 
@@ -335,7 +301,7 @@ def test_where_nothing_is_in_doubt_the_first_screen_says_nothing(tmp_path: Path)
 
     study = finished(tmp_path, steep, guard_steps=0)
     page = rendered(study)
-    assert doubts_of(read_report(study)) == []
+    assert verdict_of(read_story(study)).doubts == []
     assert 'class="doubts"' not in page
 
 
@@ -355,7 +321,7 @@ def test_a_row_opens_what_is_known_of_its_trial_without_its_secrets(tmp_path: Pa
 
 
 def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(rendered(wide)) < 1_500_000
+    assert len(rendered(wide)) <= 400_000
     for trial in wide.trials():
         (trial.folder / "stdout.log").write_text("x y\n" * 400, encoding="utf-8")
     monkeypatch.setattr("autotune.report.page.trials._MOST_DETAILS", 5_000)
@@ -370,7 +336,7 @@ def without_anything(folder: Path, behave: Behaviour) -> Study:
     with pytest.raises(NothingFeasibleError) as found:
         finished(folder, behave)
     study = Study(folder, "scripted")
-    history = read_report(study).history
+    history = read_story(study).history
     answer = failed_answer(found.value, history, study, Origin.MEASURED)
     study.write_state({**study.read_state(), "answer": answer.to_dict()})
     return study
@@ -382,7 +348,6 @@ def test_where_nothing_fits_the_page_says_how_far_it_is_off(tmp_path: Path) -> N
     assert headline is not None
     assert headline[1] == "Nothing fits: the smallest candidate needs 90 GiB of 24 GiB"
     assert "<li>optimizer offload to the host (--space zero_offload)</li>" in page
-    assert "needs" in charts_in(page)
 
 
 def test_a_need_that_was_predicted_is_said_to_be_predicted(tmp_path: Path) -> None:
@@ -393,9 +358,6 @@ def test_a_need_that_was_predicted_is_said_to_be_predicted(tmp_path: Path) -> No
         (trial.folder / SPEC_FILE).write_text(json.dumps(to_dict(spec)), encoding="utf-8")
     page = rendered(study)
     assert "Nothing fits: the smallest candidate is predicted to need 90 GiB of 24 GiB" in page
-    chart = charts.needs(read_report(study))
-    assert chart is not None
-    assert {bar.value for bar in chart.bars} == {"90 GiB, predicted"}
 
 
 def test_without_a_figure_no_trial_is_the_fastest(tmp_path: Path) -> None:
@@ -420,7 +382,7 @@ def test_lines_that_differ_in_sizes_alone_are_one_group(tmp_path: Path) -> None:
     study = without_anything(tmp_path, too_large)
     lines = {trial.result.evidence for trial in study.trials() if trial.result is not None}
     assert len(lines) == 2
-    (group,) = page_tables.evidence(read_report(study))
+    (group,) = page_tables.evidence(read_story(study))
     assert group["n"] == str(len(study.trials()))
     assert group["is_first"] == "such as "
 
@@ -431,11 +393,11 @@ def test_where_every_trial_runs_out_of_memory_no_chart_is_empty(tmp_path: Path) 
         return fault(spec, Outcome.OOM, said)
 
     study = without_anything(tmp_path, too_large)
-    groups = page_tables.evidence(read_report(study))
+    groups = page_tables.evidence(read_story(study))
     assert len(groups) == 1, "lines that differ in figures alone are one group"
     assert groups[0]["n"] == str(len(study.trials()))
     drawn = charts_in(rendered(study))
-    assert drawn.isdisjoint({"history", "memory", "knobs", "importance", "standings"})
+    assert drawn.isdisjoint({"history", "memory", "comparison"})
 
 
 def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> None:
@@ -445,7 +407,7 @@ def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> No
 
     study = finished(tmp_path, smaller_is_slower, objective="pareto", trials=40)
     page = rendered(study)
-    answer = read_report(study).answer
+    answer = read_story(study).answer
     assert answer is not None
     assert answer.front is not None
     assert '<p class="headline ">Knee: ' in page
@@ -454,26 +416,20 @@ def test_a_front_has_picks_and_its_best_is_called_the_knee(tmp_path: Path) -> No
     assert ">best</span>" not in page
 
 
-def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
-    assert "importance" in charts_in(rendered(wide))
-    few = rendered(finished(tmp_path))
-    assert 'id="importance"' not in few, "no section of nothing"
-
-
 def test_a_running_search_loads_its_page_again(wide: Study) -> None:
     running = samples.snapshot()
-    page = rendered(wide, snapshot=running)
+    page = rendered(wide, running=running)
     assert '<body data-refresh-s="10">' in page
     assert "running: search, 7 of 20 trials" in page
     assert "60.0 samples/s" in page
     race = dataclasses.replace(running, stage=Stage.CONFIRM, race=samples.race())
-    page = rendered(wide, snapshot=race)
+    page = rendered(wide, running=race)
     assert "55.0 samples/s so far" in page
     assert "Final comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19)." in page
     assert "Others: trial 7: 54.0 samples/s (2 runs)." in page
     assert "60.0 samples/s" not in page, "the search's own trial of the best"
     done = dataclasses.replace(running, stage=Stage.DONE)
-    assert "<body data-refresh-s" not in rendered(wide, snapshot=done)
+    assert "<body data-refresh-s" not in rendered(wide, running=done)
 
 
 def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path) -> None:
@@ -495,7 +451,7 @@ def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path
 def test_a_search_that_was_killed_says_what_it_had_found(tmp_path: Path) -> None:
     study = finished(tmp_path)
     study.write_state({**study.read_state(), "answer": None})
-    fastest = next(row for row in read_report(study).rows if row.figure and row.fits)
+    fastest = next(row for row in read_story(study).rows if row.figure and row.fits)
     page = rendered(study)
     assert f"Unfinished: {format_rate(fastest.rate)} samples/s so far" in page
     assert f"Trial {fastest.trial} is the fastest of " in page
@@ -503,27 +459,27 @@ def test_a_search_that_was_killed_says_what_it_had_found(tmp_path: Path) -> None
 
 def test_of_a_killed_search_no_drifting_candidate_is_praised(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    report = dataclasses.replace(read_report(study), answer=None)
+    report = dataclasses.replace(read_story(study), answer=None)
     fastest, second = [row for row in report.rows if row.figure and row.fits][:2]
     drifts = GuardVerdict(verdict=Convergence.FAIL, why="step 3")
     guarded = dataclasses.replace(report, guards={fastest.candidate.hash: drifts})
-    said = _unfinished(guarded)
-    assert f"{format_rate(second.rate)} samples/s so far" in said.figure
+    said = verdict_of(guarded)
+    assert f"{format_rate(second.rate)} samples/s so far" in said.headline
     n_sound = len(report.rows) - 1
     words = f"Trial {second.trial} is the fastest of those whose losses do not drift, {n_sound} so"
     assert said.words.startswith(words)
-    alone = _unfinished(dataclasses.replace(report, rows=[fastest]))
+    alone = verdict_of(dataclasses.replace(report, rows=[fastest]))
     assert alone.words.startswith(f"Trial {fastest.trial} ran the only candidate so far.")
 
 
 def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    answer = read_report(study).answer
+    answer = read_story(study).answer
     assert answer is not None
     cut = dataclasses.replace(answer, speedup=None, interrupted=True)
     study.write_state({**study.read_state(), "answer": cut.to_dict()})
     assert "no gain is claimed. The search was interrupted; the same" in rendered(study)
-    told = dict(describe_verdict(read_report(study)))
+    told = dict(facts_of(read_story(study)))
     assert told["stopped"].endswith(": the same command again goes on")
     over = dataclasses.replace(cut, interrupted=False, stop_reason="time is up")
     study.write_state({**study.read_state(), "answer": over.to_dict()})
@@ -537,22 +493,22 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
 
 
 def test_a_headline_spells_no_interval_that_says_nothing(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     answer = report.answer
     assert answer is not None
     for low in (1e-7, 1.2):
         speedup = Speedup(ratio=1.5, low=low, high=9364823.12)
         noisy = dataclasses.replace(report, answer=dataclasses.replace(answer, speedup=speedup))
-        page = render_page(noisy, load_table(wide.folder), Templates())
+        page = render_page(noisy, Templates())
         assert "9364823.12" not in page
         assert "uns differ too much for an interval." in page
 
 
 def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     answer = report.answer
     assert answer is not None
-    rows = trials(report, {"best": answer.best, "baseline": answer.baseline})
+    rows = trials(report)
     for name in ("best", "baseline"):
         (one,) = (row for row in rows if row["mark"] == name)
         again = [row for row in rows if row["again_of"] == name]
@@ -658,11 +614,11 @@ def test_a_substitute_baseline_is_said_wherever_its_gain_is(tmp_path: Path) -> N
         return fault(spec, Outcome.CRASH, "a cable") if wanted else realistic(spec)
 
     study = finished(tmp_path, behave, memory_limit="60GiB")
-    report = read_report(study)
-    facts = dict(describe_verdict(report))
+    report = read_story(study)
+    facts = dict(facts_of(report))
     assert "a cable" in facts["asked for"]
     assert "micro_batch=8" in facts["asked for"]
-    assert "over a substitute baseline" in facts["speedup"]
+    assert "a substitute baseline" in facts["verdict"]
     assert "substitute" in facts
     page = rendered(study)
     assert re.search(r'class="headline[^>]*>[^<]*substitute baseline', page)

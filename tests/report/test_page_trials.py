@@ -7,29 +7,29 @@ from autotune.contract import Role
 from autotune.record.study import Study
 from autotune.report.page.trials import trials
 from autotune.report.results.rows import make_rows
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
 from autotune.search.history import History
 from autotune.search.race import BLOCK
+from tests.report.told import facts_of
 from tests.trials import changed
 
 
 def test_rounds_are_counted_as_the_terminal_counts_them(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     rounds = {
         trial.spec.identity.number: trial.spec.identity.confirm_round
         for trial in report.history.trials
         if trial.spec.identity.role is Role.CONFIRM
     }
     assert min(n for n in rounds.values() if n is not None) == 0
-    said = {row["number"]: row["role"] for row in trials(report, {"best": None, "baseline": None})}
+    said = {row["number"]: row["role"] for row in trials(report)}
     for number, from_0 in rounds.items():
         assert from_0 is not None
         assert said[number] == f"confirm, round {from_0 + 1}"
 
 
 def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     compared = [row for row in report.ranked_rows if row.is_compared]
     left_out = compared[1]
     tried_once = next(row for row in report.rows if row.figure and not row.is_compared)
@@ -44,7 +44,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
         result = dataclasses.replace(trial.result, number=number)
         again = again.with_trial(dataclasses.replace(trial, spec=spec, result=result))
     twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
-    rows = {row["number"]: row for row in trials(twice, {"best": None, "baseline": None})}
+    rows = {row["number"]: row for row in trials(twice)}
     for number, row in rows.items():
         if row["role"].startswith("confirm"):
             is_last = number >= len(report.history.trials)
@@ -55,13 +55,13 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
 
 
 def test_who_ran_once_in_the_comparison_is_named(wide: Study) -> None:
-    report = read_report(wide)
+    report = read_story(wide)
     roles = [trial.spec.identity for trial in report.history.trials]
     runs = Counter(i.candidate_hash for i in roles if i.confirm_round is not None)
     once = [str(row.trial) for row in report.rows if runs[row.candidate.hash] == 1]
     again = [str(row.trial) for row in report.rows if runs[row.candidate.hash] > 1]
     assert len(once) > 1
-    assert dict(describe_verdict(report))["compared"] == (
+    assert dict(facts_of(report))["compared"] == (
         f"trials {', '.join(again)} ran again, in turns; trials {', '.join(once)} once more, and "
         "have the figure of that run; every other row is one trial"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.contract import ContractError, Outcome, Predicted, TrialSpec, to_dict
 from autotune.record.study import Trial
-from autotune.report.explain.predictions import describe_foretold, predicted_memory, predicted_rate
+from autotune.report.explain.predictions import forecast_errors, predicted_memory, predicted_rate
 from tests import trials as samples
 from tests.search.scripted import GIB, fault, ok
 from tests.trials import changed
@@ -36,17 +36,17 @@ def test_inside_is_between_the_ends_and_off_is_the_median():
         trial(10.0, said(0.8)),
         trial(10.0, None),
     ]
-    assert describe_foretold(trials) == (
-        "step time: median error 25%, 2 of 3 trials inside the predicted 90% interval; "
-        "memory: median error 25%, 1 of 3 trials inside the predicted 90% interval"
-    )
+    assert forecast_errors(trials) == [
+        {"name": "step time", "error": pytest.approx(0.25), "n": 3, "n_inside": 2},
+        {"name": "memory", "error": pytest.approx(0.25), "n": 3, "n_inside": 1},
+    ]
 
 
 def test_what_did_not_measure_is_not_counted():
     spec = changed(samples.spec(0), predicted=said(0.4))
     lost = Trial(folder=Path(), spec=spec, result=fault(spec, Outcome.OOM))
     running = Trial(folder=Path(), spec=spec, result=None)
-    assert describe_foretold([lost, running, trial(10.0, None)]) is None
+    assert forecast_errors([lost, running, trial(10.0, None)]) == []
 
 
 def test_a_prediction_is_said_in_the_unit_of_the_figure():

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from autotune.app.exports import find_chosen
-from autotune.app.pages import table_of
 from autotune.app.studies import state_of
 from autotune.base.errors import StudyError
 from autotune.contract import Fidelity, Phase, Role
@@ -17,8 +16,7 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import ComparedRun, compare
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan
@@ -29,6 +27,7 @@ from autotune.search.plan import Plan, make_plan
 from autotune.search.reduced import reduce_lattice
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
+from tests.report.told import facts_of
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make
 from tests.search.test_reduced import Searched
 
@@ -57,12 +56,12 @@ def finished(folder: Path, job: Job) -> Study:
 
 
 def test_every_report_says_how_many_there_were_and_ranks_none(study: Study) -> None:
-    report = read_report(study)
+    report = read_story(study)
     numbers = {t.spec.identity.number for t in report.history.reduced.trials}
     assert len(numbers) == 3
     assert not numbers & {row.trial for row in report.rows}
     said = "3 of 1 layer: these trials are in no ranking, and taught the forecast alone"
-    assert ("reduced", said) in describe_verdict(report)
+    assert ("reduced", said) in facts_of(report)
     assert said in " ".join(shown(report, 200).split())
     assert said in render_markdown(report)
     assert state_of(study).n_reduced == 3
@@ -70,10 +69,10 @@ def test_every_report_says_how_many_there_were_and_ranks_none(study: Study) -> N
 
 
 def test_the_error_of_what_was_extrapolated_is_said(study: Study, tmp_path: Path) -> None:
-    alone = dict(describe_verdict(read_report(study)))["extrapolated"]
+    alone = dict(facts_of(read_story(study)))["extrapolated"]
     assert alone.startswith("step time of 1 candidate, predicted after trials of 1 layer: error ")
-    report = read_report(finished(tmp_path, make(trials=14, fidelity="layers=1")))
-    said = dict(describe_verdict(report))["extrapolated"]
+    report = read_story(finished(tmp_path, make(trials=14, fidelity="layers=1")))
+    said = dict(facts_of(report))["extrapolated"]
     both = {t.spec.identity.reduced_of for t in report.history.reduced.trials}
     ran = [tried for tried in report.history.tried if tried.candidate.hash in both]
     errors = []
@@ -92,8 +91,8 @@ def test_the_error_of_what_was_extrapolated_is_said(study: Study, tmp_path: Path
 
 
 def test_without_reduced_trials_nothing_is_said_of_them(tmp_path: Path) -> None:
-    report = read_report(finished(tmp_path, make(trials=4)))
-    assert dict(describe_verdict(report)).keys().isdisjoint({"reduced", "extrapolated"})
+    report = read_story(finished(tmp_path, make(trials=4)))
+    assert dict(facts_of(report)).keys().isdisjoint({"reduced", "extrapolated"})
 
 
 def test_the_table_declares_what_each_row_ran(study: Study) -> None:
@@ -118,8 +117,8 @@ def test_the_table_declares_what_each_row_ran(study: Study) -> None:
 def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> None:
     plain = finished(tmp_path, make(trials=6, study="plain"))
     runs = [
-        ComparedRun(name=name, report=report, frame=table_of(report), job={})
-        for name, report in (("A", read_report(study)), ("B", read_report(plain)))
+        ComparedRun(name=name, report=report, frame=report.frame, job={})
+        for name, report in (("A", read_story(study)), ("B", read_story(plain)))
     ]
     assert runs[0].frame["reduced_of"].isna().all()
     assert len(runs[0].frame) == len(study.trials()) - 3
@@ -130,7 +129,7 @@ def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> N
 
 
 def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
-    number = read_report(study).history.reduced.trials[0].spec.identity.number
+    number = read_story(study).history.reduced.trials[0].spec.identity.number
     with pytest.raises(StudyError, match=f"trial {number} is a reduced one .1 layer"):
         find_chosen(study, trial=number)
 

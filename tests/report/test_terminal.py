@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.app.pages import table_of
 from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
 from autotune.base.units import format_interval, format_seconds
@@ -23,23 +22,19 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.trials import trials as trials_of
 from autotune.report.results.rows import Row, make_rows
-from autotune.report.results.study import StudyReport, read_report
-from autotune.report.results.verdict import (
-    describe_figure,
-    describe_outcome,
-    describe_place,
-    describe_verdict,
-)
+from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.names import print_names
 from autotune.report.terminal.overview import State, print_states
 from autotune.report.terminal.study import print_plan, print_report
+from autotune.report.verdict import verdict_of
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan
 from autotune.search.race import WARM
 from autotune.space.knob import Context
 from tests.observed import job_of, observed
+from tests.report.told import facts_of
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -79,7 +74,7 @@ def finished(
     return study
 
 
-def shown(report: StudyReport, width: int = 80, *, details: bool = False) -> str:
+def shown(report: Story, width: int = 80, *, details: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )
@@ -95,18 +90,18 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     context = {**facts["context"], "engine": "megatron"}
     environment = {**facts["environment"], "megatron_core": release}
     ran = {"environments": [{"since_trial": 0, **environment}], "environment": environment}
-    study.write_state({**facts, **ran, "context": context})
-    place = describe_place(read_report(study))
+    study.write_state({**facts, **ran, "context": context, "answer": None})
+    place = verdict_of(read_story(study)).title
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_report_fits_and_says_all(tmp_path: Path, width: int) -> None:
     study = finished(tmp_path)
-    text = shown(read_report(study), width, details=True)
+    text = shown(read_story(study), width, details=True)
     lines = text.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
-    for word in ("samples/s", "95% interval", "memory", "baseline", "best", "speedup", "stopped"):
+    for word in ("samples/s", "95% interval", "memory", "baseline", "best", "verdict", "stopped"):
         assert word in text
     assert str(study.table_file.name) in text.replace("\n", "")
     # Out-of-memory trials are rows too, with the line that says so.
@@ -114,7 +109,7 @@ def test_the_report_fits_and_says_all(tmp_path: Path, width: int) -> None:
 
 
 def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
-    rows = read_report(finished(tmp_path)).rows
+    rows = read_story(finished(tmp_path)).rows
     rates = [row.figure.samples_per_s for row in rows if row.figure is not None]
     assert rates == sorted(rates, reverse=True)
     is_failure = [row.figure is None for row in rows]
@@ -132,7 +127,7 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
             return result
         return ok(spec, result.samples_per_s * flattery, peak=result.peak_memory_bytes or 0)
 
-    report = read_report(finished(tmp_path, lucky))
+    report = read_story(finished(tmp_path, lucky))
     answer = report.answer
     assert answer is not None
     best = next(row for row in report.rows if row.trial == answer.best.trial)
@@ -143,7 +138,7 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
 
 
 def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
-    report = read_report(finished(tmp_path, objective="pareto"))
+    report = read_story(finished(tmp_path, objective="pareto"))
     assert report.answer is not None
     points = report.answer.to_dict()["front"]
     text = " ".join(shown(report, 160).split())
@@ -151,11 +146,11 @@ def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
     for point in points:
         assert f"trial {point['trial']}: " in text
     assert "best is the knee of the front" in text
-    assert " front " not in " ".join(shown(read_report(finished(tmp_path / "b"))).split())
+    assert " front " not in " ".join(shown(read_story(finished(tmp_path / "b"))).split())
 
 
 def test_the_settings_of_a_row_are_what_differs_from_the_baseline(tmp_path: Path) -> None:
-    report = read_report(finished(tmp_path))
+    report = read_story(finished(tmp_path))
     baseline = report.baseline_row
     assert baseline is not None
     lines = shown(report, 160).splitlines()
@@ -172,21 +167,21 @@ def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
     def greedy(spec: TrialSpec) -> TrialResult:
         return ok(spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB)
 
-    text = shown(read_report(finished(tmp_path, greedy, memory_limit="24GiB")))
+    text = shown(read_story(finished(tmp_path, greedy, memory_limit="24GiB")))
     assert "over limit" in text
 
 
 def test_a_search_that_was_killed_says_how_to_go_on(tmp_path: Path) -> None:
     study = finished(tmp_path)
     study.write_state({**study.read_state(), "answer": None})
-    text = shown(read_report(study))
+    text = shown(read_story(study))
     assert "resumes" in text
     assert "speedup" not in text
 
 
 def test_no_gain_is_called_no_gain(tmp_path: Path) -> None:
-    text = shown(read_report(finished(tmp_path, lambda spec: ok(spec, 100.0))))
-    assert "no proven gain" in text or "nothing beat the baseline" in text
+    text = shown(read_story(finished(tmp_path, lambda spec: ok(spec, 100.0))))
+    assert "No proven gain" in text or "Nothing beat the baseline" in text
 
 
 def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path) -> None:
@@ -195,7 +190,7 @@ def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path
             return fault(spec, Outcome.OOM, "late")
         return ok(spec, 50.0 * spec.layout.micro_batch if spec.layout.micro_batch < 8 else 1.0)
 
-    rows = read_report(finished(tmp_path, flaky)).rows
+    rows = read_story(finished(tmp_path, flaky)).rows
     assert [row.outcome for row in rows if row.evidence == "late [script]"]
 
 
@@ -225,24 +220,24 @@ def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None
     after = finished(tmp_path, engine=tagged("after"))
     ours = {t.spec.identity.number for t in after.trials() if t.spec.identity.number >= n_before}
 
-    report = read_report(after)
+    report = read_story(after)
     assert {trial.spec.identity.number for trial in report.history.trials} == ours
     best = report.best_trial
     assert best is not None
     assert report.rows[0].trial == best
     assert sum(report.counts.values()) == len(ours)
-    verdict = dict(describe_verdict(report))
+    verdict = dict(facts_of(report))
     assert verdict["left out"] == f"{n_before} trials of another job or configuration"
     assert verdict["change"] != "-"
     assert max(row.figure.samples_per_s for row in report.rows if row.figure) < 500
     assert "left out" in render_markdown(report)
     state = state_of(after)
     assert (state.n_trials, state.n_left_out) == (len(ours), n_before)
-    assert set(table_of(report)["trial"]) == ours
+    assert set(report.frame["trial"]) == ours
 
     # What ran before counts again once its configuration is back.
     again = finished(tmp_path, engine=tagged("before"))
-    assert sum(read_report(again).counts.values()) == n_before
+    assert sum(read_story(again).counts.values()) == n_before
 
 
 def tagged(tag: str) -> Callable[[Job], Engine]:
@@ -295,16 +290,16 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     study = finished(tmp_path / "results", objective="pareto")
     (tmp_path / "results").rename(tmp_path / "moved")
     moved = Study(tmp_path / "moved", study.name)
-    facts = dict(describe_verdict(read_report(moved)))
+    facts = dict(facts_of(read_story(moved)))
     assert (facts["table"], facts["files"]) == (str(moved.table_file), str(moved.best_folder))
-    answer = read_report(moved).answer
+    answer = read_story(moved).answer
     assert answer is not None
     assert str(study.folder) not in json.dumps(answer.to_dict())
     assert Path(answer.best.config).is_file()
 
     aside = moved.set_aside()
     assert aside is not None
-    answer = read_report(Study(aside.parent, aside.name)).answer
+    answer = read_story(Study(aside.parent, aside.name)).answer
     assert answer is not None
     assert answer.export == aside / "best"
 
@@ -484,14 +479,14 @@ def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) 
     def of_one_run(spec: TrialSpec) -> TrialResult:
         return fault(spec, Outcome.OOM) if spec.identity.role is Role.CONFIRM else realistic(spec)
 
-    calm = dict(describe_verdict(read_report(finished(tmp_path / "calm"))))["noise"]
-    loud = dict(describe_verdict(read_report(finished(tmp_path / "loud", behave))))["noise"]
+    calm = dict(facts_of(read_story(finished(tmp_path / "calm"))))["noise"]
+    loud = dict(facts_of(read_story(finished(tmp_path / "loud", behave))))["noise"]
     assert [float(text.partition("%")[0].split()[-1]) > 5 for text in (calm, loud)] == [
         False,
         True,
     ]
-    alone = read_report(finished(tmp_path / "alone", of_one_run))
-    assert "noise" not in dict(describe_verdict(alone))
+    alone = read_story(finished(tmp_path / "alone", of_one_run))
+    assert "noise" not in dict(facts_of(alone))
 
 
 def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: Path) -> None:
@@ -505,8 +500,8 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
             return dataclasses.replace(result, disturbed=load)
         return result
 
-    report = read_report(finished(tmp_path, behave))
-    said = [text for name, text in describe_verdict(report) if name == "disturbed"]
+    report = read_story(finished(tmp_path, behave))
+    said = [text for name, text in facts_of(report) if name == "disturbed"]
     assert said == [
         f"trial {hit[0]}: {load}; trial {hit[1]} repeats it and counts instead",
         f"trial {hit[1]}: {load}",
@@ -515,7 +510,7 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
     frame = load_table(report.folder).set_index("trial")
     assert frame.loc[hit, "disturbed"].tolist() == [load, load]
     assert frame.loc[hit[1], "repeat_of"] == hit[0]
-    assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == hit[1]] == [
+    assert [t["evidence"] for t in trials_of(report) if t["number"] == hit[1]] == [
         f"disturbed: {load}"
     ]
 
@@ -531,10 +526,10 @@ def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> No
             return dataclasses.replace(result, disturbed="load")
         return result
 
-    report = read_report(finished(tmp_path, behave))
+    report = read_story(finished(tmp_path, behave))
     assert report.answer is not None
     assert report.answer.best.n_disturbed == 1
-    assert "3 runs, 1 disturbed" in describe_figure(report.answer.best)
+    assert "3 runs, 1 disturbed" in dict(facts_of(report))["best"]
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
@@ -550,8 +545,8 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
             return dataclasses.replace(ok(spec, 0.5 * result.samples_per_s), disturbed="load")
         return result
 
-    report = read_report(finished(tmp_path, behave))
-    facts = dict(describe_verdict(report))
+    report = read_story(finished(tmp_path, behave))
+    facts = dict(facts_of(report))
     assert facts["change"] != "-"
     assert "damaged" not in facts
     assert report.answer is not None
@@ -559,7 +554,7 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
     for (name, row), number in zip(named, (report.best_trial, report.baseline_trial), strict=True):
         assert row is not None
         assert row.trial == number
-        assert describe_outcome(row, report) in ("best", name)
+        assert report.outcome_of(row) in ("best", name)
     # An answer that was written before names the first one: it is found all the same.
     first = {
         t.spec.identity.candidate_hash: t.spec.identity.number
@@ -583,9 +578,9 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
             return dataclasses.replace(result, disturbed="load")
         return result
 
-    report = read_report(finished(tmp_path, behave))
+    report = read_story(finished(tmp_path, behave))
     assert any(t.spec.provenance.repeat_of == hit[0] for t in report.history.trials)
-    said = [text for name, text in describe_verdict(report) if name == "disturbed"]
+    said = [text for name, text in facts_of(report) if name == "disturbed"]
     assert said == [f"trial {hit[0]}: load; it was not repeated"]
 
 
@@ -598,16 +593,16 @@ def test_one_that_stopped_early_says_what_disturbed_it(tmp_path: Path) -> None:
             result, outcome=Outcome.STOPPED_EARLY, evidence="too slow", disturbed="load"
         )
 
-    report = read_report(finished(tmp_path, behave))
-    said = {t["evidence"] for t in trials_of(report, {}) if t["outcome"] == "stopped_early"}
+    report = read_story(finished(tmp_path, behave))
+    said = {t["evidence"] for t in trials_of(report) if t["outcome"] == "stopped_early"}
     assert said == {"too slow; disturbed: load"}
 
 
 def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
     """That of a re-run, from one place; the table keeps the interval of the steps beside it."""
-    report = read_report(finished(tmp_path))
+    report = read_story(finished(tmp_path))
     frame = load_table(report.folder).set_index("trial")
-    page = {row["number"]: row["interval"] for row in trials_of(report, {})}
+    page = {row["number"]: row["interval"] for row in trials_of(report)}
     alone = [row for row in report.rows if row.figure is not None and row.n_runs == 1]
     assert alone
     for row in alone:
@@ -666,11 +661,11 @@ def test_after_an_upgrade_the_releases_are_those_of_the_figures(tmp_path: Path) 
     (older,) = state["environments"]
     more = [older, {"since_trial": last + 1, **newer}]
     study.write_state({**state, "environment": newer, "environments": more})
-    said = shown(read_report(study))
+    said = shown(read_story(study))
     assert f"torch {older['torch_version']}" in said
     assert "9.9.9" not in said
     more[1]["since_trial"] = last
     study.write_state({**study.read_state(), "environments": more})
-    facts = dict(describe_verdict(read_report(study)))
+    facts = dict(facts_of(read_story(study)))
     before = older["torch_version"]
     assert facts["upgraded"] == f"from trial {last} on: torch 9.9.9 (before: {before})"

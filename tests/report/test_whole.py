@@ -5,9 +5,9 @@ from pathlib import Path
 
 from autotune.contract import TrialResult, TrialSpec, read_json, write_json
 from autotune.record.study import Study
-from autotune.report.results.study import read_report
-from autotune.report.results.verdict import describe_verdict
+from autotune.report.story import read_story
 from tests.report.test_terminal import finished
+from tests.report.told import facts_of
 from tests.search.scripted import ok
 
 EVALUATION_S = 2.0
@@ -29,13 +29,12 @@ def of_a_command(study: Study) -> Study:
 
 
 def test_the_gain_of_the_whole_run_is_told_beside_that_of_the_steps(tmp_path: Path) -> None:
-    report = read_report(of_a_command(finished(tmp_path, evaluates)))
-    facts = dict(describe_verdict(report))
+    report = read_story(of_a_command(finished(tmp_path, evaluates)))
+    facts = dict(facts_of(report))
     batches = [row and row.candidate.micro_batch for row in (report.baseline_row, report.best_row)]
     before_s, after_s = (2.0 / batch for batch in batches)
     beside_s = EVALUATION_S / 10
     gain = (before_s + beside_s) / (after_s + beside_s)
-    assert facts["speedup"].startswith(f"{before_s / after_s:.2f}x")
     assert facts["whole run"].startswith(f"{gain:.2f}x by the mean step")
     assert f"is {beside_s / (before_s + beside_s):.0%} of the baseline" in facts["whole run"]
 
@@ -45,13 +44,13 @@ def test_no_gain_of_the_whole_run_is_told_of_single_trials(tmp_path: Path) -> No
     state = study.read_state()
     state["answer"] |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     study.write_state(state)
-    facts = dict(describe_verdict(read_report(study)))
-    assert facts["speedup"].startswith("unknown")
+    facts = dict(facts_of(read_story(study)))
+    assert "There was no final comparison" in facts["verdict"]
     assert "whole run" not in facts
 
 
 def test_even_steps_need_no_word(tmp_path: Path) -> None:
     even = finished(tmp_path / "even", lambda spec: ok(spec, 8.0 * spec.layout.micro_batch))
-    assert "whole run" not in dict(describe_verdict(read_report(of_a_command(even))))
+    assert "whole run" not in dict(facts_of(read_story(of_a_command(even))))
     built_in = finished(tmp_path / "built_in", evaluates)
-    assert "whole run" not in dict(describe_verdict(read_report(built_in)))
+    assert "whole run" not in dict(facts_of(read_story(built_in)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.contract import CONFIG_DIR, Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.results.study import StudyReport
+from autotune.report.story import Story
 from tests.report.diagnosed import collective, diagnosis
 from tests.report.test_terminal import finished
 from tests.search.scripted import fault, ok, rate_of, realistic
@@ -57,6 +57,6 @@ def wide_study(folder: Path, **job_changes: Any) -> Study:
     return study
 
 
-def confirmed(report: StudyReport) -> int:
+def confirmed(report: Story) -> int:
     """Runs of the final comparison."""
     return sum(trial.spec.identity.role is Role.CONFIRM for trial in report.history.trials)

@@ -9,7 +9,8 @@ from typing import Any, Literal, Unpack
 import pandas as pd
 from rich.console import Console
 
-from autotune.app.api.values import SearchFlags, Shown, each_of, texts
+from autotune.app.api.keys import SearchKeys
+from autotune.app.api.values import Shown, each_of, texts
 from autotune.app.exports import export_study
 from autotune.app.searching import Caller, SearchCall, run_searches
 from autotune.base.units import format_rate
@@ -17,7 +18,7 @@ from autotune.fleet.options import options_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.record.worth import Ladder
-from autotune.report.results.study import StudyReport, read_report
+from autotune.report.story import Story, read_story
 from autotune.report.terminal.study import print_report
 from autotune.report.terminal.worth import print_ladder
 from autotune.search.base import Observer, Snapshot
@@ -26,7 +27,7 @@ Progress = Literal["tqdm"] | Callable[[Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Searched(Shown[StudyReport]):
+class Searched(Shown[Story]):
     """What a search found."""
 
     ladder: Ladder | None = None
@@ -98,7 +99,7 @@ def search(
     ladder: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
-    **flags: Unpack[SearchFlags],
+    **flags: Unpack[SearchKeys],
 ) -> Searched:
     """Search for the fastest configuration, as `autotune search` does; the same call resumes.
 
@@ -149,7 +150,7 @@ def search(
     (ending,) = run_searches(call, Caller(say=say, watch=lambda _: _CallObserver(progress, say)))
     if ending.error is not None:
         raise ending.error
-    report, climbed = read_report(ending.answer.study), ending.ladder
+    report, climbed = read_story(ending.answer.study), ending.ladder
 
     def show(console: Console) -> None:
         print_report(console, report)

@@ -27,7 +27,7 @@ from autotune.report.results.ratios import (
     telling_runs,
 )
 from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport
+from autotune.report.story import Story
 from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
@@ -64,7 +64,7 @@ class ComparedRun:
 
     name: str
     """What it is called here, as of `names_of`; columns are named by it."""
-    report: StudyReport
+    report: Story
     frame: pd.DataFrame
     job: Mapping[str, Any]
     """Keys of the job that the table has no column for; empty where its file is unreadable."""
@@ -358,7 +358,7 @@ _Measured = tuple[Tried, list[TrialResult]]
 
 def _is_one_place(first: ComparedRun, other: ComparedRun) -> bool:
     """Whether two studies are of one engine on devices of one kind."""
-    engines = {engine_name_of(run.report.facts) for run in (first, other)}
+    engines = {engine_name_of(run.report.state) for run in (first, other)}
     return len(engines) == 1 and _seen(first.frame, "device_name") == _seen(
         other.frame, "device_name"
     )
@@ -393,7 +393,7 @@ def _peak_of(run: ComparedRun) -> int | None:
 
 
 def _package(run: ComparedRun) -> str:
-    packages = find_engine(engine_name_of(run.report.facts)).packages
+    packages = find_engine(engine_name_of(run.report.state)).packages
     return packages[0].title if packages else ""
 
 
@@ -428,7 +428,7 @@ def _kinds(runs: Sequence[ComparedRun], differences: Mapping[str, str]) -> list[
         return []
     found = []
     for run in runs:
-        best, environment = run.report.best_row, environment_of(run.report.facts)
+        best, environment = run.report.best_row, environment_of(run.report.state)
         answer = run.report.answer
         if best is None or environment is None or answer is None or answer.best is None:
             continue
@@ -454,7 +454,7 @@ def _differences(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
     columns = dict.fromkeys(str(column) for run in runs for column in run.frame.columns)
     versions = [column for column in columns if column.startswith("version.")]
     said: dict[str, str] = {}
-    engines = {run.name: engine_name_of(run.report.facts) for run in runs}
+    engines = {run.name: engine_name_of(run.report.state) for run in runs}
     if len(set(engines.values())) > 1:
         each = ", ".join(f"{key} {name}" for key, name in engines.items())
         said["engine"] = f"engine differs ({each})"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from autotune.base.templates import Templates
-from autotune.base.units import format_gain_interval, format_rate, says_nothing
+from autotune.base.units import format_gain_interval
 from autotune.report.compare.comparison import Against, StudyComparison
 from autotune.report.compare.kinds import describe_kinds
 from autotune.report.compare.terminal import (
@@ -18,16 +18,10 @@ from autotune.report.compare.terminal import (
     outcome_columns,
     outcome_rows,
 )
-from autotune.report.page.lead import banner_of
+from autotune.report.page import charts
 from autotune.report.page.page import page_values
-from autotune.report.page.scale import scale_of
-from autotune.report.page.shapes import Bar, Chart, LegendEntry
-from autotune.report.page.words import capitalized
+from autotune.report.verdict import verdict_of
 
-_MOST_RATIOS = 60
-"""Candidates whose ratios are drawn; the table has them all."""
-_POINT = 1.2
-"""Width of a ratio's mark, in per cent of its track."""
 _OWN_GAIN = "over its own baseline"
 _TITLES = {"best of": "study", "speedup": _OWN_GAIN}
 """Headers of a terminal that a page has room to say in full."""
@@ -39,7 +33,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     Raises:
         RenderError: The template does not render.
     """
-    banners = dict.fromkeys(banner_of(run.report) for run in comparison.runs)
+    banners = dict.fromkeys(verdict_of(run.report).about.get("banner") for run in comparison.runs)
     values = {
         **page_values(),
         "title": f"{comparison.runs[0].name} against "
@@ -51,7 +45,13 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         # Of several, no one is the headline.
         "lead": _lead(comparison.verdicts[0]) if len(comparison.verdicts) == 1 else None,
         "verdicts": list(map(str, comparison.verdicts)),
-        "named": {"bests": _bests(comparison), "ratios": _ratios(comparison)},
+        "chart_of_bests": charts.comparison(
+            [
+                (run.name, "candidate", run.report.answer.best)
+                for run in comparison.runs
+                if run.report.answer and run.report.answer.best
+            ]
+        ),
         "outcomes": _table(outcome_columns(comparison), outcome_rows(comparison)),
         "bests": _table([_TITLES.get(c, c) for c in BEST_COLUMNS], best_rows(comparison)),
         "kinds": describe_kinds(comparison.kinds),
@@ -92,6 +92,11 @@ def _lead(verdict: Against) -> tuple[str, str, str]:
     )
 
 
+def capitalized(text: str) -> str:
+    """A text as a sentence begins; the rest of it stays as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def _table(
     columns: Iterable[Any], rows: list[list[str]], figures: Collection[str] = ()
 ) -> dict[str, Any]:
@@ -100,80 +105,3 @@ def _table(
     right = {*FIGURES, _OWN_GAIN, *figures}
     numbers = [i for i, name in enumerate(names) if name in right]
     return {"columns": names, "rows": rows, "numbers": numbers}
-
-
-def _bests(comparison: StudyComparison) -> Chart | None:
-    frame = comparison.bests.dropna(subset=["samples_per_s"])
-    if frame.empty:
-        return None
-    rows = frame.to_dict("records")
-    scale = scale_of((float(row["samples_per_s_high"]) for row in rows), zero=True, margin=0.02)
-    bars = [
-        Bar(
-            label=str(row["run"]),
-            value=format_rate(float(row["samples_per_s"])),
-            tone="candidate",
-            width=scale.at(float(row["samples_per_s"])),
-            ends=(
-                scale.at(float(row["samples_per_s_low"])),
-                scale.at(float(row["samples_per_s_high"])),
-            ),
-        )
-        for row in rows
-    ]
-    said = ", ".join(f"{bar.label} {bar.value} samples/s" for bar in bars)
-    return Chart(
-        name="bests",
-        alt=said,
-        is_plain=True,
-        kind="bars",
-        bars=bars,
-        x_title="samples/s of the best, with the 95% interval",
-    )
-
-
-def _ratios(comparison: StudyComparison) -> Chart | None:
-    """One line per shared candidate: its ratio and its interval, against 1."""
-    frame = comparison.candidates.head(_MOST_RATIOS)
-    if frame.empty:
-        return None
-    rows = frame.to_dict("records")
-    # An interval that says nothing is not drawn: all others would be points on its scale.
-    drawn = [None if says_nothing(*_interval(row)) else _interval(row) for row in rows]
-    ends = [end for each in drawn if each is not None for end in each]
-    scale = scale_of([1.0, *(float(row["ratio"]) for row in rows), *ends])
-    others = list(dict.fromkeys(str(row["other"]) for row in rows))
-    tones = {other: f"part-{i % 5}" for i, other in enumerate(others)}
-    bars = [
-        Bar(
-            label=str(row["settings"]),
-            value=f"{row['ratio']:.2f}x ({_ends(row)})",
-            tone=tones[str(row["other"])],
-            start=round(max(0.0, scale.at(float(row["ratio"])) - _POINT / 2), 2),
-            width=_POINT,
-            ends=None if interval is None else (scale.at(interval[0]), scale.at(interval[1])),
-        )
-        for row, interval in zip(rows, drawn, strict=True)
-    ]
-    first, n_shared = comparison.runs[0].name, len(comparison.candidates)
-    some = f"{len(rows)} of {n_shared}" if len(rows) < n_shared else str(n_shared)
-    return Chart(
-        name="ratios",
-        alt=f"{some} shared candidates: samples/s over those of {first}, with the 95% interval. "
-        "Where the interval holds the dashed line, no difference is proven.",
-        kind="bars",
-        keys=[
-            LegendEntry(text=f"{other} over {first}", tone=tones[other], symbol="block")
-            for other in others
-        ],
-        bars=bars,
-        limit=scale.at(1.0),
-    )
-
-
-def _ends(row: dict[Any, Any]) -> str:
-    return format_gain_interval(*_interval(row))
-
-
-def _interval(row: dict[Any, Any]) -> tuple[float, float]:
-    return float(row["ratio_low"]), float(row["ratio_high"])

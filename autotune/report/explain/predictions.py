@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from autotune.base.units import format_bytes, format_rate
 from autotune.contract import Role, TrialSpec
@@ -14,20 +15,30 @@ Case = tuple[float, float, float, float]
 """Measured, predicted, and the ends of its 90% interval."""
 
 
-def describe_foretold(trials: Sequence[Trial]) -> str | None:
-    """How predictions did: `step time: median error 12%, 7 of 9 trials inside the ...; ...`.
+def forecast_errors(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """How far forecasts were off, for step time and memory.
 
     Returns:
-        None where no trial that measured was predicted.
+        `name`, the median `error`, `n` trials, and `n_inside` their predicted interval; empty
+        where no trial that measured was predicted.
     """
-    parts = [
-        _describe(name, [case for trial in trials if (case := found(trial)) is not None])
+    by_name = {
+        name: [case for trial in trials if (case := found(trial)) is not None]
         for name, found in (("step time", step_time), ("memory", peak_memory))
+    }
+    return [
+        {
+            "name": name,
+            "error": statistics.median(abs(said / measured - 1) for measured, said, _, _ in cases),
+            "n": len(cases),
+            "n_inside": _n_inside(cases),
+        }
+        for name, cases in by_name.items()
+        if cases
     ]
-    return "; ".join(filter(None, parts)) or None
 
 
-def describe_extrapolated(history: History) -> str:
+def extrapolation_errors(history: History) -> dict[str, Any] | None:
     """How far the forecasts that reduced trials taught were off the whole candidates.
 
     Of each candidate that ran reduced first and whole later: the step time that was predicted
@@ -35,8 +46,9 @@ def describe_extrapolated(history: History) -> str:
     comparison among them.
 
     Returns:
-        Such as `step time of 2 candidates, after trials of 1 layer: median error 12%, at most 20%;
-        ...`; empty where no candidate ran both ways.
+        `fidelities` of the reduced trials, `n` candidates, the median `error`, the largest
+        (`most`), how many were predicted `too_long` and how many lie inside; None where no
+        candidate ran both ways.
     """
     reduced = {
         tried.trials[0].spec.identity.reduced_of: tried
@@ -53,17 +65,17 @@ def describe_extrapolated(history: History) -> str:
             fidelity = form.trials[0].spec.identity.fidelity
             fidelities[describe_fidelity(fidelity) if fidelity else ""] = None
     if not cases:
-        return ""
+        return None
     errors = [said / measured - 1 for measured, said, _, _ in cases]
-    sizes = sorted(map(abs, errors))
-    one = len(cases) == 1
-    far = f"error {sizes[0]:.0%}" if one else f"median error {statistics.median(sizes):.0%}"
-    return (
-        f"step time of {len(cases)} candidate{'' if one else 's'}, predicted after trials of "
-        f"{' and '.join(fidelities)}: {far}{'' if one else f', at most {sizes[-1]:.0%}'}; "
-        f"{sum(error > 0 for error in errors)} too long, {_n_inside(cases)} inside the predicted "
-        "90% interval"
-    )
+    sizes = [*map(abs, errors)]
+    return {
+        "fidelities": list(fidelities),
+        "n": len(cases),
+        "error": statistics.median(sizes),
+        "most": max(sizes),
+        "too_long": sum(error > 0 for error in errors),
+        "n_inside": _n_inside(cases),
+    }
 
 
 def _extrapolated(form: Tried, whole: Tried) -> Case | None:
@@ -113,16 +125,6 @@ def predicted_memory(spec: TrialSpec) -> str:
         return ""
     low, high = format_bytes(said.peak_memory_low_bytes), format_bytes(said.peak_memory_high_bytes)
     return f"{format_bytes(said.peak_memory_bytes)} ({low} to {high})"
-
-
-def _describe(name: str, cases: Sequence[Case]) -> str:
-    if not cases:
-        return ""
-    off = statistics.median(abs(said / measured - 1) for measured, said, _, _ in cases)
-    return (
-        f"{name}: median error {off:.0%}, {_n_inside(cases)} of {len(cases)} trials inside the "
-        "predicted 90% interval"
-    )
 
 
 def _n_inside(cases: Sequence[Case]) -> int:

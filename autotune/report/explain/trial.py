@@ -13,7 +13,7 @@ from autotune.record.facts import environment_at
 from autotune.record.table import energy_per_sample_j, peak_flops_of
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
-from autotune.report.results.study import StudyReport
+from autotune.report.story import Story
 from autotune.space.candidate import candidate_of
 
 _MAX_COLLECTIVES = 4
@@ -54,7 +54,7 @@ class Explanation:
         }
 
 
-def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explanation | None:
+def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation | None:
     """Explain a trial; None where it had no diagnostic pass.
 
     Its row of the table says how many FLOP/s it reached.
@@ -82,7 +82,7 @@ def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explana
             )
         ],
         flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
-        peak_flops=peak_flops_of(trial.spec, environment_at(report.facts, number)),
+        peak_flops=peak_flops_of(trial.spec, environment_at(report.state, number)),
     )
 
 

@@ -1,111 +1,95 @@
 """The report of a study as one HTML file that needs nothing else."""
 
+import re
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
-import pandas as pd
-
 from autotune import __version__
 from autotune.base.clock import date_of
-from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import Templates, canonical_json
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_seconds
 from autotune.engines.base import find_engine
-from autotune.job.command import as_typed
 from autotune.record.worth import read_ladder
-from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
-from autotune.report.page import charts
-from autotune.report.page import tables as page_tables
-from autotune.report.page.charts import Standings
-from autotune.report.page.lead import banner_of, cost_of, docs_links, lead_of, picks_of
+from autotune.report.optuna_storage import importance_of
+from autotune.report.page import charts, tables
 from autotune.report.page.trials import details, trials
-from autotune.report.page.waterfall import ladder_view
-from autotune.report.page.words import best_word
-from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import describe_place, describe_verdict
-from autotune.search.base import Snapshot, Stage
+from autotune.report.results.effects import changes_of
+from autotune.report.results.worth import ladder_facts, ladder_tables
+from autotune.report.story import Story
+from autotune.report.verdict import details_of, verdict_of
+from autotune.search.base import Snapshot
 
 REFRESH_S = 10
 """How often the page of a running search loads itself again."""
+DOCS = (
+    ("search.md", "How a search decides"),
+    ("report.md", "What the page shows"),
+    ("explain.md", "Where the time of a step goes"),
+    ("guard.md", "The convergence guard"),
+    ("knobs.md", "The knobs"),
+    ("table.md", "The columns of the table"),
+    ("export.md", "How to use the result"),
+)
+"""Pages of the documentation that a reader of the page may want."""
 
 
-def render_page(
-    report: StudyReport,
-    frame: pd.DataFrame,
-    templates: Templates,
-    *,
-    snapshot: Snapshot | None = None,
-    price_per_hour: float | None = None,
-) -> str:
-    """The page, of `report/study.html.j2`; a snapshot is what a running search says of itself.
+def render_page(story: Story, templates: Templates) -> str:
+    """The page, of `report/study.html.j2`.
 
     Raises:
         RenderError: A template of the user's does not render.
     """
-    running = None if snapshot is None or snapshot.stage is Stage.DONE else snapshot
-    standings = _standings(report, running)
-    has_figures = any(row.figure for row in report.rows)
-    fits = any(row.figure and row.fits for row in report.rows)
-    shares = importance_of(report) if has_figures else None
-    drawn = (
-        charts.best_and_baseline(report, standings),
-        None if fits else charts.needs(report),
-        None if running else charts.losses(report),
-        charts.history(report) if has_figures else None,
-        charts.speed_and_memory(report, standings),
-        charts.parallel_coordinates(report),
-        None if shares is None else charts.importance(shares),
-        charts.outcomes(report),
-        charts.phases(report),
-        charts.steps(report),
-    )
-    named = {chart.name: chart for chart in drawn if chart is not None}
-    best = standings["best"]
-    config = None if best is None else page_tables.config_of(report, best.trial)
-    rows = trials(report, standings)
-    ladder = read_ladder(report.folder)
+    running = story.running
+    has_figures = any(row.figure for row in story.rows)
+    importance = importance_of(story) if has_figures and not running else None
+    verdict = verdict_of(story)
+    problem = None if story.answer is None or running else story.answer.problem
+    config = None if story.best is None else tables.config_of(story, story.best.trial)
+    rows = trials(story)
+    ladder = None if running else read_ladder(story.folder)
     values = {
         **page_values(),
-        "title": report.study,
+        "title": story.study,
         "refresh_s": REFRESH_S if running else None,
-        "banner": banner_of(report),
-        "place": _place(report),
-        "job": _job(report),
-        "command": _command(report),
         "running": None if running is None else _running(running),
-        "lead": lead_of(report, frame, standings, running),
-        "best_word": best_word(report),
-        "picks": picks_of(report, standings),
-        "verdict": describe_verdict(report) if rows and not running else [],
-        "cost": cost_of(report, price_per_hour),
-        "named": {name: named.get(name) for name in _CHARTS},
-        "change": page_tables.change(report, standings),
+        "verdict": verdict,
+        "advice": [] if problem is None else _advice(problem.fix),
+        "figures": tables.figures(story),
+        "best_word": story.best_word,
+        "picks": tables.picks(story),
+        "findings": []
+        if running or not rows
+        else [*verdict.facts, *verdict.notes, *details_of(story, importance)],
+        "charts": {
+            "comparison": charts.comparison(charts.sides_of(story)),
+            "losses": None if running else charts.losses(story),
+            "history": charts.history(story) if has_figures else None,
+            "memory": charts.speed_and_memory(story),
+            "steps": charts.steps(story),
+        },
+        "changes": changes_of(story),
+        "config_keys": tables.config_keys(story),
         "config": None if config is None else canonical_json(config),
-        "config_file": find_engine(report.context.engine).config_file,
-        "ladder": None if running or ladder is None else ladder_view(ladder),
-        "guarded": [] if running else page_tables.guarded(report),
-        "importance_said": _importance_said(report, shares is not None) if has_figures else "",
-        "evidence": page_tables.evidence(report),
-        "outcome_names": [outcome.value for outcome in report.counts],
+        "config_file": find_engine(story.context.engine).config_file,
+        "ladder": ladder,
+        "ladder_tables": [] if ladder is None else ladder_tables(ladder),
+        "ladder_facts": [] if ladder is None else ladder_facts(ladder),
+        "guarded": [] if running else tables.guarded(story),
+        "evidence": tables.evidence(story),
+        "outcome_names": [outcome.value for outcome in story.counts],
         "trials": rows,
         "has_figures": has_figures,
         "has_compared": any(row["is_compared"] for row in rows),
         "has_repeats": any(row["is_again"] for row in rows),
-        "details": details(report, frame, rows),
-        "foretold": any(trial.spec.provenance.predicted for trial in report.history.trials),
-        "is_difference": standings["baseline"] is not None,
-        "unreadable": page_tables.unreadable(frame),
-        "provenance": page_tables.provenance(report, frame),
+        "details": details(story, rows),
+        "foretold": any(trial.spec.provenance.predicted for trial in story.history.trials),
+        "is_difference": story.baseline is not None,
+        "unreadable": tables.unreadable(story),
+        "provenance": tables.provenance(story),
     }
     return templates.text("report/study.html.j2", values)
-
-
-_CHARTS = (
-    *("standings", "needs", "losses", "history", "memory", "knobs", "importance", "outcomes"),
-    *("phases", "steps"),
-)
 
 
 def page_values() -> dict[str, Any]:
@@ -121,60 +105,30 @@ def page_values() -> dict[str, Any]:
     }
 
 
-def _standings(report: StudyReport, running: Snapshot | None) -> Standings:
-    """Those of the answer; of a running search those of its comparison, or the best so far."""
-    shown = running or report.answer
-    best, baseline = (shown.best, shown.baseline) if shown else (None, None)
-    if running is not None and (race := running.race) is not None:
-        best, baseline = race.leader or best, race.baseline or baseline
-    return {"best": best, "baseline": baseline}
+def docs_links(urls: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Address, file and title of each page; the address is empty where the package names none.
+
+    Args:
+        urls: `Project-URL` of the package's metadata: `Documentation, https://...`.
+    """
+    found = [re.fullmatch(r"Documentation, (https://\S+)", url) for url in urls]
+    root = next((address[1].rstrip("/") for address in found if address), "")
+    return [(f"{root}/{page}" if root else "", f"docs/{page}", title) for page, title in DOCS]
 
 
 def _running(snapshot: Snapshot) -> dict[str, Any]:
-    left = snapshot.time_left_s
     done = snapshot.n_done / snapshot.n_budget if snapshot.n_budget else 0.0
+    left_s = snapshot.time_left_s
     return {
-        "words": f"running: {snapshot.stage.value}, {snapshot.n_done} of {snapshot.n_budget} "
-        f"trials, {format_seconds(snapshot.elapsed_s)}"
-        + ("" if left is None else f", about {format_seconds(left)} left"),
-        "share": round(100 * min(1.0, done)),
+        "stage": snapshot.stage.value,
+        "n_done": snapshot.n_done,
+        "n_budget": snapshot.n_budget,
+        "elapsed": format_seconds(snapshot.elapsed_s),
+        "left": None if left_s is None else format_seconds(left_s),
+        "percent": round(100 * min(1.0, done)),
     }
 
 
-def _place(report: StudyReport) -> str:
-    """Model and devices; whether they are real stands in the banner."""
-    return describe_place(report).split(", not measured here: ")[-1]
-
-
-def _job(report: StudyReport) -> str:
-    context = report.context
-    specs = [trial.spec for trial in report.history.trials]
-    results = [trial.result for trial in report.history.trials if trial.result is not None]
-    # In a user's own script tokens are counted, and its samples may have none.
-    has_tokens = any(result.tokens_per_step for result in results)
-    has_length = bool(specs) and (has_tokens or not specs[-1].workload.command)
-    sequence = f"sequence {specs[-1].workload.seq_len}, " if has_length else ""
-    limit = specs[-1].measure.memory_limit_bytes if specs else None
-    return (
-        f"{sequence}global batch {context.global_batch}, world {context.world}, "
-        f"{context.precision}"
-        + (f", at most {format_bytes(limit)} per device" if limit is not None else "")
-    )
-
-
-def _command(report: StudyReport) -> str:
-    """The user's own command that was tuned, without secrets; empty: there is none."""
-    specs = [trial.spec for trial in report.history.trials]
-    return scrubbed_text(as_typed(specs[-1].workload.command)) if specs else ""
-
-
-def _importance_said(report: StudyReport, is_drawn: bool) -> str:
-    if is_drawn:
-        return (
-            "PED-ANOVA: how much a knob decides whether a candidate is among the best quarter of "
-            "those tried. What failed or broke a limit counts as the worst."
-        )
-    settled = sum(tried.is_settled for tried in report.history.tried)
-    if settled < MIN_CANDIDATES:
-        return ""
-    return "No knob stands out among the candidates that were tried."
+def _advice(fix: str) -> list[str]:
+    """The nearest changes, one by one."""
+    return [change.strip() for change in fix.removeprefix("nearest changes:").split(";")]

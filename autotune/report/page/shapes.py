@@ -5,7 +5,7 @@ a colour of the page's style sheet, which has one for each theme.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from autotune.report.page.scale import Tick
@@ -55,7 +55,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPart:
-    """A part of a column, or a bar."""
+    """A part of a column."""
 
     x: float
     y: float
@@ -89,34 +89,8 @@ class Bar:
     tone: str
     width: float
     """Per cent of the track."""
-    start: float = 0.0
-    """Where it begins, in per cent."""
-    tip: str = ""
     ends: Ends | None = None
     """Its interval, from the left; None: it has none."""
-    runs: Sequence[float] = ()
-    """Places of the runs behind it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnobAxis:
-    """One knob of the knobs side by side."""
-
-    name: str
-    y: float
-    ticks: Sequence[Tick]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Track:
-    """One candidate through all axes."""
-
-    path: str
-    tone: str
-    tip: str
-    trial: int
-    places: Sequence[int]
-    """Which tick it passes on each axis but the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,19 +101,10 @@ class Chart:
     """Identifies it in the page."""
     alt: str
     """Caption, in a sentence or two, for those who do not see it as well."""
-    is_plain: bool = False
-    """Whether the chart spells all that its caption says, so that none is shown."""
-    kind: Literal["plot", "bars", "tracks"]
     keys: Sequence[LegendEntry] = ()
     x_title: str = ""
     panels: Sequence[Panel] = ()
     bars: Sequence[Bar] = ()
-    limit: float | None = None
-    """Place of a limit across all bars."""
-    axes: Sequence[KnobAxis] = ()
-    tracks: Sequence[Track] = ()
-    ramp: Sequence[Tick] = field(default=())
-    """Labels of the colour bar."""
 
 
 def path_of(points: Sequence[Point]) -> str:

@@ -8,60 +8,91 @@ from typing import Any
 import pandas as pd
 
 from autotune.base.secrecy import scrubbed
+from autotune.base.units import format_bytes, format_rate
 from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
 from autotune.engines.base import find_engine
-from autotune.report.page.charts import Standings
-from autotune.report.results.details import describe_cost, describe_gain, describe_setting
-from autotune.report.results.effects import changes_of
-from autotune.report.results.rows import describe_evidence
-from autotune.report.results.study import StudyReport
+from autotune.record.answer import Standing
+from autotune.report.results.rows import Row, describe_evidence, front_rows
+from autotune.report.story import Story
+from autotune.space.knobs import describe_candidate, describe_difference
 
 _FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
 """A number, and the unit of a size: 981 GiB and 1.03 TiB differ in figures alone."""
 
 
-def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
-    """The knobs and the keys that differ; None while there is no best or no baseline."""
-    best, baseline = standings["best"], standings["baseline"]
-    if best is None or baseline is None:
+_MOST_PICKS = 8
+_FIGURES = (
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("tflops_per_device", "TFLOP/s per accelerator", "{:,.3g}"),
+    ("mfu", "MFU", "{:.1%}"),
+)
+"""Columns of the table that grow with the speed, and how the page calls and spells them."""
+
+
+def figures(story: Story) -> list[tuple[str, str, str]]:
+    """What the baseline and the best reach, each figure in one row; empty without a best."""
+    best = story.best
+    if best is None:
+        return []
+    rows = {int(row["trial"]): row for row in story.frame.to_dict("records")}
+    sides = [None if story.is_both else story.baseline, best]
+    rates = [format_rate(side.samples_per_s) if side else "" for side in sides]
+    peaks = [format_bytes(side.peak_memory_bytes) if side else "" for side in sides]
+    found = [("samples/s", *rates), ("peak memory", *peaks)]
+    for column, name, spelled in _FIGURES:
+        values = [_scaled(rows, side, column) if side else None for side in sides]
+        if values[1] is not None:
+            texts = [spelled.format(value) if value is not None else "" for value in values]
+            found.append((name, *texts))
+    return [(name, before, after) for name, before, after in found]
+
+
+def _scaled(
+    rows: Mapping[int, Mapping[Any, Any]], standing: Standing, column: str
+) -> float | None:
+    """A figure of a trial's row, at the speed of its standing: that may rest on more runs."""
+    row = rows.get(standing.trial, {})
+    value, rate = row.get(column), row.get("samples_per_s")
+    if value is None or rate is None or pd.isna(value) or pd.isna(rate) or not rate:
         return None
-    return {
-        "knobs": [
-            {
-                "name": one.knob,
-                "before": describe_setting(one.before),
-                "after": describe_setting(one.after),
-                "help": one.help,
-                "brought": describe_gain(one.pairs),
-                "cost": describe_cost(one.pairs),
-            }
-            for one in changes_of(report, best.trial, baseline.trial)
-        ],
-        "config_keys": _keys(report, best.trial, baseline.trial),
-    }
+    return float(value) * standing.samples_per_s / float(rate)
 
 
-def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
-    """A trial's configuration as it ran, its secrets withheld; None: gone or damaged."""
-    engine, one = find_engine(report.context.engine), report.trial(trial)
-    if one is None:
-        return None
-    try:
-        config: dict[str, Any] = scrubbed(read_json(one.folder / CONFIG_DIR / engine.config_file))
-        return config
-    except ContractError:
-        return None
+def picks(story: Story) -> list[dict[str, Any]]:
+    """The Pareto front as choices by the memory there is; empty for other objectives."""
+    if story.objective.wish.name != "pareto":
+        return []
+    best, base = story.best, story.baseline
+    front = front_rows(story.sound_rows)
+    every = max(1, -(-len(front) // _MOST_PICKS))
+    shown = [
+        row for i, row in enumerate(front) if i % every == 0 or (best and row.trial == best.trial)
+    ]
+    return [
+        {
+            "row": row,
+            "gain": row.rate / base.samples_per_s if base else None,
+            "is_best": best is not None and row.trial == best.trial,
+            "settings": settings_of_row(story, row),
+        }
+        for row in shown
+    ]
 
 
-def guarded(report: StudyReport) -> list[tuple[str, str]]:
-    """What the convergence guard says, as (name, text)."""
-    return [(name, f"trial {n}, {said}") for name, (n, said) in report.guarded.items()]
+def settings_of_row(story: Story, row: Row) -> str:
+    """What differs from the baseline's settings; without a baseline, all of them."""
+    baseline = story.baseline_row
+    if baseline is None:
+        return describe_candidate(row.candidate, story.context)
+    return describe_difference(row.candidate, baseline.candidate, story.context)
 
 
-def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
-    """Differences of the two configurations."""
-    knob_of = find_engine(report.context.engine).knob_of
-    ours, theirs = config_of(report, best), config_of(report, baseline)
+def config_keys(story: Story) -> list[dict[str, str]]:
+    """Keys of the configurations of the best and the baseline that differ."""
+    if story.best is None or story.baseline is None:
+        return []
+    knob_of = find_engine(story.context.engine).knob_of
+    ours, theirs = (config_of(story, s.trial) for s in (story.best, story.baseline))
     if ours is None or theirs is None:
         return []
     after, before = dict(_flat(ours)), dict(_flat(theirs))
@@ -75,6 +106,23 @@ def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     ]
+
+
+def config_of(story: Story, trial: int) -> dict[str, Any] | None:
+    """A trial's configuration as it ran, its secrets withheld; None: gone or damaged."""
+    engine, one = find_engine(story.context.engine), story.trial(trial)
+    if one is None:
+        return None
+    try:
+        config: dict[str, Any] = scrubbed(read_json(one.folder / CONFIG_DIR / engine.config_file))
+        return config
+    except ContractError:
+        return None
+
+
+def guarded(story: Story) -> list[tuple[str, str]]:
+    """What the convergence guard says, as (name, text)."""
+    return [(name, f"trial {n}, {said}") for name, (n, said) in story.guarded.items()]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -91,13 +139,13 @@ def _json(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], sort_keys=True) if key in flat else "not set"
 
 
-def evidence(report: StudyReport) -> list[dict[str, str]]:
+def evidence(story: Story) -> list[dict[str, str]]:
     """The lines that outcomes were read from, those alike together, the most frequent first.
 
     Lines are alike where they differ in figures alone: the first stands for all.
     """
     groups: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for trial in report.history.trials:
+    for trial in story.history.trials:
         result = trial.result
         if result is not None and result.outcome is not Outcome.OK:
             said = describe_evidence(result)
@@ -116,21 +164,22 @@ def evidence(report: StudyReport) -> list[dict[str, str]]:
     ]
 
 
-def unreadable(frame: pd.DataFrame) -> list[tuple[str, str]]:
+def unreadable(story: Story) -> list[tuple[str, str]]:
     """Trials whose files are damaged, and what is wrong with them."""
-    damaged = frame[frame["problem"].notna()]
+    damaged = story.frame[story.frame["problem"].notna()]
     return [
         (f"trial {number}", str(problem))
         for number, problem in zip(damaged["trial"], damaged["problem"], strict=True)
     ]
 
 
-def provenance(report: StudyReport, frame: pd.DataFrame) -> list[tuple[str, str]]:
+def provenance(story: Story) -> list[tuple[str, str]]:
     """Versions and devices, all of them where a study went on after an upgrade."""
+    frame = story.frame
     columns = [c for c in frame.columns if c.startswith("version.")] + ["device_name"]
     facts = [
         (column.removeprefix("version.").replace("_name", ""), ", ".join(seen))
         for column in columns
         if (seen := sorted(set(frame[column].dropna().astype(str))))
     ]
-    return [*facts, ("folder", str(report.folder))]
+    return [*facts, ("folder", str(story.folder))]

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.templates import canonical_json
 from autotune.base.text import lines
@@ -22,44 +20,38 @@ from autotune.record.spread import is_figure
 from autotune.record.study import Trial
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
-from autotune.report.page.charts import Standings
-from autotune.report.page.tables import config_of
-from autotune.report.page.words import best_word
-from autotune.report.results.rows import Row, describe_evidence, ranked
-from autotune.report.results.study import StudyReport
+from autotune.report.page.tables import config_of, settings_of_row
+from autotune.report.results.rows import Row, describe_evidence
+from autotune.report.story import Story
 from autotune.search.confirm import first_round_of, last_comparison, number_of
 from autotune.space.candidate import candidate_of
-from autotune.space.knobs import describe_candidate, describe_difference
+from autotune.space.knobs import describe_candidate
 
 _READ_BYTES = 16_384
 """Bytes of a log's end that are read; they are searched for secrets as a whole."""
 _LOG_LINES = 16
 _LOG_CHARACTERS = 2_000
-_MOST_DETAILS = 600_000
+_MOST_DETAILS = 200_000
 """Characters of all details together: a page of a long study stays one that a mail takes."""
 
 
-def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
+def trials(story: Story) -> list[dict[str, Any]]:
     """Every trial of the record, those of a candidate together, in the order of the answer.
 
     The first of a candidate holds the figure that the candidate is judged by.
     """
-    base, best = standings.get("baseline"), standings.get("best")
-    baseline = report.row_of(base.trial) if base else None
-    first = report.row_of(best.trial) if best else None
-    words = {"best": best_word(report), "baseline": "baseline", "drifts": "drifts"}
+    words = {"best": story.best_word, "baseline": "baseline", "drifts": "drifts"}
+    sides = (("baseline", story.baseline), ("best", story.best))
     # Where one trial is both, it is the best.
-    marks = {s.trial: name for name, s in (("baseline", base), ("best", best)) if s is not None}
+    marks = {standing.trial: name for name, standing in sides if standing is not None}
     runs: dict[str, list[Trial]] = {}
-    for trial in report.history.trials:
+    for trial in story.history.trials:
         runs.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-    is_final = any(row.is_compared for row in report.rows)
-    last = last_comparison(report.history)
+    is_final = any(row.is_compared for row in story.rows)
+    last = last_comparison(story.history)
     found = []
-    for row in ranked(report.rows, first.trial if first else None):
-        settings = describe_candidate(row.candidate, report.context)
-        if baseline is not None:
-            settings = describe_difference(row.candidate, baseline.candidate, report.context)
+    for row in story.ranked_rows:
+        settings = settings_of_row(story, row)
         own = runs[row.candidate.hash]
         kin = next((n for t in own if (n := marks.get(t.spec.identity.number))), "")
         heads = {row.trial, *marks}
@@ -67,7 +59,7 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
         own = sorted(own, key=lambda t: (t.spec.identity.number not in heads, _number(t)))
         for place, trial in enumerate(own):
             result, number = trial.result, _number(trial)
-            mark = marks.get(number, "drifts" if report.drifts(row) else "")
+            mark = marks.get(number, "drifts" if story.drifts(row) else "")
             peak_bytes = None if result is None else result.peak_memory_bytes
             rate = None if result is None or not is_figure(result) else result.samples_per_s
             found.append(
@@ -77,7 +69,7 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
                     "word": words.get(mark, ""),
                     "is_again": place > 0,
                     "again_of": kin if place > 0 else "",
-                    "role": _role(trial, report, last),
+                    "role": _role(trial, story, last),
                     "outcome": "running" if result is None else result.outcome.value,
                     **_judged(row, is_first=place == 0, left_out=left_out),
                     "rate": "" if rate is None else format_rate(rate),
@@ -92,24 +84,22 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, Any]]:
     return found
 
 
-def details(
-    report: StudyReport, frame: pd.DataFrame, rows: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def details(story: Story, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What a row opens, by the trial's number; in the order of the rows as far as there is room.
 
     Configuration and log of those beyond it stand in the trial's folder alone.
     """
-    table, left, found = rows_of(frame), _MOST_DETAILS, {}
+    table, left, found = rows_of(story.frame), _MOST_DETAILS, {}
     for row in rows:
-        trial = report.trial(row["number"])
+        trial = story.trial(row["number"])
         if trial is None:
             continue
         number = trial.spec.identity.number
-        config = config_of(report, number) if left > 0 else None
+        config = config_of(story, number) if left > 0 else None
         log, file = _log_of(trial) if left > 0 else ("", "")
-        explained = explain(report, number, table.get(number, {}))
+        explained = explain(story, number, table.get(number, {}))
         found[str(number)] = one = {
-            "settings": describe_candidate(candidate_of(trial.spec), report.context),
+            "settings": describe_candidate(candidate_of(trial.spec), story.context),
             "config": "" if config is None else canonical_json(config),
             "phases": _phases(trial),
             "facts": [] if explained is None else list(map(list, describe(explained))),
@@ -122,7 +112,7 @@ def details(
     return found
 
 
-def _role(trial: Trial, report: StudyReport, last: int) -> str:
+def _role(trial: Trial, story: Story, last: int) -> str:
     """Why it was run, `last` being the first round of the last comparison.
 
     What was tried on the way to the baseline is told apart from it, and so are runs of an earlier
@@ -130,7 +120,7 @@ def _role(trial: Trial, report: StudyReport, last: int) -> str:
     """
     identity = trial.spec.identity
     if identity.role is Role.BASELINE:
-        its = baseline_of(report.facts).candidate_hash
+        its = baseline_of(story.state).candidate_hash
         is_other = its is not None and identity.candidate_hash != its
         return "towards the baseline" if is_other else "baseline"
     if identity.confirm_round is None:
@@ -198,14 +188,11 @@ def _said_by(trial: Trial) -> str:
     return "; ".join(said) or trial.problem
 
 
-def _phases(trial: Trial) -> list[list[Any]]:
-    """Name, seconds in words and share of each phase."""
+def _phases(trial: Trial) -> list[tuple[str, str]]:
+    """Name and time of each phase."""
     spent = {} if trial.result is None else trial.result.phases_s
-    whole_s = sum(spent.values()) or 1.0
     return [
-        [phase.value, format_seconds(s), round(100 * s / whole_s, 1), f"phase-{i}"]
-        for i, phase in enumerate(Phase)
-        if (s := spent.get(phase.value, 0.0)) > 0
+        (phase.value, format_seconds(s)) for phase in Phase if (s := spent.get(phase.value, 0.0))
     ]
 
 

@@ -13,9 +13,10 @@ from autotune.contract import KnobValue
 from autotune.record.facts import baseline_of
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport
+from autotune.report.story import Story
 from autotune.search.confirm import Verdict, recorded_verdict
 from autotune.search.history import Tried
+from autotune.space.candidate import format_value
 from autotune.space.knobs import settings_of
 
 
@@ -48,14 +49,23 @@ class Change:
     pairs: tuple[Pair, ...]
     """Pairs that measured it alone, the most telling first; empty where none did."""
 
+    @property
+    def spelled(self) -> tuple[str, str]:
+        """Both values as people write them."""
+        before, after = (
+            "does not act" if value is None else format_value(value)
+            for value in (self.before, self.after)
+        )
+        return before, after
 
-def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
-    """The knobs that the best trial sets otherwise than the baseline's."""
-    ours, theirs = report.row_of(best), report.row_of(baseline)
+
+def changes_of(story: Story) -> list[Change]:
+    """The knobs that the best sets otherwise than the baseline; empty without both."""
+    ours, theirs = story.best_row, story.baseline_row
     if ours is None or theirs is None:
         return []
-    settings = {row.trial: settings_of(row.candidate, report.context) for row in report.rows}
-    knobs = report.context.knobs
+    settings = {row.trial: settings_of(row.candidate, story.context) for row in story.rows}
+    knobs = story.context.knobs
     after, before = settings[ours.trial], settings[theirs.trial]
     return [
         Change(
@@ -63,7 +73,7 @@ def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
             before=theirs.candidate.get(name),
             after=ours.candidate.get(name),
             help=knobs[name].help,
-            pairs=_pairs(report, settings, name, before.get(name), after.get(name)),
+            pairs=_pairs(story, settings, name, before.get(name), after.get(name)),
         )
         for name in knobs
         if after.get(name) != before.get(name)
@@ -73,7 +83,7 @@ def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
 
 
 def _pairs(
-    report: StudyReport,
+    story: Story,
     settings: Mapping[int, Mapping[str, KnobValue]],
     name: str,
     before: KnobValue | None,
@@ -87,17 +97,17 @@ def _pairs(
     def others(trial: int) -> dict[str, KnobValue]:
         return {other: value for other, value in settings[trial].items() if other != name}
 
-    tried = {t.candidate.hash: t for t in report.history.tried}
-    baseline = baseline_of(report.facts).candidate_hash
-    verdict = recorded_verdict(report.history, report.objective, baseline=baseline)
-    measured = [row for row in report.rows if row.figure is not None]
+    tried = {t.candidate.hash: t for t in story.history.tried}
+    baseline = baseline_of(story.state).candidate_hash
+    verdict = recorded_verdict(story.history, story.objective, baseline=baseline)
+    measured = [row for row in story.rows if row.figure is not None]
     found = [
         _pair(a, b, tried, verdict)
         for a, b in itertools.permutations(measured, 2)
         if settings[a.trial].get(name) == before and settings[b.trial].get(name) == after
         if others(a.trial) == others(b.trial)
     ]
-    ends = {row.trial for row in (report.best_row, report.baseline_row) if row is not None}
+    ends = {row.trial for row in (story.best_row, story.baseline_row) if row is not None}
     found.sort(key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after))
     return tuple(found)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.contract import Outcome, TrialResult
 from autotune.search.confirm import recorded_verdict
-from autotune.search.front import Figure
+from autotune.search.front import Figure, front_of
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.space.candidate import Candidate
@@ -91,6 +91,22 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
         is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
         evidence=describe_evidence(result) if result and result.outcome is not Outcome.OK else "",
     )
+
+
+def front_rows(rows: Sequence[Row]) -> list[Row]:
+    """Trials within the limit that no other matches in memory and beats in speed; least first."""
+    known = {str(row.trial): row for row in rows if row.fits and row.figure}
+    figures = {name: row.figure for name, row in known.items() if row.figure}
+    front = front_of({name: f for name, f in figures.items() if f.peak_memory_bytes})
+    return [known[name] for name in reversed(front)]
+
+
+def describe_front(front: Sequence[Row]) -> str:
+    """The trials of the front, those with the least memory first."""
+    if len(front) == 1:
+        return f"nothing is faster or smaller than trial {front[0].trial}"
+    names = ", ".join(str(row.trial) for row in front)
+    return f"nothing is both faster and smaller than one of the trials {names}"
 
 
 def describe_evidence(result: TrialResult) -> str:

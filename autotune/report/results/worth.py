@@ -12,15 +12,17 @@ def ladder_tables(ladder: Ladder) -> list[dict[str, Any]]:
     """The steps up; with several changes also each alone, and each as the last one.
 
     Returns:
-        `columns` and `rows` of each table.
+        `columns` and `rows` of each table, and which columns hold `numbers`.
     """
     parts = {"one after the other": ladder.up}
     if len(ladder.up) > 1:
         parts |= {"each alone": ladder.alone, "each as the last": ladder.out}
+    columns = ["samples/s", "gain", "memory", *(["loss"] if ladder.loss_step else [])]
     return [
         {
-            "columns": [title, "samples/s", "gain", "memory", *_losses(ladder)],
+            "columns": [title, *columns],
             "rows": _rows(ladder, steps, with_start=steps is ladder.up),
+            "numbers": range(1, 1 + len(columns)),
         }
         for title, steps in parts.items()
     ]
@@ -61,10 +63,6 @@ def _interaction(its: Interaction) -> str:
         f"{describe_gain(its.second_after_first)} after it; both bring "
         f"{describe_gain(its.factor)} of the product of what each brings first"
     )
-
-
-def _losses(ladder: Ladder) -> list[str]:
-    return ["loss"] if ladder.loss_step else []
 
 
 def _rows(ladder: Ladder, steps: Sequence[LadderStep], *, with_start: bool) -> list[list[str]]:

@@ -1,24 +1,25 @@
 """The report as Markdown, to be pasted into a README or an issue."""
 
-from autotune.base.text import markdown, markdown_code
-from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
+from autotune.base.templates import Templates
+from autotune.report.story import CELLS, Story
+from autotune.report.verdict import verdict_of
 from autotune.space.knobs import describe_candidate
 
-_LOCAL = ("table", "files", "page")
+_LOCAL = ("table", "files", "page", "next")
 """Facts that mean something on this machine alone."""
 
 
-def render_markdown(report: StudyReport) -> str:
+def render_markdown(story: Story) -> str:
     """A table with a row per candidate, and the verdict as a list."""
-    lines = [f"**{markdown(report.study)}**", ""]
-    if place := describe_place(report):
-        lines += [markdown(place), ""]
-    lines += [f"| {' | '.join([*CELLS, 'settings'])} |", "|--:|--:|---|--:|---|---|"]
-    for row in report.ranked_rows:
-        settings = markdown_code(describe_candidate(row.candidate, report.context))
-        lines.append(f"| {' | '.join([*map(markdown, describe_cells(row, report)), settings])} |")
-    lines.append("")
-    facts = [(name, text) for name, text in describe_verdict(report) if name not in _LOCAL]
-    lines += [f"- {name}: {markdown(text)}" for name, text in facts]
-    return "\n".join(lines) + "\n"
+    verdict = verdict_of(story)
+    values = {
+        "story": story,
+        "title": verdict.title,
+        "columns": CELLS,
+        "rows": [
+            (story.cells(row), describe_candidate(row.candidate, story.context))
+            for row in story.ranked_rows
+        ],
+        "facts": [fact for fact in (*verdict.facts, *verdict.notes) if fact[0] not in _LOCAL],
+    }
+    return Templates().text("report/text/study.md.j2", values)

@@ -1,6 +1,6 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -10,11 +10,10 @@ from autotune.base.units import format_amount, format_bytes, format_count, forma
 from autotune.contract import Origin
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
 from autotune.report.explain.trial import Explanation, describe
-from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
+from autotune.report.story import CELLS, Story
 from autotune.report.terminal.tables import SettingsCell, plain_table, print_facts
+from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan
 from autotune.search.prospect import Prospect
 from autotune.space.candidate import format_value
@@ -28,45 +27,30 @@ from autotune.space.knobs import (
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
-Fact = tuple[str, str]
-"""A name, and a text about it."""
-
-_VERDICT = (
-    *("running", "unfinished", "so far", "speedup", "whole run", "change", "best", "baseline"),
-    *("memory", "guard", "drifted", "why", "fix"),
-)
-"""Facts that come before the table, in this order."""
 _ON_THE_LEFT = ("95% interval", "outcome")
 
 
-def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:
+def print_report(console: Console, story: Story, *, details: bool = False) -> None:
     """Print the verdict, the table, then notes: evidence, the end, where the files are.
 
-    With `details` also the figures behind the verdict, as under the page's charts.
+    With `details` also the figures behind the verdict.
     """
-    lines = [report.study, describe_place(report)]
-    console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
-    verdict, notes = _in_parts(describe_verdict(report))
-    print_facts(console, verdict)
-    if report.rows:
+    verdict = verdict_of(story)
+    console.print(Text("\n".join(filter(None, (story.study, verdict.title)))), soft_wrap=False)
+    print_facts(console, verdict.facts)
+    if story.rows:
         console.print()
-        console.print(_table(report))
+        console.print(_table(story))
         console.print()
-    for row in report.ranked_rows:
+    for row in story.ranked_rows:
         if row.evidence:
             outcome = "" if row.outcome is None else row.outcome.value
             console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
 
-        notes = [*describe_details(report, importance_of(report)), *notes]
-    print_facts(console, notes)
-
-
-def _in_parts(facts: Sequence[Fact]) -> tuple[list[Fact], list[Fact]]:
-    """Facts of the verdict in its order, and the others in theirs."""
-    verdict = [fact for name in _VERDICT for fact in facts if fact[0] == name]
-    return verdict, [fact for fact in facts if fact[0] not in _VERDICT]
+        print_facts(console, details_of(story, importance_of(story)))
+    print_facts(console, verdict.notes)
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -86,42 +70,42 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
     print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
-def _table(report: StudyReport) -> Table:
+def _table(story: Story) -> Table:
     """A row per candidate; its settings are what differs from the baseline's."""
     columns = [name if name in _ON_THE_LEFT else f">{name}" for name in CELLS]
-    has_baseline = report.baseline_row is not None
+    has_baseline = story.baseline_row is not None
     last = "change of the baseline" if has_baseline else "settings that vary"
     table = plain_table(*columns, f"*{last}")
-    described = _changes(report) if has_baseline else _varying(report)
-    for row, text in zip(report.ranked_rows, described, strict=True):
-        table.add_row(*_cells(row, report), text)
+    described = _changes(story) if has_baseline else _varying(story)
+    for row, text in zip(story.ranked_rows, described, strict=True):
+        table.add_row(*_cells(row, story), text)
     return table
 
 
-def _changes(report: StudyReport) -> Iterator[SettingsCell]:
+def _changes(story: Story) -> Iterator[SettingsCell]:
     """What a user changes in the baseline; of the baseline itself, what it is."""
-    baseline = report.baseline_row
+    baseline = story.baseline_row
     assert baseline is not None
-    for row in report.ranked_rows:
+    for row in story.ranked_rows:
         if row == baseline:
-            yield SettingsCell(describe_candidate(row.candidate, report.context), style="dim")
+            yield SettingsCell(describe_candidate(row.candidate, story.context), style="dim")
         else:
-            changes = describe_difference(row.candidate, baseline.candidate, report.context)
+            changes = describe_difference(row.candidate, baseline.candidate, story.context)
             yield SettingsCell(changes)
 
 
-def _varying(report: StudyReport) -> Iterator[SettingsCell]:
+def _varying(story: Story) -> Iterator[SettingsCell]:
     """Settings that are not the same everywhere: while there is no baseline to differ from."""
-    settings = [settings_of(row.candidate, report.context) for row in report.ranked_rows]
-    knobs = report.context.knobs
+    settings = [settings_of(row.candidate, story.context) for row in story.ranked_rows]
+    knobs = story.context.knobs
     varying = {name for name in knobs if len({chosen.get(name) for chosen in settings}) > 1}
     for chosen in settings:
         vary = {name: value for name, value in chosen.items() if name in varying}
         yield SettingsCell(describe_settings(vary, knobs))
 
 
-def _cells(row: Row, report: StudyReport) -> list[str | Text]:
-    *figures, word = describe_cells(row, report)
+def _cells(row: Row, story: Story) -> list[str | Text]:
+    *figures, word = story.cells(row)
     is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
     return [*figures, Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))]
 

@@ -56,7 +56,9 @@ LAYOUTS = [
 def lattice_of(name: str) -> Layouts:
     model, gpu, world, global_batch = JOBS[name]
     keys = {"model": model, "seq_len": 4096, "world": world, "global_batch": global_batch}
-    found = open_outlook(None, keys, FleetWishes(gpu=gpu), engine="megatron").lattice.candidates
+    found = open_outlook(
+        None, {**keys, "engine": "megatron"}, FleetWishes(gpu=gpu)
+    ).lattice.candidates
     assert isinstance(found, Layouts)
     return found
 

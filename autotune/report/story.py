@@ -1,0 +1,252 @@
+"""The facts of a study: what every view of it tells, and nothing of how."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from autotune.base.errors import StudyError
+from autotune.base.units import format_bytes, format_interval, format_rate
+from autotune.contract import Outcome
+from autotune.record.answer import SearchAnswer, Standing, answer_of
+from autotune.record.facts import (
+    allowed_bytes_of,
+    baseline_of,
+    context_of,
+    guard_steps_of,
+    left_out_of,
+    objective_of,
+)
+from autotune.record.guard import GuardVerdict, guards_of
+from autotune.record.study import Recorded, Study, Trial
+from autotune.record.table import make_table
+from autotune.report.results.rows import Row, make_rows, ranked
+from autotune.report.words import chosen_word
+from autotune.search.base import Snapshot, Stage
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.recorded import history_of
+from autotune.space.knob import Context
+
+CELLS = ("trial", "samples/s", "95% interval", "memory", "outcome")
+"""Columns of the table of candidates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """The facts of a study, while it is searched and afterwards."""
+
+    study: str
+    folder: Path
+    state: Mapping[str, Any]
+    """`study.json`: environment, model, why the search stopped."""
+    history: History
+    objective: Objective
+    rows: Sequence[Row]
+    """One per candidate, the fastest first."""
+    context: Context
+    answer: SearchAnswer | None
+    """None while the search has not ended."""
+    guards: Mapping[str, GuardVerdict] = field(default_factory=dict)
+    """What the convergence guard says of the candidates of the final comparisons, by hash."""
+    recorded: Recorded
+    """The record that it was made of, trials included that answer for another job."""
+    is_locked: bool = False
+    """Whether a search held the study when it was read."""
+    running: Snapshot | None = None
+    """How the search goes that tells this; None: nobody told."""
+    price_per_hour: float | None = None
+    """Price of an accelerator; None: nobody said."""
+
+    @property
+    def best(self) -> Standing | None:
+        """The answer's best; of a running search that of its comparison, or the best so far."""
+        if self.running is None:
+            return None if self.answer is None else self.answer.best
+        race = self.running.race
+        return (race and race.leader) or self.running.best
+
+    @property
+    def baseline(self) -> Standing | None:
+        """The answer's baseline, or that of a running search."""
+        if self.running is None:
+            return None if self.answer is None else self.answer.baseline
+        race = self.running.race
+        return (race and race.baseline) or self.running.baseline
+
+    @property
+    def best_trial(self) -> int | None:
+        """The trial behind the best; None where there is none."""
+        return None if self.best is None else self.best.trial
+
+    @property
+    def baseline_trial(self) -> int | None:
+        """The trial behind the baseline; None where there is none."""
+        return None if self.baseline is None else self.baseline.trial
+
+    @property
+    def is_both(self) -> bool:
+        """Whether the best is the baseline."""
+        return self.best is not None and self.best_trial == self.baseline_trial
+
+    @property
+    def best_word(self) -> str:
+        """`best`, or what the objective makes of it."""
+        return chosen_word(self.objective.wish.name)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of its table, and those of unreadable trials.
+
+        Reduced trials have none: what they ran is no candidate of the job.
+        """
+        frame = make_table(self.study, self.recorded, self.state)
+        is_other = frame["trial"].isin(left_out_of(self.state)) | frame["reduced_of"].notna()
+        return frame[~is_other]
+
+    @property
+    def damaged(self) -> Mapping[int, str]:
+        """Number of a trial whose record is damaged -> what is wrong with it."""
+        found = {int(each.folder.name): each.problem for each in self.recorded.unreadable}
+        return found | {
+            t.spec.identity.number: t.problem for t in self.history.recorded if t.problem
+        }
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """Ended trials by outcome."""
+        return self.history.counts
+
+    def drifts(self, row: Row) -> bool:
+        """Whether the guard fails a candidate: it is not handed out, however fast."""
+        guard = self.guards.get(row.candidate.hash)
+        return guard is not None and guard.is_drift
+
+    @property
+    def sound_rows(self) -> Sequence[Row]:
+        """The rows that the guard does not fail."""
+        return [row for row in self.rows if not self.drifts(row)]
+
+    @property
+    def leading_row(self) -> Row | None:
+        """The fastest row that may be the best while there is no answer; None: there is none."""
+        return next((row for row in self.sound_rows if row.figure and row.fits), None)
+
+    @property
+    def ranked_rows(self) -> Sequence[Row]:
+        """The rows in the order of the answer."""
+        return ranked(self.rows, None if self.best_row is None else self.best_row.trial)
+
+    def trial(self, number: int) -> Trial | None:
+        """A trial of the job; None where the record does not hold it."""
+        return next((t for t in self.history.trials if t.spec.identity.number == number), None)
+
+    def row_of(self, trial: int | None) -> Row | None:
+        """The candidate that a trial ran; None where the record does not hold that trial."""
+        ran = None if trial is None else self.trial(trial)
+        if ran is None:
+            return None
+        key = ran.spec.identity.candidate_hash
+        return next((row for row in self.rows if row.candidate.hash == key), None)
+
+    @property
+    def best_row(self) -> Row | None:
+        """The row of the best; None where there is none."""
+        return self.row_of(self.best_trial)
+
+    @property
+    def baseline_row(self) -> Row | None:
+        """The row of the baseline; None where there is none."""
+        return self.row_of(self.baseline_trial)
+
+    def outcome_of(self, row: Row) -> str:
+        """One or two words: how a candidate did, and whether it is the one that counts."""
+        if row.outcome is None:
+            return "running"
+        if not row.outcome.is_measured:
+            return row.outcome.value
+        if not row.fits:
+            return "over limit"
+        for name, chosen in (("best", self.best_row), ("baseline", self.baseline_row)):
+            if row == chosen:
+                return name
+        if self.drifts(row):
+            return "drifts"
+        return "disturbed" if row.is_disturbed else row.outcome.value
+
+    def cells(self, row: Row) -> list[str]:
+        """A candidate's cells under `CELLS`."""
+        figure = row.figure
+        return [
+            str(row.trial),
+            format_rate(figure.samples_per_s if figure else None),
+            format_interval(figure.low, figure.high) if figure else "-",
+            format_bytes(figure.peak_memory_bytes if figure else None),
+            self.outcome_of(row),
+        ]
+
+    @property
+    def is_baseline_alone(self) -> bool:
+        """Whether only the baseline ran within the limits: nothing could beat it."""
+        baseline = self.baseline_row
+        others = [row for row in self.rows if row is not baseline]
+        return baseline is not None and not any(row.figure and row.fits for row in others)
+
+    @property
+    def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:
+        """`best` and `drifted` -> its trial, and what the guard says of it; those there are."""
+        answer, found = self.answer, {}
+        if answer is not None and answer.best is not None and answer.guard is not None:
+            found["best"] = (answer.best.trial, answer.guard)
+        if answer is not None and answer.drifted is not None:
+            found["drifted"] = (answer.drifted.standing.trial, answer.drifted.guard)
+        return found
+
+
+def objective_at(state: Mapping[str, Any]) -> Objective:
+    """What a study was searched for, and what memory it allowed."""
+    return Objective(wish=objective_of(state), allowed_bytes=allowed_bytes_of(state))
+
+
+def read_story(
+    study: Study, *, running: Snapshot | None = None, price_per_hour: float | None = None
+) -> Story:
+    """Gather the facts of a study.
+
+    Args:
+        study: Where it is.
+        running: How its search goes; one that is over is told by the record.
+        price_per_hour: Price of an accelerator.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    state, recorded = study.read_state(), study.read()
+    history = history_of(recorded, state)
+    objective = objective_at(state)
+    context = context_of(state)
+    if context is None:
+        raise StudyError(
+            f"{study.state_file}: missing, damaged or of another version: it does not say what "
+            "was searched (context)",
+            "run the same search again: it writes a new one and keeps the trials",
+        )
+    baseline = baseline_of(state).candidate_hash
+    return Story(
+        study=study.name,
+        folder=study.folder,
+        state=state,
+        history=history,
+        objective=objective,
+        rows=make_rows(history, objective, baseline),
+        guards=guards_of(history.trials, baseline, guard_steps_of(state)),
+        context=context,
+        answer=answer_of(state, study, recorded),
+        recorded=recorded,
+        is_locked=study.is_running,
+        running=None if running is None or running.stage is Stage.DONE else running,
+        price_per_hour=price_per_hour,
+    )

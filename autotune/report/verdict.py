@@ -1,0 +1,410 @@
+"""The verdict on a study, told once: every view prints, draws or lists these facts."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.base.secrecy import scrubbed_text
+from autotune.base.units import format_amount, says_nothing
+from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.devices.hardware import Environment
+from autotune.engines.base import known_releases
+from autotune.job.command import as_typed
+from autotune.record.bottleneck import bottleneck
+from autotune.record.facts import (
+    engine_name_of,
+    environment_at,
+    environment_of,
+    left_out_of,
+    model_of,
+    no_comparison_of,
+    origin_of,
+)
+from autotune.record.soak import describe_soak, read_soak
+from autotune.record.study import Study, Trial, flags_of
+from autotune.record.tried import warning
+from autotune.report.explain.predictions import extrapolation_errors, forecast_errors
+from autotune.report.results.effects import changes_of
+from autotune.report.results.ratios import telling_runs
+from autotune.report.results.rows import Row, describe_front, front_rows
+from autotune.report.story import Story
+from autotune.report.telling import Fact, tell
+from autotune.report.words import (
+    describe_counts,
+    describe_others,
+    describe_race,
+    describe_reduced,
+)
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import choices_of, describe_candidate, describe_difference
+from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
+
+_PASSED_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telling:
+    """The facts of a study in words."""
+
+    about: Mapping[str, str]
+    """`place`, `job`, and where they are known `origin`, `command` and `banner`."""
+    headline: str
+    words: str
+    """The sentence or two under it."""
+    tone: str
+    """`good` or `bad`; empty: neither."""
+    facts: Sequence[Fact]
+    """The verdict, fact by fact."""
+    notes: Sequence[Fact]
+    """How sure it is, what it rests on, and where everything is."""
+    doubts: Sequence[Fact]
+    """What else to know before it is believed, in a line each."""
+    cost: Sequence[Fact]
+    """Time and price of the search."""
+    next_step: Mapping[str, str]
+    """A `command`, and what it is `about`; empty: there is none."""
+
+    @property
+    def title(self) -> str:
+        """Model, devices and releases, and whether the figures were measured; may be empty."""
+        return ": ".join(filter(None, (self.about.get("origin"), self.about.get("place"))))
+
+
+def verdict_of(story: Story) -> Telling:
+    """Tell a story's verdict."""
+    values = _values(story)
+    head = dict(tell("headline", values))
+    next_step = dict(tell("use", values))
+    values |= {
+        "headline": head["headline"],
+        "words": head["words"],
+        "command": next_step.get("command"),
+    }
+    return Telling(
+        about=dict(tell("place", values)),
+        headline=head["headline"],
+        words=head["words"],
+        tone=head.get("tone", ""),
+        facts=tell("verdict", values),
+        notes=tell("notes", values),
+        doubts=tell("doubts", values),
+        cost=tell("cost", values),
+        next_step=next_step,
+    )
+
+
+def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fact]:
+    """Tell the figures behind the verdict.
+
+    Args:
+        story: A study.
+        importance: Share by knob; None: too little is known.
+    """
+    results = [t.result for t in story.history.trials if t.result is not None]
+    phased = [result for result in results if result.phases_s]
+    spent_s = {p: sum(result.phases_s.get(p, 0.0) for result in phased) for p in Phase}
+    whole_s = sum(spent_s.values()) or 1.0
+    is_told = story.answer is not None and bool(story.answer.front)
+    front = [] if is_told else front_rows(story.sound_rows)
+    return tell(
+        "details",
+        {
+            "changes": changes_of(story),
+            "front": describe_front(front) if front else "",
+            "importance": importance,
+            "bounds": [*_bounds(story)],
+            "phases": {p.value: s / whole_s for p, s in spent_s.items()} if phased else {},
+            "n_phased": len(phased),
+        },
+    )
+
+
+def _values(story: Story) -> dict[str, Any]:
+    """What the templates tell of."""
+    answer, best, baseline = story.answer, story.best, story.baseline
+    gain = None if answer is None else answer.speedup
+    specs = [trial.spec for trial in story.history.trials]
+    race = None if story.running is None else story.running.race
+    spread = story.history.spread
+    ours, theirs = story.best_row, story.baseline_row
+    change = ""
+    if best is not None and baseline is not None:
+        change = "-"
+        if ours is not None and theirs is not None:
+            change = describe_difference(ours.candidate, theirs.candidate, story.context)
+    page = Study(story.folder.parent, story.folder.name).page_file
+    return {
+        "story": story,
+        "answer": answer,
+        "best": best,
+        "baseline": baseline,
+        "best_row": ours,
+        "is_both": story.is_both,
+        "running": story.running,
+        "race": None if race is None else describe_race(race),
+        "others": None if race is None else describe_others(race),
+        "repeats": _repeated_by(story),
+        "gain": gain,
+        "says_nothing": gain is not None and says_nothing(gain.low, gain.high),
+        "wish": story.objective.wish.name,
+        "allowed_bytes": story.objective.allowed_bytes,
+        "leading": story.leading_row,
+        "n_sound": len(story.sound_rows),
+        "need": _least_need(story),
+        "no_comparison": no_comparison_of(story.state),
+        "origin": origin_of(story.state).value,
+        "folder": str(story.folder),
+        "flags": flags_of(story.folder),
+        **_place(story),
+        "seq_len": specs[-1].workload.seq_len if specs and _has_length(story) else None,
+        "limit_bytes": specs[-1].measure.memory_limit_bytes if specs else None,
+        "own_command": scrubbed_text(as_typed(specs[-1].workload.command)) if specs else "",
+        "change": change,
+        "whole": _whole_run(story),
+        "soak": _soak(story, ours),
+        "untried": _untried(story, ours),
+        "outcomes": describe_counts(story.counts),
+        "n_left_out": len(left_out_of(story.state)),
+        "reduced": describe_reduced(story.history),
+        "upgrades": _upgrades(story),
+        "passed_over": _passed_over(story),
+        "compared": _compared(story),
+        "deviation": math.sqrt(spread.variance) if spread.knows_repeats else None,
+        "predicted": forecast_errors(story.history.trials),
+        "extrapolated": extrapolation_errors(story.history),
+        **_disturbances(story),
+        "witnesses": [
+            (trial.result.number, trial.result.own_log.disagreement)
+            for trial in story.history.trials
+            if trial.result is not None
+            and trial.result.own_log is not None
+            and trial.result.own_log.disagreement
+        ],
+        "page": str(page) if page.is_file() else "",
+        "cost": _cost(story),
+    }
+
+
+def _place(story: Story) -> dict[str, Any]:
+    """Model, devices and releases of the runs behind the best: a study outlives upgrades."""
+    row = story.best_row or story.leading_row
+    trials = () if row is None else story.history.of_hash(row.candidate.hash).trials
+    confirmed = [t for t in trials if t.spec.identity.role is Role.CONFIRM]
+    numbers = [t.spec.identity.number for t in confirmed or trials]
+    behind = [*filter(None, (environment_at(story.state, number) for number in numbers))]
+    places = behind or [*filter(None, [environment_of(story.state)])]
+    by_place = [_releases(story, place) for place in places]
+    titles = dict.fromkeys(title for releases in by_place for title in releases)
+    model = model_of(story.state)
+    return {
+        "model": "?" if model is None else model.name,
+        "places": places,
+        "releases": {
+            title: list(dict.fromkeys(releases.get(title, "-") for releases in by_place))
+            for title in titles
+        },
+    }
+
+
+def _releases(story: Story, environment: Environment) -> dict[str, str]:
+    """Title -> release of the engine's packages and torch."""
+    known = known_releases(engine_name_of(story.state), environment)
+    return {**dict(known), "torch": environment.torch_version}
+
+
+def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
+    """The trials from which on releases were others: figures of both stand side by side."""
+    found, before = [], None
+    for trial in story.history.trials:
+        number = trial.spec.identity.number
+        place = environment_at(story.state, number)
+        if place is None:
+            continue
+        now = _releases(story, place)
+        if before is not None and now != before:
+            changed = [
+                f"{title} {release} (before: {before.get(title, '-')})"
+                for title, release in now.items()
+                if before.get(title) != release
+            ]
+            found.append((number, changed))
+        before = now
+    return found
+
+
+def _has_length(story: Story) -> bool:
+    """Whether samples have a length: those of a user's own script are counted in tokens or not."""
+    results = [trial.result for trial in story.history.trials if trial.result is not None]
+    has_tokens = any(result.tokens_per_step for result in results)
+    return has_tokens or not story.history.trials[-1].spec.workload.command
+
+
+def _repeated_by(story: Story) -> int | None:
+    """The disturbed trial that the best repeats; None: it repeats none."""
+    trial = None if story.best is None else story.trial(story.best.trial)
+    return None if trial is None else trial.spec.provenance.repeat_of
+
+
+def _least_need(story: Story) -> dict[str, Any] | None:
+    """The candidate that needs least, where that is more than is allowed."""
+    predicted = {
+        trial.spec.identity.candidate_hash: trial.spec.provenance.predicted
+        for trial in story.history.trials
+    }
+    found: list[tuple[float, Row]] = []
+    for row in story.rows:
+        forecast = predicted.get(row.candidate.hash)
+        if row.peak_bytes:
+            found.append((float(row.peak_bytes), row))
+        elif row.outcome is Outcome.OOM and forecast is not None:
+            found.append((forecast.peak_memory_bytes, row))
+    if not found:
+        return None
+    size_bytes, row = min(found, key=lambda pair: pair[0])
+    if size_bytes <= story.objective.allowed_bytes:
+        return None
+    settings = describe_candidate(row.candidate, story.context)
+    return {"size_bytes": size_bytes, "row": row, "settings": settings}
+
+
+def _whole_run(story: Story) -> dict[str, float] | None:
+    """The gain by the mean step, where some steps of a user's script do more than train.
+
+    Samples/s go by the median step. A script that evaluates in its loop, or waits for data now and
+    then, spends more time than that, and no change of the configuration may shorten it.
+
+    Returns:
+        None: the median says as much, or no comparison says that there is a gain.
+    """
+    if story.answer is None or story.answer.speedup is None:
+        return None
+    best, baseline = (_runs_of_command(story, row) for row in (story.best_row, story.baseline_row))
+    if not best or not baseline:
+        return None
+    best_share, baseline_share = (
+        statistics.fmean(share_beyond_median(run.step_times_s) for run in runs)
+        for runs in (best, baseline)
+    )
+    if max(best_share, baseline_share) < SHOWN_BEYOND_MEDIAN:
+        return None
+    gain = _mean_step_s(baseline) / _mean_step_s(best)
+    return {"gain": gain, "best_share": best_share, "baseline_share": baseline_share}
+
+
+def _runs_of_command(story: Story, row: Row | None) -> list[TrialResult]:
+    """The measured runs of a user's command that a candidate's figure rests on."""
+    tried = None if row is None else story.history.find(row.candidate)
+    if tried is None or not tried.trials[0].spec.workload.command:
+        return []
+    return telling_runs(tried.trials)
+
+
+def _mean_step_s(runs: Sequence[TrialResult]) -> float:
+    return math.exp(statistics.fmean(math.log(statistics.fmean(run.step_times_s)) for run in runs))
+
+
+def _soak(story: Story, best: Row | None) -> str:
+    soak = read_soak(story.folder)
+    if soak is None or best is None or soak.candidate_hash != best.candidate.hash:
+        return ""
+    return describe_soak(soak)
+
+
+def _untried(story: Story, best: Row | None) -> str:
+    return (
+        ""
+        if best is None
+        else warning(choices_of(best.candidate.values, story.context), story.context)
+    )
+
+
+def _passed_over(story: Story) -> dict[str, Any]:
+    """Candidates that the baseline was to be and is not: the first, and those to be named."""
+    passed = () if story.answer is None else story.answer.passed_over
+    # Whatever the platform ended may have been the baseline; the others could not.
+    named = [p for i, p in enumerate(passed) if i == 0 or p.by_platform][:_PASSED_SHOWN]
+    context = story.context
+    rest = [p for p in passed if p not in named]
+    n_predicted = sum(p.is_predicted for p in rest)
+
+    def settings(values: Mapping[str, Any]) -> str:
+        candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
+        return describe_candidate(candidate, context)
+
+    return {
+        "named": [{"passed": p, "settings": settings(p.candidate)} for p in named],
+        "n_predicted": n_predicted,
+        "n_tried": len(rest) - n_predicted,
+    }
+
+
+def _compared(story: Story) -> dict[str, list[int]]:
+    """Whose figures are of the final comparison, where that is some: `again` ran in turns."""
+    compared = [row for row in story.rows if row.is_compared]
+    again = [row.trial for row in compared if row.n_runs > 1]
+    if len(compared) == len(story.rows):
+        again = []
+    return {"again": again, "once": [row.trial for row in compared if row.n_runs == 1]}
+
+
+def _disturbances(story: Story) -> dict[str, Any]:
+    """Trials that something else on the machine disturbed, and how many of those that count."""
+    measured = [
+        t for t in story.history.trials if t.result is not None and t.result.outcome.is_measured
+    ]
+    repeats = {t.spec.provenance.repeat_of: t.spec.identity.number for t in measured}
+    disturbed = [
+        {
+            "trial": t.spec.identity.number,
+            "why": t.result.disturbed,
+            "repeat": repeats.get(t.spec.identity.number),
+            "is_repeat": t.spec.provenance.repeat_of is not None,
+        }
+        for t in story.history.trials
+        if t.result is not None and t.result.disturbed
+    ]
+    sides = {}
+    if story.answer is not None and story.answer.speedup is not None:
+        both = (story.answer.best, story.answer.baseline)
+        sides = {standing.trial: standing for standing in both if standing is not None}
+    return {
+        "disturbed": disturbed,
+        "n_disturbed": sum(bool(t.result and t.result.disturbed) for t in measured),
+        "n_measured": len(measured),
+        "runs_disturbed": sum(side.n_disturbed for side in sides.values()),
+        "runs_compared": sum(side.n_runs for side in sides.values()),
+    }
+
+
+def _cost(story: Story) -> dict[str, Any] | None:
+    ended = [trial for trial in story.history.recorded if trial.result is not None]
+    if not ended:
+        return None
+    hours = sum(_wall_s(trial) * trial.spec.layout.world for trial in ended) / 3600
+    price = story.price_per_hour
+    return {
+        "n_trials": len(ended),
+        "wall_s": sum(map(_wall_s, ended)),
+        "hours": format_amount(hours),
+        "price": None if price is None else format_amount(price * hours),
+    }
+
+
+def _wall_s(trial: Trial) -> float:
+    return 0.0 if trial.result is None else trial.result.wall_s
+
+
+def _bounds(story: Story) -> Iterable[dict[str, Any]]:
+    """Bottlenecks of the best and the baseline, where they had a diagnostic pass."""
+    for trial in story.history.trials:
+        number, result = trial.spec.identity.number, trial.result
+        if result is None or number not in (story.best_trial, story.baseline_trial):
+            continue
+        if found := bottleneck(trial.spec, result.diagnosis):
+            yield {
+                "trial": number,
+                "bound": found.bound.value,
+                "share": found.shares[found.bound],
+            }
