@@ -140,7 +140,7 @@ class Chooser:
     """Deviation of log seconds by choices that the forecast does not know: they are made after a
     candidate was chosen."""
 
-    def choose(self, is_open: Flags) -> int:
+    def choose(self, is_open: Flags, n_since: int = 0) -> int:
         """The row to try next.
 
         Among the open candidates whose risk is allowed, it has the highest expected gain in log
@@ -150,13 +150,14 @@ class Chooser:
 
         Args:
             is_open: By row; at least one is.
+            n_since: Trials that were made since the shots, of which nothing is known.
         """
         allowed = self._allowed(is_open)
         if not allowed.any():
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
             return int(np.argmin(np.where(kept, self._overrun, np.inf)))
-        n_tried = len(self.shots) + self.n_beside
+        n_tried = len(self.shots) + self.n_beside + n_since
         score = self._gain()
         if n_tried % EXPLORE_EVERY == EXPLORE_EVERY - 1:
             # To explore is to go by how little is known of a row; among equals the faster.

@@ -64,6 +64,9 @@ runs that it had not seen (`benchmarks/accuracy.py`)."""
 _LEARNS_EVERY = 16
 """Trials after which more is learned where a record holds more than `MOST_SEEN`: that takes longer
 than to start one, and hundreds are not outvoted by a few."""
+_REUSED_SHARE = 1 / 16
+"""Trials after which a proposal rests on a new fit where a record holds more than `MOST_SEEN`, as
+a share of it: a fit takes longer than to start a trial, and so few of so many teach little."""
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """Predictions of a model for candidates, in their order."""
 
@@ -95,6 +98,8 @@ class Steering:
     """Memory of the node that runs the ranks; None: nobody knows it."""
     _learned: "dict[_Kind, tuple[object, Lessons]]" = field(init=False, default_factory=dict)
     """What was learned last for a kind of candidates, and from what."""
+    _fits: "list[_ProposalFit]" = field(init=False, default_factory=list)
+    """What the last proposal rested on; at most one."""
 
     @property
     def steers(self) -> bool:
@@ -122,28 +127,43 @@ class Steering:
         rows = self._rows(history, closed)
         if not rows.is_open.any():
             return None
-        chooser, values = self._chooser(history, rows), dict(self.lattice.constants)
-        if self._unknown:
-            sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
-            axes = make_axes(self._unknown, history)
-            values |= ask(sampler, axes, history, self.objective)
+        fit = self._fit(history, rows, n_budget=n_budget, seed=seed)
+        n_since = len(history.tried) - fit.n_tried
         # Those whose reduced trial is why their row is chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         while rows.is_open.any():
-            row = chooser.choose(rows.is_open)
+            row = fit.chooser.choose(rows.is_open, n_since)
             is_chosen = self._groups.which == row  # those outside the lattice are closed
             for place in np.flatnonzero(is_chosen).tolist() if ran else ():
                 candidate = self.lattice.candidates[place]
                 if candidate.hash in ran - closed and self.lattice.is_legal(place):
                     return candidate
             known = zip(self.knobs, rows.keys[row], strict=True)
-            wanted = values | {name: value for name, value in known if value is not None}
+            wanted = fit.values | {name: value for name, value in known if value is not None}
             if (found := self.lattice.nearest(wanted, closed, is_chosen)) is not None:
                 return found
             # The rules refuse all that was open of the row, which is closed from now on.
             rows = self._rows(history, closed)
             assert not rows.is_open[row], "an open row has an open candidate"
         return None
+
+    def _fit(
+        self, history: History, rows: "_ForecastRows", *, n_budget: int, seed: int
+    ) -> "_ProposalFit":
+        """What is believed of the rows, and what TPE proposes besides; kept in a long record."""
+        n_tried, n_rows = len(history.tried), len(rows.keys)
+        for fit in self._fits:
+            is_recent = 0 <= n_tried - fit.n_tried < fit.n_tried * _REUSED_SHARE
+            if fit.n_tried > MOST_SEEN and is_recent and len(fit.chooser.forecast) == n_rows:
+                return fit
+        values = dict(self.lattice.constants)
+        if self._unknown:
+            sampler = tpe_sampler(n_budget, sampler_seed(seed, history))
+            axes = make_axes(self._unknown, history)
+            values |= ask(sampler, axes, history, self.objective)
+        fit = _ProposalFit(n_tried=n_tried, chooser=self._chooser(history, rows), values=values)
+        self._fits[:] = [fit]
+        return fit
 
     def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """Expected gain of another trial over the best step time, as a share of it.
@@ -405,6 +425,17 @@ class Steering:
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ProposalFit:
+    """What proposals rest on."""
+
+    n_tried: int
+    """Candidates that were tried then."""
+    chooser: Chooser
+    values: dict[str, KnobValue]
+    """Values of the knobs that the model does not know, as TPE proposes them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
