@@ -211,10 +211,11 @@ def _loss_bytes(p: Plans) -> Column:
 
     A loss that holds 32-bit logits goes over them kernel by kernel: cast (6 bytes), maximum (4),
     difference (8), exponential (8), sum (4), quotient (8), gradient (8), and cast back (6). One
-    kernel that holds 16-bit logits alone reads them twice and writes their gradients. Source:
-    NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; huggingface/nanotron,
-    src/nanotron/parallel/tensor_parallel/functional.py; linkedin/Liger-Kernel,
-    ops/cross_entropy.py.
+    kernel that holds 16-bit logits alone reads them twice and writes their gradients (6), and
+    nothing hides what the products before and after it move: logits once and gradients twice (6).
+    Source: NVIDIA/Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py;
+    huggingface/nanotron, src/nanotron/parallel/tensor_parallel/functional.py;
+    linkedin/Liger-Kernel, ops/cross_entropy.py.
     """
     return np.clip(12.0 + 20.0 * (p.logit_bytes - 4.0), 12.0, 52.0)
 

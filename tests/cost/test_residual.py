@@ -52,6 +52,18 @@ def test_an_error_that_all_share_is_learned_from_one_trial() -> None:
     assert found.deviation[2] == found.deviation.min()
 
 
+def test_a_trial_that_is_far_off_says_less_of_other_layouts() -> None:
+    # One whose host takes most of its time, and one whose products do, several doublings apart.
+    at = features(np.array([[0.3, 0.7], [0.95, 0.05]]), np.array([[4.0, 1.0], [0.0, 3.0]]))
+    moved = {
+        error: calibrate(at, Seen.here(at.take(np.array([0])), np.array([error])), TIME_PRIOR)
+        for error in (0.2, 1.2)
+    }
+    near, far = (found.mean[1] / error for error, found in moved.items())
+    assert far < 0.8 * near < 0.5
+    assert moved[1.2].deviation[1] > 1.5 * moved[0.2].deviation[1]
+
+
 def test_the_part_that_is_wrong_is_found() -> None:
     # What is wrong is the first part alone, by half: log(1 + share / 2).
     at = mixed(9)
